@@ -1,0 +1,100 @@
+"""Errors: one root class; each says what was found, what was expected and what to do next.
+
+Exit codes follow the command line's convention: 1, something failed; 2, it was used wrongly.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArtifactError",
+    "BuildFailed",
+    "BundleError",
+    "CompileError",
+    "CorruptFile",
+    "CutlassAotError",
+    "DeviceError",
+    "GeneratorError",
+    "Incompatible",
+    "KernelNotFound",
+    "LaunchError",
+    "LinkError",
+    "ManifestError",
+    "OperandError",
+    "SchemaTooNew",
+    "StoreError",
+    "ToolchainError",
+]
+
+
+class CutlassAotError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class ManifestError(CutlassAotError):
+    """A manifest is malformed, or asks for something that does not exist."""
+
+    exit_code = 2
+
+
+class GeneratorError(CutlassAotError):
+    """A generator is unknown, registered twice, or raised."""
+
+
+class ToolchainError(CutlassAotError):
+    """A part of the build side (the DSL, ziglang, the CUDA runtime archive) is missing."""
+
+
+class CompileError(CutlassAotError):
+    """One kernel could not be compiled."""
+
+
+class ArtifactError(CutlassAotError):
+    """A compiled object is not what was asked for (wrong target, undefined symbols)."""
+
+
+class LinkError(CutlassAotError):
+    """Linking a library failed."""
+
+
+class BuildFailed(CutlassAotError):
+    """A build finished with kernels that failed; the others are in the store."""
+
+
+class StoreError(CutlassAotError):
+    """The store cannot be read or written."""
+
+
+class CorruptFile(CutlassAotError):
+    """A file is truncated, altered or not of the expected format."""
+
+
+class SchemaTooNew(CutlassAotError):
+    """A file was written with a schema version that this package does not know."""
+
+
+class BundleError(CutlassAotError):
+    """A bundle or a wheel is missing, incomplete or unknown."""
+
+
+class Incompatible(CutlassAotError):
+    """A bundle cannot be used on this machine (GPU, driver, host, tvm-ffi)."""
+
+
+class DeviceError(CutlassAotError):
+    """There is no usable GPU, or the driver refused a call."""
+
+
+class OperandError(CutlassAotError):
+    """An operand is not something that can be described or launched on."""
+
+    exit_code = 2
+
+
+class KernelNotFound(CutlassAotError):
+    """No kernel of the bundle supports the operands."""
+
+
+class LaunchError(CutlassAotError):
+    """A kernel refused its operands, or could not be launched."""

@@ -1,0 +1,1 @@
+"""Records that the build side and the runtime side share. Standard library and msgpack alone."""

@@ -1,0 +1,70 @@
+"""What compiling one kernel gave: digests and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was read back from the compiled code itself. Equal objects have equal facts.
+
+    Attributes:
+        cubin_target: GPU code target found in the cubin, such as ``sm_90a``.
+        ptxas_version: version of the assembler that wrote the cubin, e.g. ``12.9``.
+        registers: registers a thread; the largest of the object's GPU functions.
+        spill_bytes: stack frame of a thread in bytes; in these kernels it holds register spills alone.
+        shared_memory_bytes: statically allocated shared memory of a block; what a launch asks for comes on top.
+        cubin_bytes: size of the GPU code.
+    """
+
+    cubin_target: str
+    ptxas_version: str
+    registers: int
+    spill_bytes: int
+    shared_memory_bytes: int
+    cubin_bytes: int
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for the canonical encoding."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Facts:
+        """Read what :meth:`to_record` gave.
+
+        Raises:
+            CorruptFile: if a field is missing or of the wrong kind.
+        """
+        try:
+            return cls(
+                cubin_target=str(record["cubin_target"]),
+                ptxas_version=str(record["ptxas_version"]),
+                registers=int(record["registers"]),
+                spill_bytes=int(record["spill_bytes"]),
+                shared_memory_bytes=int(record["shared_memory_bytes"]),
+                cubin_bytes=int(record["cubin_bytes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(f"the facts of an artifact are malformed: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One compiled kernel in a store.
+
+    Attributes:
+        object_sha256: digest, and so the name, of the object's bytes.
+        object_bytes: their length.
+        facts: what was read back from them.
+        seconds: wall time of the compilation. It stays in the store: a bundle holds nothing that varies.
+    """
+
+    object_sha256: str
+    object_bytes: int
+    facts: Facts
+    seconds: float

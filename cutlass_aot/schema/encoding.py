@@ -1,0 +1,113 @@
+"""Canonical msgpack: the same value always gives the same bytes; readers are bounded.
+
+Maps are written with their keys sorted, tuples as arrays. Only ``None``, ``bool``, ``int``, ``float``,
+``str``, ``bytes``, lists, tuples and string-keyed maps can be written: what cannot be keyed is refused.
+Format: https://github.com/msgpack/msgpack/blob/master/spec.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from cutlass_aot.errors import CorruptFile, SchemaTooNew
+
+MAX_DEPTH = 16
+MAX_ITEMS = 4_000_000
+
+
+def canonical(value: Any, _depth: int = 0) -> Any:
+    """Return ``value`` with maps sorted and tuples as lists.
+
+    Raises:
+        TypeError: for a type whose encoding would not be stable.
+    """
+    if _depth > MAX_DEPTH:
+        raise TypeError(f"nested deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [canonical(item, _depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("only maps with string keys can be encoded")
+        return {key: canonical(value[key], _depth + 1) for key in sorted(value)}
+    raise TypeError(f"{type(value).__name__} has no canonical encoding")
+
+
+def encode(value: Any) -> bytes:
+    """Encode ``value`` canonically."""
+    packed: bytes = msgpack.packb(canonical(value), use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes, what: str) -> Any:
+    """Decode msgpack bytes of untrusted origin; no length field can claim more than is there.
+
+    Raises:
+        CorruptFile: if the bytes are not one complete msgpack value.
+    """
+    bound = min(len(data), MAX_ITEMS)
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            use_list=True,
+            max_buffer_size=len(data) or 1,
+            max_str_len=len(data),
+            max_bin_len=len(data),
+            max_array_len=bound,
+            max_map_len=bound,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptFile(
+            f"{what} is not readable msgpack ({error or type(error).__name__}); "
+            "it is truncated or altered: build or fetch it again"
+        ) from None
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 of ``data`` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def seal(kind: str, schema: int, body: Any) -> bytes:
+    """Encode ``body`` in an envelope that carries its kind, schema version and digest."""
+    payload = encode(body)
+    return encode({"kind": kind, "schema": schema, "sha256": digest(payload), "body": payload})
+
+
+def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
+    """Open an envelope written by :func:`seal`.
+
+    Args:
+        data: the file's bytes.
+        kind: the kind expected.
+        schema: the newest schema version this reader knows.
+        what: how to call the file in an error.
+
+    Raises:
+        CorruptFile: for another kind of file, or bytes that do not match their digest.
+        SchemaTooNew: for a schema version above ``schema``.
+    """
+    envelope = decode(data, what)
+    if not isinstance(envelope, dict) or envelope.get("kind") != kind:
+        found = envelope.get("kind") if isinstance(envelope, dict) else type(envelope).__name__
+        raise CorruptFile(f"{what} is not a {kind!r} file (found {found!r})")
+    version = envelope.get("schema")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CorruptFile(f"{what} has no valid schema version (found {version!r})")
+    if version > schema:
+        raise SchemaTooNew(
+            f"{what} has schema version {version}, this cutlass-aot reads up to {schema}: "
+            "upgrade cutlass-aot to a release that knows it"
+        )
+    payload = envelope.get("body")
+    if not isinstance(payload, bytes) or envelope.get("sha256") != digest(payload):
+        raise CorruptFile(f"{what} does not match its own digest: it was altered after writing")
+    return decode(payload, what)
