@@ -1,0 +1,1 @@
+"""Sources of kernels: the protocol, the registry, and one module a source."""

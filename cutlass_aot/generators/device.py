@@ -1,0 +1,128 @@
+"""Device profiles: numbers of a GPU model that static schedulers compile in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.toml import load_toml
+
+CLUSTER_SIZES = (1, 2, 4, 8, 16)
+_FIELDS = {"name", "gpu", "compute_capability", "sm_count", "max_active_clusters", "measured", "source"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """One GPU model, as far as code generation depends on it.
+
+    The numbers bound the grid of a persistent kernel: a wrong one costs speed, never correctness, except
+    zero, which can hang a kernel and is refused.
+
+    Attributes:
+        name: name in manifests, such as ``b200``.
+        gpu: full name of the model.
+        compute_capability: of the model.
+        sm_count: streaming multiprocessors.
+        max_active_clusters: cluster size in blocks to the number of such clusters that run at once.
+        measured: whether the table was read off the device, or derived.
+        source: where the numbers come from.
+    """
+
+    name: str
+    gpu: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    max_active_clusters: Mapping[int, int]
+    measured: bool
+    source: str
+
+    def active_clusters(self, cluster_size: int) -> int:
+        """Clusters of ``cluster_size`` blocks that run at once.
+
+        Raises:
+            ManifestError: if the profile has no value for this size.
+        """
+        try:
+            return self.max_active_clusters[cluster_size]
+        except KeyError:
+            known = ", ".join(str(size) for size in sorted(self.max_active_clusters))
+            raise ManifestError(
+                f"device profile {self.name!r} has no max_active_clusters for clusters of "
+                f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster`"
+            ) from None
+
+
+def builtin_profiles() -> tuple[str, ...]:
+    """Names of the profiles that come with the package, sorted."""
+    folder = resources.files("cutlass_aot") / "devices"
+    return tuple(
+        sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+    )
+
+
+def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
+    """Load a profile by name, or from a TOML file if ``name`` ends in ``.toml``.
+
+    Args:
+        name: ``b200``, or a path, relative to ``base``.
+        base: folder of the manifest that names it.
+
+    Raises:
+        ManifestError: for an unknown profile, an unknown or missing field, or a value that is zero.
+    """
+    if name.endswith(".toml"):
+        path = (base or Path()) / name
+        return _parse(load_toml(path), str(name))
+    if name not in builtin_profiles():
+        raise ManifestError(
+            f"bundle.device: unknown device profile {name!r}: expected one of "
+            f"{', '.join(builtin_profiles())}, or the path of a .toml file"
+        )
+    resource = resources.files("cutlass_aot") / "devices" / f"{name}.toml"
+    with resources.as_file(resource) as path:
+        return _parse(load_toml(path), name)
+
+
+def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
+    missing, unknown = sorted(_FIELDS - table.keys()), sorted(table.keys() - _FIELDS)
+    if missing or unknown:
+        raise ManifestError(
+            f"device profile {what}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}; "
+            f"a profile has exactly the fields {', '.join(sorted(_FIELDS))}"
+        )
+
+    def positive(value: Any, field: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ManifestError(
+                f"device profile {what}: {field} is {value!r}, expected a whole number of at least 1 "
+                "(zero has made kernels hang)"
+            )
+        return value
+
+    clusters = table["max_active_clusters"]
+    if not isinstance(clusters, dict) or set(clusters) != {str(size) for size in CLUSTER_SIZES}:
+        raise ManifestError(
+            f"device profile {what}: max_active_clusters needs a value for each of the cluster sizes "
+            f"{', '.join(str(size) for size in CLUSTER_SIZES)}"
+        )
+    if not isinstance(table["measured"], bool):
+        raise ManifestError(f"device profile {what}: measured is true or false")
+    capability = str(table["compute_capability"]).split(".")
+    if len(capability) != 2 or not all(part.isdigit() for part in capability):
+        raise ManifestError(f"device profile {what}: compute_capability is text such as \"10.0\"")
+    return DeviceProfile(
+        name=str(table["name"]),
+        gpu=str(table["gpu"]),
+        compute_capability=(int(capability[0]), int(capability[1])),
+        sm_count=positive(table["sm_count"], "sm_count"),
+        max_active_clusters={
+            int(size): positive(value, f"max_active_clusters.{size}")
+            for size, value in sorted(clusters.items(), key=lambda item: int(item[0]))
+        },
+        measured=table["measured"],
+        source=str(table["source"]),
+    )
