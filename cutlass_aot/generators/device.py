@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
-_FIELDS = {"name", "gpu", "compute_capability", "sm_count", "max_active_clusters", "measured", "source"}
+_FIELDS = {
+    "name",
+    "gpu",
+    "compute_capability",
+    "sm_count",
+    "max_active_clusters",
+    "measured",
+    "source",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +67,7 @@ class DeviceProfile:
 def builtin_profiles() -> tuple[str, ...]:
     """Names of the profiles that come with the package, sorted."""
     folder = resources.files("cutlass_aot") / "devices"
-    return tuple(
-        sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
-    )
+    return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
 
 
 def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
@@ -85,6 +91,13 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
     resource = resources.files("cutlass_aot") / "devices" / f"{name}.toml"
     with resources.as_file(resource) as path:
         return _parse(load_toml(path), name)
+
+
+def device_record(device: DeviceProfile) -> dict[str, Any]:
+    """A device profile as plain data."""
+    record = asdict(device)
+    record["max_active_clusters"] = {str(size): count for size, count in device.max_active_clusters.items()}
+    return record
 
 
 def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
@@ -113,7 +126,7 @@ def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
         raise ManifestError(f"device profile {what}: measured is true or false")
     capability = str(table["compute_capability"]).split(".")
     if len(capability) != 2 or not all(part.isdigit() for part in capability):
-        raise ManifestError(f"device profile {what}: compute_capability is text such as \"10.0\"")
+        raise ManifestError(f'device profile {what}: compute_capability is text such as "10.0"')
     return DeviceProfile(
         name=str(table["name"]),
         gpu=str(table["gpu"]),
@@ -126,3 +139,10 @@ def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
         measured=table["measured"],
         source=str(table["source"]),
     )
+
+
+def device_from_record(record: Mapping[str, Any]) -> DeviceProfile:
+    """Read what :func:`device_record` gave."""
+    clusters = {int(size): int(count) for size, count in record["max_active_clusters"].items()}
+    major, minor = record["compute_capability"]
+    return DeviceProfile(**{**record, "compute_capability": (major, minor), "max_active_clusters": clusters})

@@ -30,9 +30,7 @@ class Problem:
 class CompiledFunction(Protocol):
     """What ``cute.compile`` returns with TVM-FFI enabled; only its export is used."""
 
-    def export_to_c(
-        self, path: str, *, function_name: str, export_only_tvm_ffi_symbols: bool
-    ) -> None:
+    def export_to_c(self, path: str, *, function_name: str, export_only_tvm_ffi_symbols: bool) -> None:
         """Write an object file that shows ``__tvm_ffi_<function_name>``."""
 
 

@@ -18,7 +18,7 @@ class Facts:
         ptxas_version: version of the assembler that wrote the cubin, e.g. ``12.9``.
         registers: registers a thread; the largest of the object's GPU functions.
         spill_bytes: stack frame of a thread in bytes; in these kernels it holds register spills alone.
-        shared_memory_bytes: statically allocated shared memory of a block; what a launch asks for comes on top.
+        shared_memory_bytes: statically allocated shared memory of a block; a launch may ask for more.
         cubin_bytes: size of the GPU code.
     """
 

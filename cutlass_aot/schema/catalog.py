@@ -122,8 +122,7 @@ class GroupEntry:
             count=int(record["count"]),
             child=FileReference.from_record(record["child"]),
             libraries={
-                str(host): FileReference.from_record(ref)
-                for host, ref in record["libraries"].items()
+                str(host): FileReference.from_record(ref) for host, ref in record["libraries"].items()
             },
         )
 

@@ -57,7 +57,6 @@ def decode(data: bytes, what: str) -> Any:
             raw=False,
             strict_map_key=True,
             use_list=True,
-            max_buffer_size=len(data) or 1,
             max_str_len=len(data),
             max_bin_len=len(data),
             max_array_len=bound,

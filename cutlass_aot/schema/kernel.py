@@ -216,18 +216,27 @@ class Kernel:
     @property
     def name(self) -> str:
         """Readable name that is unique in practice: group, design and eight digits of the digest."""
+        ordered = sorted(self.design, key=lambda item: (_position(item[0]), item[0]))
         design = "-".join(
-            _design_word(name, value)
-            for name, value in self.design
-            if value is not False and value != ""
+            _design_word(name, value) for name, value in ordered if value is not False and value != ""
         )
         return f"{self.group_name}-{design}-{self.digest[:8]}"
+
+
+def _position(name: str) -> int:
+    """Where a design value stands in a kernel's name: what tells kernels apart most comes first."""
+    first = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
+    return first.index(name) if name in first else len(first)
 
 
 def _design_word(name: str, value: DesignValue) -> str:
     if isinstance(value, tuple):
         shape = "x".join(str(extent) for extent in value)
-        return shape if name == "tile_shape" else f"{name.removesuffix('_shape')}{shape}"
+        return (
+            shape
+            if name == "tile_shape"
+            else f"{name.removesuffix('_cluster_shape').removesuffix('_shape')}{shape}"
+        )
     if value is True:
         return name.removeprefix("use_")
     return str(value) if isinstance(value, str) else f"{name}{value}"

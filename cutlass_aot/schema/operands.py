@@ -102,9 +102,7 @@ Verdict = Accepted | Rejected
 ACCEPTED = Accepted()
 
 
-def supports(
-    constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]
-) -> Verdict:
+def supports(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Whether operands satisfy constraints.
 
     The checks go from what a caller can change least (dtypes) to what a copy can mend (alignment), over all
@@ -172,9 +170,7 @@ def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
         if stride < 0 or (stride == 0 and constraint.written):
             return f"expected positive strides, got {operand.strides}"
         if stride % constraint.divisibility:
-            return (
-                f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
-            )
+            return f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
         if stride * width > MAX_STRIDE_BYTES:
             return f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {operand.strides}"
     return ""
@@ -185,9 +181,7 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
     return f"expected data aligned to {constraint.alignment} bytes, got {off} bytes off" if off else ""
 
 
-def _agreement(
-    constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]
-) -> Verdict:
+def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Extents of one name are equal, ranks are equal, and all operands are on one device."""
     extents: dict[str, tuple[int, str]] = {}
     for constraint, operand in zip(constraints, operands, strict=True):

@@ -1,0 +1,94 @@
+"""Link each group's objects into one library a host; a library that the store has is not linked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.bundle.write import GroupPlan
+from cutlass_aot.errors import StoreError
+from cutlass_aot.schema.catalog import KernelEntry
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.store.store import Store
+
+LINK_SCHEMA = 1
+
+
+def link_groups(
+    entries: Sequence[KernelEntry],
+    linkers: Mapping[str, LinkToolchain],
+    store: Store,
+    workspace: Path,
+    started: Callable[[int], None],
+) -> list[GroupPlan]:
+    """Libraries of every group.
+
+    Args:
+        entries: kernels, with the digests of their objects.
+        linkers: host to toolchain.
+        store: has the objects, and takes the libraries.
+        workspace: a private directory.
+        started: told the number of libraries that have to be linked, if any.
+
+    Raises:
+        LinkError: if the linker fails.
+        StoreError: if an object is gone since it was planned.
+    """
+    groups: dict[str, list[KernelEntry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.kernel.group_name, []).append(entry)
+    wanted = [
+        (name, host, _link_key(members, linker))
+        for name, members in sorted(groups.items())
+        for host, linker in sorted(linkers.items())
+    ]
+    found = {link_key: _library(store, link_key) for _, _, link_key in wanted}
+    to_link = [item for item in wanted if found[item[2]] is None]
+    if to_link:
+        started(len(to_link))
+    libraries: dict[str, dict[str, Path]] = {}
+    for name, host, link_key in wanted:
+        path = found[link_key] or _link(groups[name], linkers[host], link_key, store, workspace)
+        libraries.setdefault(name, {})[host] = path
+    return [
+        GroupPlan(name=name, entries=tuple(members), libraries=libraries[name])
+        for name, members in sorted(groups.items())
+    ]
+
+
+def _link(
+    members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
+) -> Path:
+    library = workspace / f"{link_key}.so"
+    linker.link(_objects(members, store, workspace), library, workspace / "cache")
+    sha256 = store.put_blob(library.read_bytes())
+    store.put_record("library", link_key, {"sha256": sha256})
+    return store.blob_path(sha256)
+
+
+def _link_key(members: Sequence[KernelEntry], linker: LinkToolchain) -> str:
+    objects = {entry.kernel.symbol: entry.object_sha256 for entry in members}
+    return digest(encode({"schema": LINK_SCHEMA, "objects": objects, "linker": linker.fingerprint}))
+
+
+def _library(store: Store, link_key: str) -> Path | None:
+    record = store.get_record("library", link_key)
+    if not isinstance(record, dict) or store.get_blob(str(record.get("sha256"))) is None:
+        return None
+    return store.blob_path(str(record["sha256"]))
+
+
+def _objects(members: Sequence[KernelEntry], store: Store, workspace: Path) -> list[tuple[str, Path]]:
+    """Verified copies of a group's objects: what is linked is what was checked."""
+    found = []
+    for entry in members:
+        data = store.get_blob(entry.object_sha256)
+        if data is None:
+            raise StoreError(
+                f"the object of {entry.kernel.name} is gone or damaged since it was planned: build again"
+            )
+        path = workspace / f"{entry.kernel.symbol}.o"
+        path.write_bytes(data)
+        found.append((entry.kernel.symbol, path))
+    return found

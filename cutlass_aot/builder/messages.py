@@ -1,0 +1,50 @@
+"""Messages between the builder, its zygote and its workers: length-prefixed msgpack, never pickle."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+from cutlass_aot.schema.encoding import decode, encode
+
+_HEADER = struct.Struct("<I")
+_MAX_BYTES = 1 << 28
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message.
+
+    Raises:
+        OSError: if the other side is gone.
+    """
+    data = encode(message)
+    channel.sendall(_HEADER.pack(len(data)) + data)
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    """Receive one message; None if the other side has closed the channel, also in the middle of one."""
+    header = _exactly(channel, _HEADER.size)
+    if header is None:
+        return None
+    (length,) = _HEADER.unpack(header)
+    if length > _MAX_BYTES:
+        return None
+    data = _exactly(channel, length)
+    if data is None:
+        return None
+    message: dict[str, Any] = decode(data, "a message of a worker")
+    return message
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            chunk = channel.recv(min(count - len(data), 1 << 20))
+        except (ConnectionResetError, BrokenPipeError):
+            return None
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)

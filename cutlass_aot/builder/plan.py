@@ -1,0 +1,235 @@
+"""Manifest and generators to a list of kernels: what is to build, what is present, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
+from cutlass_aot.errors import CorruptFile, GeneratorError, ManifestError
+from cutlass_aot.generators.device import DeviceProfile, device_record
+from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.registry import find, import_plugin, version_of
+from cutlass_aot.manifest.filters import DesignFilter, spread
+from cutlass_aot.manifest.model import KernelTable, Manifest
+from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.schema.catalog import KernelEntry
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.kernel import Kernel, key
+from cutlass_aot.store.artifacts import read_artifact
+from cutlass_aot.store.store import Store
+
+PLAN_SCHEMA = 1
+
+
+def load_sources(manifest: Manifest) -> Sources:
+    """Find the generators of a manifest, importing its plugins.
+
+    Raises:
+        GeneratorError: if one is unknown or cannot be imported.
+        ManifestError: if a table asks for an operation, target or design name that its generator lacks.
+    """
+    for module in manifest.plugins:
+        import_plugin(module)
+    references = {name: find(name) for name in sorted({table.generator for table in manifest.tables})}
+    instances = {name: reference.load() for name, reference in references.items()}
+    for table in manifest.tables:
+        _check_table(table, instances[table.generator])
+    versions = {name: version_of(instance) for name, instance in instances.items()}
+    return Sources(references, instances, versions)
+
+
+def _check_table(table: KernelTable, generator: Generator) -> None:
+    if table.operation not in generator.operations:
+        raise ManifestError(
+            f"{table.where}.operation: generator {generator.name!r} has no {table.operation!r}: "
+            f"expected one of {', '.join(generator.operations)}"
+        )
+    possible = generator.targets(table.operation)
+    for target in table.targets:
+        if target not in possible:
+            raise ManifestError(
+                f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
+                f"expected some of {', '.join(possible)}"
+            )
+    for design_filter in (*table.filters, *(item for group in table.exclude for item in group)):
+        if design_filter.name not in generator.design:
+            raise ManifestError(
+                f"{table.where}: unknown key {design_filter.written!r}: it is neither a key of a kernel "
+                f"table nor in the design of {generator.name!r}, which has {', '.join(generator.design)}"
+            )
+
+
+def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
+    """The questions whose answers make up the plan, in the manifest's order."""
+    return [
+        Enumeration(
+            table=index,
+            generator=sources.references[table.generator],
+            problem=Problem(table.operation, dtypes, layouts, accumulator),
+            target=target,
+        )
+        for index, table in enumerate(manifest.tables)
+        for dtypes, accumulator in table.combinations
+        for layouts in table.layouts
+        for target in table.targets
+    ]
+
+
+def select(manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]]) -> Selection:
+    """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
+
+    Raises:
+        ManifestError: if a table is left without kernels, saying which filter left nothing.
+    """
+    chosen: dict[str, Kernel] = {}
+    remarks: list[str] = []
+    for index, table in enumerate(manifest.tables):
+        own = [(question, kernels) for question, kernels in answers if question.table == index]
+        found = [kernel for _, kernels in own for kernel in kernels]
+        kept = _filtered(table, found)
+        if not kept:
+            raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
+        groups: dict[str, list[Kernel]] = {}
+        for kernel in kept:
+            groups.setdefault(kernel.group, []).append(kernel)
+        for question, kernels in own:
+            if not _filtered(table, kernels):
+                why = "the generator has none" if not kernels else "the filters leave none"
+                remarks.append(f"{table.where}: {question.name}: {why}")
+        for members in groups.values():
+            members.sort(key=lambda kernel: kernel.name)
+            limit = table.max_per_group or len(members)
+            for position in spread(len(members), limit):
+                chosen[members[position].digest] = members[position]
+    kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
+    return Selection(tuple(kernels), tuple(remarks))
+
+
+def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
+    def wanted(kernel: Kernel) -> bool:
+        design = dict(kernel.design)
+        if not all(design_filter.accepts(design) for design_filter in table.filters):
+            return False
+        return not any(all(f.accepts(design) for f in group) for group in table.exclude)
+
+    return [kernel for kernel in kernels if wanted(kernel)]
+
+
+def _reason(
+    table: KernelTable,
+    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    found: Sequence[Kernel],
+) -> str:
+    if not found:
+        asked = "; ".join(question.name for question, _ in own)
+        return f"generator {table.generator!r} has none for {asked}"
+    left = list(found)
+    for design_filter in table.filters:
+        matching = [kernel for kernel in left if design_filter.accepts(dict(kernel.design))]
+        if not matching:
+            return f"{design_filter} matches nothing; " + _occurring(design_filter, left)
+        left = matching
+    return f"`exclude` leaves none of {len(left)}"
+
+
+def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
+    values = set()
+    for kernel in kernels:
+        value = dict(kernel.design).get(design_filter.name)
+        if value is not None:
+            values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    if not values:
+        return f"no kernel that is left has {design_filter.name!r}"
+    shown = sorted(values)
+    return f"what is left has {', '.join(shown[:12])}" + (" and more" if len(shown) > 12 else "")
+
+
+def plan_digest(manifest: Manifest, device: DeviceProfile, sources: Sources, toolchain: str) -> str:
+    """Digest of everything that a selection follows from."""
+    return digest(
+        encode(
+            {
+                "schema": PLAN_SCHEMA,
+                "manifest": manifest.document,
+                "device": device_record(device),
+                "generators": sources.versions,
+                "toolchain": toolchain,
+            }
+        )
+    )
+
+
+def load_selection(store: Store, plan: str) -> Selection | None:
+    """The selection that an earlier plan of the same digest came to, if the store has it."""
+    body = store.get_record("plan", plan)
+    if body is None:
+        return None
+    try:
+        return Selection(
+            tuple(Kernel.from_record(record) for record in body["kernels"]),
+            tuple(str(remark) for remark in body["remarks"]),
+        )
+    except (KeyError, TypeError, CorruptFile):
+        return None
+
+
+def save_selection(store: Store, plan: str, selection: Selection) -> None:
+    """Keep a selection, so that the next build of the same manifest asks no generator."""
+    store.put_record(
+        "plan",
+        plan,
+        {
+            "kernels": [kernel.to_record() for kernel in selection.kernels],
+            "remarks": list(selection.remarks),
+        },
+    )
+
+
+def against_store(selection: Selection, keys: Sequence[str], store: Store | None) -> list[PlannedKernel]:
+    """Say of each kernel whether the store has it. An artifact counts only if its object verifies."""
+    planned = []
+    for kernel, kernel_key in zip(selection.kernels, keys, strict=True):
+        artifact, why = read_artifact(store, kernel_key)
+        planned.append(PlannedKernel(kernel, kernel_key, artifact, why))
+    return planned
+
+
+def kernel_keys(selection: Selection, sources: Sources, toolchain: str) -> list[str]:
+    """The key of each kernel in the store.
+
+    Raises:
+        GeneratorError: if a kernel bears another generator's name.
+    """
+    keys = []
+    for kernel in selection.kernels:
+        version = sources.versions.get(kernel.generator)
+        if version is None:
+            raise GeneratorError(
+                f"{kernel.name}: enumerated under generator {kernel.generator!r}, which the manifest does "
+                "not name: a generator writes its own name into its kernels"
+            )
+        keys.append(key(kernel, version, toolchain))
+    return keys
+
+
+def kernel_entries(
+    kernels: Sequence[Kernel],
+    keys: Sequence[str],
+    artifacts: Mapping[str, Artifact],
+    sources: Sources,
+    toolchain: str,
+) -> list[KernelEntry]:
+    """What a bundle's catalog says of each kernel."""
+    return [
+        KernelEntry(
+            kernel=kernel,
+            object_sha256=artifacts[kernel_key].object_sha256,
+            facts=artifacts[kernel_key].facts,
+            provenance={
+                "generator": kernel.generator,
+                "generator_version": sources.versions[kernel.generator],
+                "toolchain": toolchain,
+            },
+        )
+        for kernel, kernel_key in zip(kernels, keys, strict=True)
+    ]

@@ -1,0 +1,90 @@
+"""What the stages of a build hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.schema.kernel import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """One question to a generator: all kernels of a problem on a target.
+
+    Attributes:
+        table: index of the manifest's table.
+        generator: where the generator stands.
+        problem: operands without extents.
+        target: GPU code target.
+    """
+
+    table: int
+    generator: GeneratorReference
+    problem: Problem
+    target: str
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        dtypes = ".".join(self.problem.dtypes)
+        return f"{self.problem.operation} {dtypes} {self.problem.layouts} on {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The generators that a manifest uses.
+
+    Attributes:
+        references: where each stands, by name.
+        instances: one of each, by name.
+        versions: version and source digest of each, by name.
+    """
+
+    references: Mapping[str, GeneratorReference]
+    instances: Mapping[str, Generator]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKernel:
+    """One kernel of a plan.
+
+    Attributes:
+        kernel: the record.
+        key: its key in the store.
+        artifact: what the store has for it, or None if it is to be built.
+        why: why it is to be built, or ``"present"``.
+    """
+
+    kernel: Kernel
+    key: str
+    artifact: Artifact | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The kernels a manifest asks for, by name, and remarks about what it does not get."""
+
+    kernels: tuple[Kernel, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A kernel that did not compile.
+
+    Attributes:
+        kernel: its record.
+        reason: one line.
+        log: file with the compiler's own words.
+    """
+
+    kernel: Kernel
+    reason: str
+    log: Path

@@ -1,0 +1,87 @@
+"""Which compiler is installed: versions, and a fingerprint of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from cutlass_aot.errors import ToolchainError
+from cutlass_aot.schema.encoding import digest, encode
+
+# Names of distributions whose files decide what code comes out. The DSL's libraries come as one of two
+# packages that overwrite each other's files, so versions do not tell what is installed: files do.
+COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+_REQUIRED = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
+_SKIPPED_SUFFIXES = (".pyc", ".pyo")
+_SKIPPED_NAMES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerToolchain:
+    """The installed compiler.
+
+    Attributes:
+        fingerprint: digest of every installed file of it, and of the Python version that traces kernels.
+        versions: package to version.
+    """
+
+    fingerprint: str
+    versions: dict[str, str]
+
+
+def detect_compiler() -> CompilerToolchain:
+    """Find the DSL and the operators package and digest their files; nothing is imported.
+
+    Raises:
+        ToolchainError: if one is missing.
+    """
+    versions: dict[str, str] = {}
+    files: dict[str, Path] = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if not name.startswith(COMPILER_PACKAGES):
+            continue
+        versions[name] = distribution.version
+        for entry in distribution.files or ():
+            # Scripts outside site-packages carry the path of their interpreter.
+            outside = entry.parts[0] == ".."
+            skipped = entry.suffix in _SKIPPED_SUFFIXES or entry.name in _SKIPPED_NAMES
+            if not outside and not skipped:
+                files[entry.as_posix()] = Path(str(distribution.locate_file(entry)))
+    missing = [name for name in _REQUIRED if not _installed(name)]
+    if missing:
+        raise ToolchainError(
+            f"the build side is not installed: {', '.join(missing)} missing; "
+            "install it with: pip install 'cutlass-aot[build]'"
+        )
+    # hashlib releases the lock on large buffers: two threads read 250 MB twice as fast as one.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        digests = dict(zip(files, pool.map(_file_digest, files.values()), strict=True))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return CompilerToolchain(
+        fingerprint=digest(encode({"files": digests, "python": python})),
+        versions=dict(sorted(versions.items())),
+    )
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _file_digest(path: Path) -> str:
+    hasher = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(4 << 20):
+                hasher.update(chunk)
+    except FileNotFoundError:
+        return "missing"
+    return hasher.hexdigest()

@@ -1,0 +1,72 @@
+"""What a worker does with a request: enumerate the kernels of a problem, or compile one kernel to a file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+import traceback
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.builder import messages
+from cutlass_aot.builder.audit import audit, inspect_object
+from cutlass_aot.generators.device import device_from_record
+from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernel import Kernel
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer requests until the channel closes. Output of the compiler goes to the request's log."""
+    while (request := messages.receive(channel)) is not None:
+        with Path(request["log"]).open("wb", buffering=0) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        try:
+            reply = _enumerate(request) if request["do"] == "enumerate" else _compile(request)
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            reply = {"error": f"{type(error).__name__}: {error}", "traceback": text}
+        reply["memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        messages.send(channel, reply)
+
+
+@lru_cache(maxsize=64)
+def _generator(name: str, location: str) -> Generator:
+    return GeneratorReference(name, location).load()
+
+
+def _enumerate(request: dict[str, Any]) -> dict[str, Any]:
+    generator = _generator(*request["generator"])
+    problem = Problem(
+        operation=request["problem"]["operation"],
+        dtypes=tuple(request["problem"]["dtypes"]),
+        layouts=request["problem"]["layouts"],
+        accumulator=request["problem"]["accumulator"],
+    )
+    kernels = generator.enumerate(problem, request["target"], device_from_record(request["device"]))
+    return {"kernels": [kernel.to_record() for kernel in kernels]}
+
+
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile, export and audit; the object goes to a file, its facts into the reply."""
+    kernel = Kernel.from_record(request["kernel"])
+    generator = _generator(*request["generator"])
+    start = time.monotonic()
+    compiled = generator.compile(kernel)
+    path = Path(request["object"])
+    compiled.export_to_c(str(path), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True)
+    seconds = time.monotonic() - start
+    data = path.read_bytes()
+    inspection = inspect_object(data)
+    audit(inspection, kernel.target, kernel.symbol)
+    return {
+        "sha256": digest(data),
+        "size": len(data),
+        "facts": inspection.facts.to_record(),
+        "seconds": seconds,
+    }

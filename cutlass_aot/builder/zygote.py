@@ -1,0 +1,73 @@
+"""A process that imports the DSL once and forks workers from there.
+
+Started as ``python -m cutlass_aot.builder.zygote FD`` with one end of a socket pair. It stays
+single-threaded, since a fork copies the calling thread alone. It and its workers ignore the terminal's
+interrupt: the builder decides what ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from cutlass_aot.builder import messages
+from cutlass_aot.builder.worker import serve
+
+
+def main() -> None:
+    """Import what the builder names, then fork a worker for each request until the channel closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    request = messages.receive(channel)
+    if request is None:
+        return
+    try:
+        sys.path[:0] = [path for path in request["search_path"] if path not in sys.path]
+        for module in request["modules"]:
+            importlib.import_module(module)
+    except BaseException:
+        messages.send(channel, {"error": traceback.format_exc()})
+        return
+    messages.send(channel, {"ready": True})
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        if not data:
+            return
+        if data == b"F":
+            _fork(channel, descriptors[0])
+        elif data == b"W":
+            _wait(channel)
+
+
+def _fork(channel: socket.socket, descriptor: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            channel.close()
+            serve(socket.socket(fileno=descriptor))
+            status = 0
+        finally:
+            # Not sys.exit: the zygote's own exit handlers are not this process's.
+            os._exit(status)
+    os.close(descriptor)
+    messages.send(channel, {"pid": pid})
+
+
+def _wait(channel: socket.socket) -> None:
+    request: dict[str, Any] | None = messages.receive(channel)
+    if request is None:
+        return
+    _, status = os.waitpid(int(request["pid"]), 0)
+    messages.send(channel, {"status": os.waitstatus_to_exitcode(status)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Bundles: write one, verify one, pack one as a wheel."""

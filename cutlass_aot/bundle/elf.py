@@ -1,0 +1,209 @@
+"""What a shared library exports, read from its dynamic segment as the loader does, at bounded memory.
+
+Verification runs where no build tool is installed, so this reader needs the standard library alone. It reads
+64-bit little-endian ELF and trusts no offset: each is held against the file's length before it is followed.
+Formats: System V gABI, chapters 4 and 5; https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, and
+for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cutlass_aot.errors import CorruptFile
+
+MACHINES = {62: "x86_64", 183: "aarch64"}
+"""ELF machine numbers of the hosts."""
+
+MAX_SYMBOLS = 1 << 20
+MAX_STRING_BYTES = 1 << 26
+MAX_SEGMENTS = 1 << 10
+MAX_DYNAMIC_ENTRIES = 1 << 12
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_DYNAMIC = struct.Struct("<qQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SHARED_OBJECT = 3
+_LOAD, _DYNAMIC_SEGMENT = 1, 2
+_NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT = 0, 1, 4, 5, 6, 10, 11
+_GNU_HASH = 0x6FFFFEF5
+_UNDEFINED = 0
+_VISIBLE_BINDINGS = (1, 2, 10)  # global, weak, unique
+_VISIBLE = (0, 3)  # default, protected
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObject:
+    """What can be said of a shared library without loading it.
+
+    Attributes:
+        host: CPU architecture, such as ``x86_64``, or ``machine 40`` where it is not one we know.
+        exported: names of the defined symbols that others can bind to.
+        needed: libraries it needs, in its order.
+    """
+
+    host: str
+    exported: frozenset[str]
+    needed: tuple[str, ...]
+
+
+def read_shared_object(path: Path, what: str | None = None) -> SharedObject:
+    """Read the dynamic symbols of a shared library.
+
+    Args:
+        path: the library.
+        what: how to call it in an error; its path if left out.
+
+    Raises:
+        CorruptFile: if it is not a shared library, or if anything in it points outside it.
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        return _Reader(file, what or str(path)).read()
+
+
+class _Reader:
+    def __init__(self, file: BinaryIO, what: str) -> None:
+        self._file = file
+        self._what = what
+        self._size = file.seek(0, os.SEEK_END)
+        # (virtual address, bytes in the file, offset in the file)
+        self._loads: list[tuple[int, int, int]] = []
+
+    def _corrupt(self, problem: str) -> CorruptFile:
+        return CorruptFile(f"{self._what} is not a sound shared library: {problem}")
+
+    def _bytes(self, offset: int, length: int, part: str) -> bytes:
+        if offset + length > self._size:
+            raise self._corrupt(
+                f"its {part} ends at byte {offset + length}, the file at {self._size}"
+            )
+        self._file.seek(offset)
+        data = self._file.read(length)
+        if len(data) != length:
+            raise self._corrupt(f"its {part} could not be read whole")
+        return data
+
+    def _offset(self, address: int, part: str) -> tuple[int, int]:
+        """Offset in the file of a virtual address, and how many bytes of its segment follow."""
+        for start, length, offset in self._loads:
+            if start <= address < start + length:
+                skip = address - start
+                return offset + skip, length - skip
+        raise self._corrupt(f"its {part}, at address {address:#x}, is in no loaded segment")
+
+    def _table(self, address: int, length: int, part: str) -> bytes:
+        """Bytes at a virtual address."""
+        offset, available = self._offset(address, part)
+        if length > available:
+            raise self._corrupt(f"its {part} claims {length} bytes, {available} are loaded")
+        return self._bytes(offset, length, part)
+
+    def read(self) -> SharedObject:
+        if self._size < _HEADER.size:
+            raise self._corrupt(f"it has {self._size} bytes, an ELF header has {_HEADER.size}")
+        fields = _HEADER.unpack(self._bytes(0, _HEADER.size, "header"))
+        identity, kind, machine, segments_at, segment_size, segments = (
+            fields[0], fields[1], fields[2], fields[5], fields[9], fields[10],
+        )  # fmt: skip
+        if identity[:4] != b"\x7fELF" or identity[4:7] != b"\x02\x01\x01":
+            raise self._corrupt("it does not begin as 64-bit little-endian ELF does")
+        if kind != _SHARED_OBJECT:
+            raise self._corrupt(f"its ELF type is {kind}, a shared library has {_SHARED_OBJECT}")
+        if segment_size != _SEGMENT.size or not 0 < segments <= MAX_SEGMENTS:
+            raise self._corrupt(f"it has {segments} program headers of {segment_size} bytes")
+        table = self._bytes(segments_at, segments * _SEGMENT.size, "program header table")
+        dynamic: tuple[int, int] | None = None
+        for tag, _, offset, address, _, length, _, _ in _SEGMENT.iter_unpack(table):
+            if tag == _LOAD:
+                self._loads.append((address, length, offset))
+            elif tag == _DYNAMIC_SEGMENT:
+                dynamic = (offset, length)
+        if dynamic is None:
+            raise self._corrupt("it has no dynamic segment")
+        entries, needed = self._dynamic(*dynamic)
+        strings = self._strings(entries)
+        return SharedObject(
+            host=MACHINES.get(machine, f"machine {machine}"),
+            exported=frozenset(self._exported(entries, strings)),
+            needed=tuple(self._name(strings, offset) for offset in needed),
+        )
+
+    def _dynamic(self, offset: int, length: int) -> tuple[dict[int, int], list[int]]:
+        if length > MAX_DYNAMIC_ENTRIES * _DYNAMIC.size:
+            raise self._corrupt(f"its dynamic segment claims {length} bytes")
+        whole = length - length % _DYNAMIC.size
+        entries: dict[int, int] = {}
+        needed: list[int] = []
+        for tag, value in _DYNAMIC.iter_unpack(self._bytes(offset, whole, "dynamic segment")):
+            if tag == _NULL:
+                break
+            if tag == _NEEDED:
+                needed.append(value)
+            else:
+                entries[tag] = value
+        return entries, needed
+
+    def _entry(self, entries: dict[int, int], tag: int, name: str) -> int:
+        try:
+            return entries[tag]
+        except KeyError:
+            raise self._corrupt(f"its dynamic segment has no {name}") from None
+
+    def _strings(self, entries: dict[int, int]) -> bytes:
+        length = self._entry(entries, _STRSZ, "DT_STRSZ")
+        if not 0 < length <= MAX_STRING_BYTES:
+            raise self._corrupt(f"its string table claims {length} bytes")
+        return self._table(self._entry(entries, _STRTAB, "DT_STRTAB"), length, "string table")
+
+    def _name(self, strings: bytes, offset: int) -> str:
+        end = strings.find(b"\0", offset) if offset < len(strings) else -1
+        if end < 0:
+            raise self._corrupt(f"a name at {offset} runs out of its string table")
+        # Bytes that are no text cannot be a name of ours; what they were must still be shown.
+        return strings[offset:end].decode("utf-8", "backslashreplace")
+
+    def _exported(self, entries: dict[int, int], strings: bytes) -> Iterator[str]:
+        if self._entry(entries, _SYMENT, "DT_SYMENT") != _SYMBOL.size:
+            raise self._corrupt(f"its symbols have {entries[_SYMENT]} bytes, not {_SYMBOL.size}")
+        count = self._symbol_count(entries)
+        if count > MAX_SYMBOLS:
+            raise self._corrupt(f"it claims {count} dynamic symbols")
+        address = self._entry(entries, _SYMTAB, "DT_SYMTAB")
+        table = self._table(address, count * _SYMBOL.size, "symbol table") if count else b""
+        for name, info, other, section, _, _ in _SYMBOL.iter_unpack(table):
+            visible = info >> 4 in _VISIBLE_BINDINGS and other & 3 in _VISIBLE
+            if visible and section != _UNDEFINED:
+                yield self._name(strings, name)
+
+    def _symbol_count(self, entries: dict[int, int]) -> int:
+        """No field of the dynamic segment holds the count: it follows from either hash table."""
+        if _HASH in entries:
+            _, count = struct.unpack("<II", self._table(entries[_HASH], 8, "hash table"))
+            return int(count)
+        address = self._entry(entries, _GNU_HASH, "DT_HASH or DT_GNU_HASH")
+        buckets, first, bloom, _ = struct.unpack("<IIII", self._table(address, 16, "hash table"))
+        if buckets > MAX_SYMBOLS or bloom > MAX_SYMBOLS:
+            raise self._corrupt(f"its hash table claims {buckets} buckets, {bloom} filter words")
+        buckets_at = address + 16 + 8 * bloom
+        words = self._table(buckets_at, 4 * buckets, "hash table") if buckets else b""
+        last = max((word for (word,) in struct.iter_unpack("<I", words)), default=0)
+        if last < first:
+            return int(first)
+        # The chain of the last bucket ends, with its low bit set, at the last symbol.
+        offset, available = self._offset(
+            buckets_at + 4 * buckets + 4 * (last - first), "hash table's last chain"
+        )
+        length = min(available - available % 4, 4 * MAX_SYMBOLS)
+        for index, (word,) in enumerate(
+            struct.iter_unpack("<I", self._bytes(offset, length, "hash table's last chain"))
+        ):
+            if word & 1:
+                return int(last + index + 1)
+        raise self._corrupt("its hash table's last chain has no end")

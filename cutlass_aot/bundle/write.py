@@ -1,0 +1,365 @@
+"""Write a bundle: beside the output, complete and synchronised, then swapped in at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cutlass_aot.bundle.files import digest_file, manifest_to_bytes, matches, read_manifest
+from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.schema.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    MAX_FILE_BYTES,
+    MAX_INDEX_BYTES,
+    Catalog,
+    FileReference,
+    GroupEntry,
+    KernelEntry,
+    Needs,
+    group_to_bytes,
+)
+from cutlass_aot.schema.encoding import digest
+
+BUNDLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "groups", "lib", "licenses"})
+"""What a bundle's directory holds. A directory with anything else in it is never replaced."""
+
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One group to be written.
+
+    Attributes:
+        name: readable name, also the stem of its files.
+        entries: its kernels, in any order, at least one.
+        libraries: host to the linked library.
+    """
+
+    name: str
+    entries: tuple[KernelEntry, ...]
+    libraries: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlan:
+    """Everything a bundle is made of.
+
+    Attributes:
+        name: lower-case letters, digits, ``.``, ``_`` and ``-``.
+        version: the bundle's version.
+        device: device profile it was built with.
+        targets: GPU code targets, in any order.
+        hosts: CPU architectures; each group has a library for each.
+        needs: what it needs of a machine.
+        provenance: names and versions of what built it (no times, no paths).
+        groups: in any order, at least one.
+        licenses: file name to text, of what is linked in.
+    """
+
+    name: str
+    version: str
+    device: str
+    targets: Sequence[str]
+    hosts: Sequence[str]
+    needs: Needs
+    provenance: Mapping[str, str]
+    groups: Sequence[GroupPlan]
+    licenses: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """A bundle's files, each as its bytes or as the library to copy, with their references."""
+
+    sources: Mapping[str, bytes | Path]
+    references: Mapping[str, FileReference]
+    manifest: bytes
+
+
+def write_bundle(plan: BundlePlan, output: Path) -> bool:
+    """Write a bundle to the directory ``output``. Equal plans give equal bytes.
+
+    An empty directory or another bundle there is replaced, at once and only when the new one is complete; a
+    symbolic link is followed.
+
+    Returns:
+        Whether anything was written: ``False`` if exactly this bundle was there already.
+
+    Raises:
+        BundleError: for a plan that contradicts itself, for anything else at ``output``, or if the disk
+            refuses; what was at ``output`` stays.
+    """
+    # A link to a bundle is replaced behind the link, so that the link goes on working.
+    output = Path(os.path.realpath(output))
+    try:
+        contents = _contents(plan)
+        _check_replaceable(output)
+        if _is_exactly(output, contents):
+            return False
+        output.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    except OSError as error:
+        raise _disk_error(error, output) from error
+    try:
+        _fill(staging / "new", contents)
+        _swap_in(staging, output)
+    except OSError as error:
+        raise _disk_error(error, output) from error
+    finally:
+        # What could not be put back is the only copy of the bundle that was here.
+        if not (staging / "old").exists() or output.exists():
+            shutil.rmtree(staging, ignore_errors=True)
+    return True
+
+
+def bundle_is(output: Path, catalog_sha256: str) -> bool:
+    """Whether a complete, unaltered bundle with this catalog is at ``output``. Never raises for its contents.
+
+    Args:
+        output: the bundle's directory, which need not exist.
+        catalog_sha256: digest of the catalog's file.
+    """
+    try:
+        references = read_manifest(output)
+        catalog = references.get(CATALOG_NAME)
+        if catalog is None or catalog.sha256 != catalog_sha256:
+            return False
+        return all(matches(output, reference) for reference in references.values())
+    except (OSError, CutlassAotError):
+        return False
+
+
+def _disk_error(error: OSError, output: Path) -> BundleError:
+    where = error.filename if error.filename is not None else output
+    return BundleError(
+        f"cannot write the bundle {output}: {where}: {error.strerror or error}; "
+        "nothing at that place was changed"
+    )
+
+
+def _contents(plan: BundlePlan) -> _Contents:
+    _check_plan(plan)
+    sources: dict[str, bytes | Path] = {}
+    references: dict[str, FileReference] = {}
+
+    def add(path: str, source: bytes | Path) -> FileReference:
+        if isinstance(source, Path):
+            sha256, size = digest_file(source)
+            bound = MAX_FILE_BYTES
+        else:
+            sha256, size = digest(source), len(source)
+            bound = MAX_INDEX_BYTES
+        if size > bound:
+            raise BundleError(
+                f"{path} has {size} bytes, a bundle's file has at most {bound}: "
+                "split the group, e.g. with a cap in the manifest"
+            )
+        sources[path] = source
+        references[path] = FileReference(path, size, sha256)
+        return references[path]
+
+    groups = []
+    for group in sorted(plan.groups, key=lambda group: group.name):
+        ordered = sorted(group.entries, key=lambda entry: (entry.kernel.name, entry.kernel.digest))
+        kernel = ordered[0].kernel
+        groups.append(
+            GroupEntry(
+                name=group.name,
+                operation=kernel.operation,
+                operands=kernel.operands,
+                accumulator=kernel.accumulator,
+                epilogue=kernel.epilogue,
+                target=kernel.target,
+                count=len(ordered),
+                child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
+                libraries={
+                    host: add(f"lib/{host}/{group.name}.so", library)
+                    for host, library in sorted(group.libraries.items())
+                },
+            )
+        )
+    for name, text in sorted(plan.licenses.items()):
+        add(f"licenses/{name}", text)
+    catalog = Catalog(
+        name=plan.name,
+        version=plan.version,
+        device=plan.device,
+        targets=tuple(sorted(plan.targets)),
+        hosts=tuple(sorted(plan.hosts)),
+        needs=plan.needs,
+        provenance=plan.provenance,
+        groups=tuple(groups),
+    )
+    add(CATALOG_NAME, catalog.to_bytes())
+    return _Contents(sources, references, manifest_to_bytes(references))
+
+
+def _check_plan(plan: BundlePlan) -> None:
+    if not BUNDLE_NAME.fullmatch(plan.name):
+        raise BundleError(
+            f"{plan.name!r} cannot name a bundle: expected lower-case letters, digits, '.', '_' and '-', "
+            "beginning with a letter or a digit"
+        )
+    if not plan.groups:
+        raise BundleError(f"bundle {plan.name!r} has no kernels: nothing to write")
+    for what, values in (
+        ("target", plan.targets),
+        ("host", plan.hosts),
+        ("group", [group.name for group in plan.groups]),
+    ):
+        if not values or len(set(values)) != len(values):
+            raise BundleError(f"bundle {plan.name!r} names no {what}, or one twice: {list(values)}")
+    for name in (*plan.hosts, *(group.name for group in plan.groups), *plan.licenses):
+        if not FILE_NAME.fullmatch(name):
+            raise BundleError(
+                f"{name!r} cannot name a file of a bundle: expected letters, digits, '.', '_', '+' and '-', "
+                "beginning with a letter or a digit"
+            )
+    for group in plan.groups:
+        _check_group(group, plan)
+
+
+def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
+    if not group.entries:
+        raise BundleError(f"group {group.name!r} has no kernels")
+    if len({entry.kernel.group for entry in group.entries}) != 1:
+        raise BundleError(
+            f"the kernels of group {group.name!r} are not functionally equivalent: expected one operation, "
+            "operands, accumulator, epilogue and target"
+        )
+    if len({entry.kernel.symbol for entry in group.entries}) != len(group.entries):
+        raise BundleError(f"group {group.name!r} has a kernel twice")
+    target = group.entries[0].kernel.target
+    if target not in plan.targets:
+        raise BundleError(
+            f"group {group.name!r} is for {target}, the bundle for {', '.join(plan.targets)}"
+        )
+    if set(group.libraries) != set(plan.hosts):
+        raise BundleError(
+            f"group {group.name!r} has libraries for {sorted(group.libraries)}, "
+            f"the bundle needs them for {sorted(plan.hosts)}"
+        )
+
+
+def _check_replaceable(output: Path) -> None:
+    try:
+        mode = output.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        names = {path.name for path in output.iterdir()}
+        if not names or (names <= TOP_LEVEL and names & {CATALOG_NAME, MANIFEST_NAME}):
+            return
+        extra = ", ".join(repr(name) for name in sorted(names - TOP_LEVEL)[:3])
+        found = f"a directory that holds {extra}" if extra else "a directory that is no bundle"
+    else:
+        found = "something that is no directory"
+    raise BundleError(
+        f"{output} is {found}; expected nothing, an empty directory or a bundle to replace: "
+        "name another output, or remove it yourself"
+    )
+
+
+def _is_exactly(output: Path, contents: _Contents) -> bool:
+    try:
+        if (output / MANIFEST_NAME).stat().st_size != len(contents.manifest):
+            return False
+        if (output / MANIFEST_NAME).read_bytes() != contents.manifest:
+            return False
+        present = {
+            path.relative_to(output).as_posix() for path in output.rglob("*") if not path.is_dir()
+        }
+        return present == {*contents.references, MANIFEST_NAME} and all(
+            matches(output, reference) for reference in contents.references.values()
+        )
+    except OSError:
+        return False
+
+
+def _fill(folder: Path, contents: _Contents) -> None:
+    """Write every file, the manifest last, with fixed modes, all of it on the disk when this returns."""
+    folders = {folder}
+    for path in sorted(contents.sources):
+        folders.update((folder / path).parents)
+    folders = {item for item in folders if item == folder or folder in item.parents}
+    for item in sorted(folders):
+        item.mkdir()
+        item.chmod(0o755)
+    for path, source in sorted(contents.sources.items()):
+        with _create(folder / path) as file:
+            sha256 = _copy(source, file)
+        if sha256 != contents.references[path].sha256:
+            raise BundleError(f"{source} changed while it was copied: build again")
+    with _create(folder / MANIFEST_NAME) as file:
+        _copy(contents.manifest, file)
+    for item in sorted(folders):
+        _synchronise(item)
+
+
+def _create(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    # The process's umask must not show in a bundle.
+    os.fchmod(descriptor, 0o644)
+    return os.fdopen(descriptor, "wb")
+
+
+def _copy(source: bytes | Path, file: BinaryIO) -> str:
+    hasher = hashlib.sha256()
+    if isinstance(source, bytes):
+        file.write(source)
+        hasher.update(source)
+    else:
+        with source.open("rb") as library:
+            while chunk := library.read(_COPY_BYTES):
+                file.write(chunk)
+                hasher.update(chunk)
+    file.flush()
+    os.fsync(file.fileno())
+    return hasher.hexdigest()
+
+
+def _synchronise(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap_in(staging: Path, output: Path) -> None:
+    """Put ``staging/new`` at ``output``, and what was there at ``staging/old``, or change nothing."""
+    moved = False
+    try:
+        if output.exists() and any(output.iterdir()):
+            # Looked at again: the files were written since, and that takes time.
+            _check_replaceable(output)
+            moved = True
+            output.rename(staging / "old")
+        (staging / "new").rename(output)
+    except BaseException:
+        if moved and not output.exists():
+            _put_back(staging / "old", output)
+        raise
+    _synchronise(output.parent)
+
+
+def _put_back(old: Path, output: Path) -> None:
+    try:
+        old.rename(output)
+    except OSError as error:
+        raise BundleError(
+            f"the new bundle could not be put at {output}, and the old one could not be put back "
+            f"({error.strerror}): it is whole, at {old}"
+        ) from error

@@ -1,0 +1,75 @@
+"""The command line: parse, call, render. One module a command, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from cutlass_aot import __version__
+from cutlass_aot.errors import CutlassAotError
+
+_COMMANDS = {
+    "build": "Build a manifest's bundle.",
+    "doctor": "Say what is installed, and what this machine can build and run.",
+    "generators": "List the known generators.",
+    "ls": "List the kernels of a bundle.",
+    "plan": "Say what a build would do, and why.",
+    "show": "Show one kernel of a bundle.",
+    "verify": "Check every byte of a bundle, a wheel or a store.",
+    "wheel": "Pack a bundle into an installable wheel.",
+}
+
+
+class _Commands(click.Group):
+    """A group that imports a command's module when the command is used; help imports none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"cutlass_aot.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="cutlass-aot")
+def group() -> None:
+    """Build CuTe DSL kernels ahead of time, and look into what was built.
+
+    Exit status: 0 good, 1 something failed, 2 used wrongly.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of ``cutlass-aot``; turns errors into one message and an exit status."""
+    try:
+        status: Any = group.main(args=arguments, prog_name="cutlass-aot", standalone_mode=False)
+    except CutlassAotError as error:
+        _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; what was compiled is in the store, and the next build goes on from there", 1)
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Leave without a traceback from the interpreter's own flush.
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int) -> None:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(status)

@@ -1,0 +1,45 @@
+"""``cutlass-aot build``: a manifest to a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cutlass_aot.cli.options import build_options, manifest_argument
+from cutlass_aot.cli.render import plural
+
+
+@click.command("build")
+@manifest_argument
+@build_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/bundles"),
+    show_default=True,
+    help="Directory that takes the bundle's directory.",
+)
+def command(manifest: Path, store: Path, jobs: int, timeout: float, out: Path) -> int:
+    """Build MANIFEST's bundle: compile what the store lacks, link, write.
+
+    Kernels that fail do not stop the others; their logs are kept, and the bundle is written only when every
+    kernel is there.
+    """
+    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.cli.progress import make_report
+
+    report = make_report()
+    try:
+        result = build(manifest, store, out, jobs=jobs, timeout=timeout, report=report)
+    finally:
+        report.close()
+    if result.failures:
+        click.echo(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
+        for failure in result.failures:
+            click.echo(f"  {failure.kernel.name}\n    {failure.reason}\n    log: {failure.log}", err=True)
+        click.echo("no bundle was written; what compiled is in the store", err=True)
+        return 1
+    state = "written" if result.written else "up to date"
+    click.echo(f"{result.bundle}: {plural(result.kernels, 'kernel')}, {result.compiled} compiled, {state}")
+    return 0

@@ -1,0 +1,66 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def manifest_argument(function: Function) -> Function:
+    """The manifest's path."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.argument("manifest", type=path)(function)
+
+
+def bundle_argument(function: Function) -> Function:
+    """A bundle's directory."""
+    return click.argument("bundle", type=click.Path(path_type=Path))(function)
+
+
+def build_options(function: Function) -> Function:
+    """Options of everything that runs workers."""
+    options = (
+        click.option(
+            "--store",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=Path("build/store"),
+            show_default=True,
+            help="Directory of compiled kernels.",
+        ),
+        click.option(
+            "-j",
+            "--jobs",
+            type=click.IntRange(1, 1024),
+            default=available_cores,
+            show_default="available cores",
+            help="Kernels compiled at once.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1),
+            default=600.0,
+            show_default=True,
+            help="Seconds one kernel may take.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity, bounded by the quota of its control group (version 2)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return max(1, min(cores, -(-int(quota) // int(period))))
+    return cores

@@ -1,0 +1,37 @@
+"""``cutlass-aot plan``: what a build would do, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cutlass_aot.cli.options import build_options, manifest_argument
+from cutlass_aot.cli.render import json_option, plural, print_json, table
+
+
+@click.command("plan")
+@manifest_argument
+@build_options
+@json_option
+def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: bool) -> int:
+    """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
+    from cutlass_aot.builder.pipeline import make_plan
+    from cutlass_aot.cli.progress import PlainReport
+
+    selection, planned = make_plan(manifest, store, jobs=jobs, timeout=timeout, report=PlainReport())
+    if as_json:
+        kernels = [
+            {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}
+            for item in planned
+        ]
+        print_json({"kernels": kernels, "remarks": list(selection.remarks)})
+        return 0
+    missing = sum(item.artifact is None for item in planned)
+    if planned:
+        rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
+        click.echo(table(rows, ("", "kernel", "why")))
+    for remark in selection.remarks:
+        click.echo(f"note: {remark}")
+    click.echo(f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present")
+    return 0

@@ -1,0 +1,63 @@
+"""Dense GEMMs of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
+
+What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.kernel import Kernel
+
+FAMILIES = {
+    "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
+    "PersistentDenseGemmPreferredCluster": "SM100 persistent with a preferred and a fallback cluster",
+    "PersistentDenseGemmEFC": "SM100 persistent of the fused-epilogue family, without an epilogue",
+    "TgvGemm": "SM100 low latency, for few rows of A",
+    "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
+    "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
+}
+"""Families of dense GEMM by the name of their operator class, less ``Operator``."""
+
+
+class CutlassOperators:
+    """Generator of every dense GEMM family of ``cutlass.operators``."""
+
+    name = "cutlass.operators"
+    version = "1"
+    operations = ("gemm",)
+    modules = (
+        "cutlass_aot.generators.cutlass_operators",
+        "cutlass_aot.generators.cutlass_operators_worker",
+        "cutlass_aot.generators.dsl",
+    )
+    design: Mapping[str, str] = {
+        "family": "operator class without `Operator`: " + ", ".join(FAMILIES),
+        "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",
+        "cluster_shape": "blocks of a cluster, MxN",
+        "fallback_cluster_shape": "smaller cluster for the rest (PersistentDenseGemmPreferredCluster)",
+        "use_2cta_mma": "whether two blocks share one tensor-core instruction",
+        "use_tma_store": "whether the result is stored by TMA",
+        "tile_scheduler": "clc (hardware, dynamic) or static (from the device profile)",
+        "num_smem_stages": "shared-memory buffers of the pipeline, where the family fixes it",
+    }
+
+    def targets(self, operation: str) -> tuple[str, ...]:
+        """GPU code targets it can serve."""
+        return (
+            "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
+        )  # fmt: skip
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
+        """Every dense GEMM for ``problem`` on ``target``."""
+        from cutlass_aot.generators.cutlass_operators_worker import enumerate_kernels
+
+        return enumerate_kernels(problem, target, device)
+
+    def compile(self, kernel: Kernel) -> CompiledFunction:
+        """Compile one kernel."""
+        from cutlass_aot.generators.cutlass_operators_worker import compile_kernel
+
+        return compile_kernel(kernel)

@@ -1,0 +1,109 @@
+"""Describe a kernel's operands to the DSL, and compile for a target. Import it inside a worker only.
+
+This module imports the DSL, which takes seconds and reads its environment once: a generator imports it in
+its ``compile``, never at the top of the module that holds the generator's class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, cast
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.protocol import CompiledFunction
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+
+__all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
+
+
+def dsl_dtype(name: str) -> Any:
+    """The DSL's element type of a name such as ``"f64"``.
+
+    Raises:
+        GeneratorError: if there is no such element type.
+    """
+    try:
+        return getattr(cutlass, DTYPES[name].dsl)
+    except KeyError:
+        raise GeneratorError(f"unknown element type {name!r}: expected one of {', '.join(DTYPES)}") from None
+
+
+def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:
+    """What each extent is a multiple of, by name.
+
+    An operand demands it of its contiguous extent alone. Operands that share an extent share its value too,
+    so that the least common multiple of their demands holds for every one of them.
+    """
+    divisibilities: dict[str, int] = {}
+    for operand in operands:
+        for name in operand.extents:
+            divisibilities.setdefault(name, 1)
+        name = operand.extents[operand.contiguous]
+        divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
+    return divisibilities
+
+
+def fake_operands(kernel: Kernel) -> list[Any]:
+    """One placeholder tensor an operand, in the order of the call, for ``cute.compile``.
+
+    The compiled function then checks what :class:`~cutlass_aot.schema.kernel.OperandConstraint` says: element
+    type, rank, equal extents under one name, divisibility, the contiguous mode and alignment. Extents are
+    32-bit; strides are free of each other, so that padded and broadcast operands are taken, and 64-bit,
+    so that an offset into a large operand does not wrap around.
+
+    Args:
+        kernel: a record whose operands name at least two extents each.
+
+    Raises:
+        GeneratorError: for an element type that the DSL does not have.
+    """
+    extents = {
+        name: cute.sym_int32(divisibility=divisibility, symbol=name)
+        for name, divisibility in extent_divisibilities(kernel.operands).items()
+    }
+    return [_fake_tensor(operand, extents) for operand in kernel.operands]
+
+
+def _fake_tensor(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
+    rank = len(operand.extents)
+    strides = tuple(
+        1
+        if mode == rank + operand.contiguous
+        else cute.sym_int64(divisibility=operand.divisibility, symbol=f"{operand.name}_stride_{name}")
+        for mode, name in enumerate(operand.extents)
+    )
+    return make_fake_tensor(
+        dsl_dtype(operand.dtype),
+        tuple(extents[name] for name in operand.extents),
+        strides,
+        assumed_align=operand.alignment,
+    )
+
+
+def environment_stream() -> Any:
+    """A placeholder for the stream: compiled code takes the caller's current one from TVM-FFI.
+
+    It leaves the stream out of the compiled function's parameters.
+    """
+    return make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def compile_for(target: str, function: Any, *arguments: Any) -> CompiledFunction:
+    """Compile a ``@cute.jit`` function for a GPU code target, whatever GPU is present.
+
+    Args:
+        target: such as ``"sm_90a"``.
+        function: the host function that launches the kernel.
+        arguments: what it is called with: placeholders, and values that are compiled in.
+
+    Raises:
+        Exception: whatever the DSL raises; the worker turns it into a failure of this kernel alone.
+    """
+    compiler = cute.compile[cute.GPUArch(target), cute.EnableTVMFFI(True)]
+    return cast(CompiledFunction, compiler(function, *arguments))

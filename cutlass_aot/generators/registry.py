@@ -1,0 +1,172 @@
+"""Which generators there are: a decorator for code, entry points for packages, plugins for a manifest."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.protocol import Generator
+from cutlass_aot.schema.encoding import digest, encode
+
+ENTRY_POINT_GROUP = "cutlass_aot.generators"
+
+_registered: dict[str, type[Generator]] = {}
+
+GeneratorClass = TypeVar("GeneratorClass", bound=type)
+
+
+def register(generator: GeneratorClass) -> GeneratorClass:
+    """Class decorator: make a generator known under its ``name``.
+
+    Raises:
+        GeneratorError: if the class is no generator, or another one has the name.
+    """
+    _check(generator, f"{generator.__module__}:{generator.__qualname__}")
+    known = _registered.get(generator.name)
+    if known is not None and (known.__module__, known.__qualname__) != (
+        generator.__module__,
+        generator.__qualname__,
+    ):
+        raise GeneratorError(
+            f"generator name {generator.name!r} is taken by {known.__module__}:{known.__qualname__}; "
+            f"give {generator.__module__}:{generator.__qualname__} another one"
+        )
+    _registered[generator.name] = generator
+    return generator
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorReference:
+    """Where a generator's class stands, as text that crosses a process boundary: ``module:Class``."""
+
+    name: str
+    location: str
+
+    def load(self) -> Generator:
+        """Import the class and make an instance.
+
+        Raises:
+            GeneratorError: if it cannot be imported or is no generator.
+        """
+        module_name, _, class_name = self.location.partition(":")
+        try:
+            found: object = importlib.import_module(module_name)
+            for part in class_name.split("."):
+                found = getattr(found, part)
+        except Exception as error:
+            raise GeneratorError(
+                f"generator {self.name!r}: {self.location} cannot be imported: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        _check(found, self.location)
+        generator: Generator = found()  # type: ignore[operator]
+        return generator
+
+
+def import_plugin(module: str) -> None:
+    """Import a plugin module, whose decorated classes are then known.
+
+    Raises:
+        GeneratorError: if it raises, registers nothing, or imports the DSL.
+    """
+    had_dsl = "cutlass" in sys.modules
+    before = set(_registered)
+    try:
+        loaded = importlib.import_module(module)
+    except GeneratorError:
+        raise
+    except Exception as error:
+        raise GeneratorError(
+            f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not had_dsl and "cutlass" in sys.modules:
+        raise GeneratorError(
+            f"plugin {module!r} imports the DSL at module level: move `import cutlass` into a module that "
+            "compile() imports, so that queries stay light"
+        )
+    own = any(cls.__module__ == module for cls in _registered.values())
+    if set(_registered) == before and not own:
+        raise GeneratorError(
+            f"plugin {module!r} ({loaded.__file__}) registers no generator: "
+            "decorate its class with cutlass_aot.generators.registry.register"
+        )
+
+
+def references() -> dict[str, GeneratorReference]:
+    """Every known generator by name, sorted: entry points of installed packages, then registered classes."""
+    found: dict[str, GeneratorReference] = {}
+    for entry_point in sorted(
+        metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda item: (item.name, item.value)
+    ):
+        known = found.get(entry_point.name)
+        if known is not None and known.location != entry_point.value:
+            raise GeneratorError(
+                f"generator name {entry_point.name!r} is claimed by {known.location} and by "
+                f"{entry_point.value}: uninstall one of the two packages"
+            )
+        found[entry_point.name] = GeneratorReference(entry_point.name, entry_point.value)
+    for name, cls in _registered.items():
+        location = f"{cls.__module__}:{cls.__qualname__}"
+        known = found.get(name)
+        if known is not None and known.location != location:
+            raise GeneratorError(
+                f"generator name {name!r} of {location} is taken by {known.location}: give it another one"
+            )
+        found[name] = GeneratorReference(name, location)
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> GeneratorReference:
+    """The reference of one generator.
+
+    Raises:
+        GeneratorError: if there is none of this name, listing those there are.
+    """
+    known = references()
+    if name not in known:
+        raise GeneratorError(
+            f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
+            f"through the entry-point group {ENTRY_POINT_GROUP!r}, a module through `plugins` in the manifest"
+        )
+    return known[name]
+
+
+def version_of(generator: Generator) -> str:
+    """A generator's version with the digest of its source files: both are part of a kernel's key.
+
+    Raises:
+        GeneratorError: if one of its modules has no source file.
+    """
+    sources = {}
+    for module in generator.modules:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            raise GeneratorError(
+                f"generator {generator.name!r}: module {module!r} of its `modules` has no source file"
+            )
+        sources[module] = digest(Path(spec.origin).read_bytes())
+    return f"{generator.version}+{digest(encode(sources))[:16]}"
+
+
+def _check(candidate: object, location: str) -> None:
+    missing = [
+        name
+        for name in (
+            "name", "version", "operations", "modules", "design", "targets", "enumerate", "compile",
+        )
+        if not hasattr(candidate, name)
+    ]  # fmt: skip
+    if not isinstance(candidate, type) or missing:
+        raise GeneratorError(
+            f"{location} is no generator: it lacks {', '.join(missing) or 'being a class'}; "
+            "see cutlass_aot.generators.protocol.Generator"
+        )

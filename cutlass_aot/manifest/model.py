@@ -1,0 +1,254 @@
+"""The typed manifest; errors name the file, the key, what was found and what would be allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.filters import DesignFilter, FilterValue
+from cutlass_aot.manifest.toml import parse_toml, read_bytes
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
+from cutlass_aot.schema.versions import release
+
+NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+_LAYOUTS = re.compile(r"^[tn]+$")
+_BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
+_COMMON_KEYS = (
+    "generator", "operation", "accumulator", "layouts", "targets", "exclude", "max_per_group",
+)  # fmt: skip
+_OPERAND_KEYS = ("ab", "out", "dtypes")
+DEFAULT_ACCUMULATORS = {"f64": "f64", "i8": "i32", "u8": "i32"}
+"""Accumulator for each A/B dtype where a table names none; every other dtype gets f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """One ``[[kernels]]`` table.
+
+    Attributes:
+        where: how errors call it, such as ``kernels[0]``.
+        generator: name of its generator.
+        operation: what is computed.
+        combinations: operand dtypes with accumulators, each ``((a, b, out), accumulator)``.
+        layouts: layout letters, one word each.
+        targets: GPU code targets.
+        filters: all have to accept a kernel's design.
+        exclude: a kernel that all filters of one of these accept is left out.
+        max_per_group: most kernels of one group, or None.
+    """
+
+    where: str
+    generator: str
+    operation: str
+    combinations: tuple[tuple[tuple[str, ...], str], ...]
+    layouts: tuple[str, ...]
+    targets: tuple[str, ...]
+    filters: tuple[DesignFilter, ...]
+    exclude: tuple[tuple[DesignFilter, ...], ...]
+    max_per_group: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole manifest.
+
+    Attributes:
+        path: the file it was read from.
+        name: the bundle's name.
+        version: the bundle's version (PEP 440).
+        targets: GPU code targets, as written.
+        hosts: CPU architectures to link for.
+        device: device profile.
+        plugins: modules to import for their generators.
+        tables: the ``[[kernels]]`` tables.
+        document: the parsed TOML, for the plan's digest.
+    """
+
+    path: Path
+    name: str
+    version: str
+    targets: tuple[str, ...]
+    hosts: tuple[str, ...]
+    device: str
+    plugins: tuple[str, ...]
+    tables: tuple[KernelTable, ...]
+    document: Mapping[str, Any] = field(repr=False)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        ManifestError: if the file or anything in it is not as documented.
+    """
+    return parse_manifest(read_bytes(path), path)
+
+
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """Parse a manifest's bytes; ``path`` is for messages and relative names."""
+    try:
+        return _parse(parse_toml(data, str(path)), path)
+    except ManifestError as error:
+        text = str(error)
+        raise ManifestError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def _parse(document: dict[str, Any], path: Path) -> Manifest:
+    _known(document, ("bundle", "kernels", "plugins"), "the top level")
+    bundle = document.get("bundle")
+    if not isinstance(bundle, dict):
+        raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
+    _known(bundle, _BUNDLE_KEYS, "[bundle]")
+    name = _text(bundle, "name", "bundle")
+    if not NAME.match(name):
+        raise ManifestError(
+            f"bundle.name: {name!r} is not a name: lower-case letters, digits, '.', '_' and '-'"
+        )
+    version = _text(bundle, "version", "bundle", "0.1.0")
+    if not re.match(r"^\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?$", version):
+        raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
+    release(version)
+    targets = _words(bundle, "targets", "bundle", KNOWN_TARGETS)
+    hosts = _words(bundle, "hosts", "bundle", tuple(HOSTS), ("x86_64",))
+    tables = document.get("kernels")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ManifestError("[[kernels]] is missing: at least one table says which kernels to build")
+    return Manifest(
+        path=path,
+        name=name,
+        version=version,
+        targets=targets,
+        hosts=hosts,
+        device=_text(bundle, "device", "bundle"),
+        plugins=tuple(_strings(document, "plugins", "", ())),
+        tables=tuple(_table(table, f"kernels[{i}]", targets) for i, table in enumerate(tables)),
+        document=document,
+    )
+
+
+def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> KernelTable:
+    operation = _text(table, "operation", where, "gemm")
+    exclude = table.get("exclude", [])
+    if isinstance(exclude, dict):
+        exclude = [exclude]
+    if not isinstance(exclude, list) or not all(isinstance(item, dict) and item for item in exclude):
+        raise ManifestError(f"{where}.exclude: expected a table of design filters, or a list of them")
+    limit = table.get("max_per_group")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ManifestError(f"{where}.max_per_group: {limit!r}, expected a whole number above 0")
+    combinations = _gemm_combinations(table, where) if "dtypes" not in table else _combinations(table, where)
+    layouts = tuple(_strings(table, "layouts", where, ("tnt",)))
+    for word in layouts:
+        if not _LAYOUTS.match(word) or len(word) != len(combinations[0][0]):
+            raise ManifestError(
+                f"{where}.layouts: {word!r}: expected one letter an operand, t (row-major) or "
+                'n (column-major), such as "tnt"'
+            )
+    return KernelTable(
+        where=where,
+        generator=_text(table, "generator", where),
+        operation=operation,
+        combinations=combinations,
+        layouts=layouts,
+        targets=_words(table, "targets", where, targets, targets),
+        filters=_filters(table, where, (*_COMMON_KEYS, *_OPERAND_KEYS)),
+        exclude=tuple(_filters(item, f"{where}.exclude", ()) for item in exclude),
+        max_per_group=limit,
+    )
+
+
+def _gemm_combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    inputs = _words(table, "ab", where, tuple(DTYPES))
+    outs = _words(table, "out", where, ("same", *DTYPES), ("same",))
+    named = _words(table, "accumulator", where, tuple(DTYPES), ("",))
+    found: dict[tuple[tuple[str, ...], str], None] = {}
+    for ab, out, accumulator in product(inputs, outs, named):
+        dtypes = (ab, ab, ab if out == "same" else out)
+        found[dtypes, accumulator or DEFAULT_ACCUMULATORS.get(ab, "f32")] = None
+    return tuple(found)
+
+
+def _combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    clash = [key for key in ("ab", "out") if key in table]
+    if clash:
+        raise ManifestError(f"{where}: give either `dtypes` or `{clash[0]}`, not both")
+    rows = table["dtypes"]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        raise ManifestError(
+            f'{where}.dtypes: expected a list of lists, one dtype an operand, such as [["f32", "f32", "f32"]]'
+        )
+    if len({len(row) for row in rows}) != 1:
+        raise ManifestError(f"{where}.dtypes: every row needs the same number of operands")
+    for row in rows:
+        for dtype in row:
+            if dtype not in DTYPES:
+                raise ManifestError(_unknown(f"{where}.dtypes", dtype, tuple(DTYPES)))
+    accumulators = _words(table, "accumulator", where, tuple(DTYPES))
+    return tuple((tuple(row), accumulator) for row, accumulator in product(rows, accumulators))
+
+
+def _filters(table: Mapping[str, Any], where: str, reserved: Sequence[str]) -> tuple[DesignFilter, ...]:
+    found = []
+    for key, value in table.items():
+        if key in reserved:
+            continue
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(item, (str, int, bool)) for item in values):
+            raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
+        typed: list[FilterValue] = values
+        found.append(DesignFilter.make(key, typed))
+    return tuple(found)
+
+
+def _unknown(where: str, found: object, allowed: Sequence[str]) -> str:
+    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}"
+
+
+def _known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in allowed:
+            raise ManifestError(f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}")
+
+
+def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str) or not value:
+        found = "missing" if value is None else repr(value)
+        raise ManifestError(f"{where}.{key}: {found}, expected text")
+    return value
+
+
+def _strings(table: Mapping[str, Any], key: str, where: str, default: tuple[str, ...]) -> list[str]:
+    value = table.get(key, list(default))
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise ManifestError(f"{where}.{key}".lstrip(".") + f": {value!r}, expected a list of text")
+    return value
+
+
+def _words(
+    table: Mapping[str, Any],
+    key: str,
+    where: str,
+    allowed: tuple[str, ...],
+    default: tuple[str, ...] | None = None,
+) -> tuple[str, ...]:
+    """A non-empty list of distinct words out of ``allowed``; ``default`` if the key is missing."""
+    if key not in table and default is not None:
+        return default
+    if key not in table:
+        raise ManifestError(f"{where}.{key}: missing, expected some of {', '.join(allowed)}")
+    words = _strings(table, key, where, ())
+    if not words:
+        raise ManifestError(f"{where}.{key}: empty, expected some of {', '.join(allowed)}")
+    for word in words:
+        if word not in allowed:
+            raise ManifestError(_unknown(f"{where}.{key}", word, allowed))
+    return tuple(dict.fromkeys(words))

@@ -1,0 +1,215 @@
+"""Read a bundle's files: bounded, never through a symbolic link, and only as their digests say.
+
+``MANIFEST.json`` is written last and lists every other file::
+
+    {"schema": 1, "kind": "cutlass-aot bundle",
+     "files": {"catalog.msgpack": {"sha256": "<64 hexadecimal digits>", "size": 1234}, ...}}
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import BundleError, CorruptFile, SchemaTooNew
+from cutlass_aot.schema.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    MAX_FILE_BYTES,
+    MAX_INDEX_BYTES,
+    SCHEMA,
+    Catalog,
+    FileReference,
+    check_relative,
+)
+from cutlass_aot.schema.encoding import digest
+
+MANIFEST_KIND = "cutlass-aot bundle"
+MAX_MANIFEST_BYTES = 1 << 26
+_FETCH = "build or fetch the bundle again"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 1 << 20
+
+
+def open_beneath(root: Path, path: str) -> int:
+    """Open a regular file of a bundle for reading, and return its descriptor.
+
+    Every component below ``root`` is opened without following symbolic links, so that no file outside the
+    bundle can be read in the name of one inside.
+
+    Raises:
+        CorruptFile: if ``path`` would lead out of the bundle, or is not a regular file.
+        BundleError: if it is missing or unreadable.
+    """
+    check_relative(path)
+    folder = _open(root, os.fspath(root), None, os.O_DIRECTORY)
+    try:
+        *parents, name = path.split("/")
+        for parent in parents:
+            inner = _open(root, parent, folder, os.O_DIRECTORY | os.O_NOFOLLOW, path)
+            os.close(folder)
+            folder = inner
+        # Non-blocking, or opening a FIFO would wait for a writer.
+        file = _open(root, name, folder, os.O_NOFOLLOW | os.O_NONBLOCK, path)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CorruptFile(f"{root / path} is not a regular file: {_FETCH}")
+    return file
+
+
+def _open(root: Path, name: str, folder: int | None, flags: int, path: str = "") -> int:
+    where = root / path
+    try:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
+    except FileNotFoundError:
+        if not path:
+            raise BundleError(f"{where}: no such directory: expected a bundle") from None
+        raise BundleError(f"{where} is missing: the bundle is incomplete, {_FETCH}") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path:
+            raise CorruptFile(
+                f"{where} is reached through a symbolic link or something that is not a directory; "
+                "a bundle holds plain files: copy it with the links resolved (cp -rL)"
+            ) from None
+        if error.errno == errno.ENOTDIR:
+            raise BundleError(
+                f"{where} is not a directory: a bundle is one (install a wheel, and use open_installed)"
+            ) from None
+        raise BundleError(f"{where} cannot be read: {error.strerror}") from None
+
+
+def read_bounded(root: Path, path: str, limit: int) -> bytes:
+    """Read a whole file of a bundle, which is at most ``limit`` bytes long.
+
+    Raises:
+        CorruptFile: if it is larger, or no regular file of the bundle.
+        BundleError: if it is missing or unreadable.
+    """
+    descriptor = open_beneath(root, path)
+    blocks, total = [], 0
+    with open(descriptor, "rb", buffering=0) as file:
+        try:
+            while block := file.read(min(_BLOCK, limit + 1 - total)):
+                blocks.append(block)
+                total += len(block)
+        except OSError as error:
+            raise BundleError(f"{root / path} cannot be read: {error.strerror}") from None
+    if total > limit:
+        raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
+    return b"".join(blocks)
+
+
+def read_file(root: Path, reference: FileReference) -> bytes:
+    """Read a file of a bundle and hold it against its size and digest.
+
+    Raises:
+        CorruptFile: if it differs.
+        BundleError: if it is missing or unreadable.
+    """
+    data = read_bounded(root, reference.path, reference.size)
+    if len(data) != reference.size:
+        raise CorruptFile(
+            f"{root / reference.path} has {len(data)} bytes, expected {reference.size}: "
+            f"it is truncated, {_FETCH}"
+        )
+    found = digest(data)
+    if found != reference.sha256:
+        raise CorruptFile(
+            f"{root / reference.path} has SHA-256 {found}, expected {reference.sha256}: "
+            f"it was altered, {_FETCH}"
+        )
+    return data
+
+
+def read_manifest(root: Path) -> dict[str, FileReference]:
+    """Read ``MANIFEST.json``: every other file of the bundle by its path.
+
+    Raises:
+        BundleError: if ``root`` is no bundle.
+        CorruptFile: if the file is malformed or of another kind.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    if root.is_dir() and not os.path.lexists(root / MANIFEST_NAME):
+        raise BundleError(
+            f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
+            "(which is written last); build it again"
+        )
+    return parse_manifest(
+        read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES), str(root / MANIFEST_NAME)
+    )
+
+
+def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
+    """Read the bytes of a ``MANIFEST.json``; ``what`` is its name in an error.
+
+    Raises:
+        CorruptFile: if they are malformed or of another kind.
+        SchemaTooNew: if a newer release wrote them.
+    """
+    try:
+        body = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(
+            f"{what} is not readable JSON ({error}); it is truncated or altered: {_FETCH}"
+        ) from None
+    if not isinstance(body, dict) or body.get("kind") != MANIFEST_KIND:
+        found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+        raise CorruptFile(f"{what} is not the manifest of a bundle (found kind {found!r})")
+    schema = body.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise CorruptFile(f"{what} has no valid schema version (found {schema!r})")
+    if schema > SCHEMA:
+        raise SchemaTooNew(
+            f"{what} has schema version {schema}, this cutlass-aot reads up to {SCHEMA}: "
+            "upgrade cutlass-aot to a release that knows it"
+        )
+    files = body.get("files")
+    if not isinstance(files, dict):
+        raise CorruptFile(f"{what} lists no files: {_FETCH}")
+    return {path: _reference(path, entry, what) for path, entry in sorted(files.items())}
+
+
+def _reference(path: str, entry: Any, what: str) -> FileReference:
+    size = entry.get("size") if isinstance(entry, dict) else None
+    sha256 = entry.get("sha256") if isinstance(entry, dict) else None
+    if (
+        not isinstance(size, int)
+        or isinstance(size, bool)
+        or not 0 <= size <= MAX_FILE_BYTES
+        or not isinstance(sha256, str)
+        or not _SHA256.fullmatch(sha256)
+    ):
+        raise CorruptFile(f"{what}: the entry of {path!r} has no valid size and SHA-256: {_FETCH}")
+    check_relative(path)
+    return FileReference(path, size, sha256)
+
+
+def read_catalog(root: Path) -> Catalog:
+    """Read a bundle's parent index, verified against its manifest. Two files are read, no more.
+
+    Raises:
+        BundleError: if ``root`` is no bundle, or incomplete.
+        CorruptFile: if a file is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    files = read_manifest(root)
+    reference = files.get(CATALOG_NAME)
+    if reference is None:
+        raise CorruptFile(f"{root / MANIFEST_NAME} does not list {CATALOG_NAME}: {_FETCH}")
+    if reference.size > MAX_INDEX_BYTES:
+        raise CorruptFile(f"{root / CATALOG_NAME}: impossible size {reference.size}: {_FETCH}")
+    catalog = Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))
+    for group in catalog.groups:
+        for listed in (group.child, *group.libraries.values()):
+            if files.get(listed.path) != listed:
+                raise CorruptFile(
+                    f"{root}: catalog and manifest disagree about {listed.path}: {_FETCH}"
+                )
+    return catalog

@@ -1,0 +1,1 @@
+"""The content-addressed store: blobs by digest, records by key."""

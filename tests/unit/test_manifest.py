@@ -1,0 +1,147 @@
+"""Manifests: what is read, and how each mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.filters import DesignFilter, spread
+from cutlass_aot.manifest.model import load_manifest, parse_manifest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+GOOD = """
+[bundle]
+name = "test"
+version = "1.0"
+targets = ["sm_100a", "sm_103a"]
+device = "b200"
+
+[[kernels]]
+generator = "cutlass.operators"
+operation = "gemm"
+ab = ["f16", "i8"]
+out = ["same", "f32"]
+layouts = ["tnt", "ttt"]
+tile = ["128x*"]
+"""
+
+
+def parse(text: str):
+    return parse_manifest(text.encode(), Path("m.toml"))
+
+
+def test_operands_are_the_product_of_what_is_listed():
+    (table,) = parse(GOOD).tables
+    assert table.combinations == (
+        (("f16", "f16", "f16"), "f32"),
+        (("f16", "f16", "f32"), "f32"),
+        (("i8", "i8", "i8"), "i32"),
+        (("i8", "i8", "f32"), "i32"),
+    )
+    assert table.layouts == ("tnt", "ttt")
+    assert table.targets == ("sm_100a", "sm_103a")
+    assert table.filters == (DesignFilter("tile", "tile_shape", ("128x*",)),)
+
+
+def test_any_operation_can_list_its_operands():
+    text = GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]', 'dtypes = [["f32", "f32"]]')
+    text = text.replace('["tnt", "ttt"]', '["tt"]').replace('"gemm"', '"copy"')
+    (table,) = parse(text + 'accumulator = "f32"').tables
+    assert table.combinations == ((("f32", "f32"), "f32"),)
+
+
+MISTAKES = {
+    "unknown top-level key": (GOOD + "\n[extra]\n", "unknown key 'extra' in the top level: expected one of"),
+    "unknown bundle key": (GOOD.replace("device =", "devices ="), r"unknown key 'devices' in \[bundle\]"),
+    "no bundle": ("[[kernels]]\ngenerator='x'", r"\[bundle\] is missing"),
+    "no kernels": (GOOD.split("[[kernels]]")[0], r"\[\[kernels\]\] is missing"),
+    "unknown dtype": (
+        GOOD.replace('"i8"', '"int8"'),
+        r"kernels\[0\].ab: unknown 'int8': expected one of f64",
+    ),
+    "unknown out": (GOOD.replace('"same"', '"equal"'), r"kernels\[0\].out: unknown 'equal'"),
+    "unknown target": (GOOD.replace("sm_103a", "sm_104a"), "bundle.targets: unknown 'sm_104a'"),
+    "empty targets": (GOOD.replace('["sm_100a", "sm_103a"]', "[]"), "bundle.targets: empty"),
+    "missing device": (GOOD.replace('device = "b200"', ""), "bundle.device: missing"),
+    "bad name": (GOOD.replace('"test"', '"../x"'), "bundle.name: '../x' is not a name"),
+    "bad version": (GOOD.replace('"1.0"', '"one"'), "bundle.version: 'one' is not a version"),
+    "bad layout letter": (GOOD.replace('"tnt"', '"trt"'), r"kernels\[0\].layouts: 'trt'"),
+    "layout of two": (GOOD.replace('"tnt"', '"tn"'), r"kernels\[0\].layouts: 'tn'"),
+    "wrong type": (GOOD.replace('name = "test"', "name = 3"), "bundle.name: 3, expected text"),
+    "limit of zero": (GOOD + "max_per_group = 0", "max_per_group: 0, expected a whole number above 0"),
+    "limit of true": (GOOD + "max_per_group = true", "max_per_group: True"),
+    "filter of floats": (GOOD + "stages = [1.5]", r"kernels\[0\].stages"),
+    "empty filter": (GOOD + "stages = []", r"kernels\[0\].stages"),
+    "exclude is text": (GOOD + 'exclude = "x"', r"kernels\[0\].exclude"),
+    "both ways": (GOOD + 'dtypes = [["f16", "f16", "f16"]]', "give either `dtypes` or `ab`, not both"),
+    "no TOML": ("[bundle\n", "not valid TOML.*line 1"),
+    "missing ab": (GOOD.replace('ab = ["f16", "i8"]', ""), r"kernels\[0\].ab: missing"),
+    "unknown host": (
+        GOOD.replace("device =", 'hosts = ["sparc"]\ndevice ='),
+        "bundle.hosts: unknown 'sparc'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", sorted(MISTAKES))
+def test_a_mistake_is_named(mistake):
+    text, message = MISTAKES[mistake]
+    with pytest.raises(ManifestError, match=message) as caught:
+        parse(text)
+    assert str(caught.value).startswith("m.toml: ")
+
+
+def test_not_utf8_is_named(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ManifestError, match="not UTF-8"):
+        load_manifest(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ManifestError, match="cannot be read: No such file"):
+        load_manifest(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "manifests").glob("*.toml")), ids=lambda p: p.stem)
+def test_the_manifests_that_we_ship_parse(path):
+    assert load_manifest(path).tables
+
+
+DESIGN = {"tile_shape": (256, 128, 64), "use_2cta_mma": True, "tile_scheduler": "clc", "num_smem_stages": 8}
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "accepted"),
+    [
+        ("tile", "256x128", True),
+        ("tile", "256x128x64", True),
+        ("tile", "256x*", True),
+        ("tile", "*x128", True),
+        ("tile", "256", True),
+        ("tile", "128x256", False),
+        ("tile", "256x12", False),
+        ("tile_shape", "256x128", True),
+        ("use_2cta_mma", True, True),
+        ("use_2cta_mma", False, False),
+        ("use_2cta_mma", "True", False),
+        ("scheduler", "clc", True),
+        ("scheduler", "c*", True),
+        ("scheduler", "static", False),
+        ("stages", 8, True),
+        ("stages", "8", True),
+        ("stages", 4, False),
+        ("cluster", "*", False),
+    ],
+)
+def test_a_filter_accepts(written, value, accepted):
+    assert DesignFilter.make(written, [value]).accepts(DESIGN) is accepted
+
+
+def test_a_cap_spreads_over_what_there_is():
+    assert spread(3, 5) == [0, 1, 2]
+    assert spread(10, 1) == [0]
+    assert spread(10, 4) == [0, 3, 6, 9]

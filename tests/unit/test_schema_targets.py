@@ -1,0 +1,69 @@
+"""What runs where, and versions as numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
+from cutlass_aot.schema.versions import major_minor, release
+
+RUNS = {
+    ("sm_80", (8, 0)): True,
+    ("sm_80", (8, 9)): True,
+    ("sm_80", (9, 0)): False,
+    ("sm_89", (8, 6)): False,
+    ("sm_90a", (9, 0)): True,
+    ("sm_90a", (10, 0)): False,
+    ("sm_100a", (10, 0)): True,
+    ("sm_100a", (10, 3)): False,
+    ("sm_100f", (10, 3)): True,
+    ("sm_103f", (10, 0)): False,
+    ("sm_103a", (10, 3)): True,
+    ("sm_120a", (12, 0)): True,
+    ("sm_120a", (12, 1)): False,
+    ("sm_100f", (12, 0)): False,
+}
+
+
+@pytest.mark.parametrize(("target", "capability"), sorted(RUNS))
+def test_a_cubin_runs_on(target, capability):
+    assert Target.parse(target).runs_on(capability) is RUNS[target, capability]
+
+
+def test_exact_is_preferred_to_family_to_portable():
+    order = sorted(
+        ["sm_100", "sm_100f", "sm_103", "sm_103a", "sm_103f"],
+        key=lambda name: Target.parse(name).preference((10, 3)),
+    )
+    assert order == ["sm_103a", "sm_103f", "sm_100f", "sm_103", "sm_100"]
+
+
+@pytest.mark.parametrize("name", KNOWN_TARGETS)
+def test_every_known_target_parses_and_prints(name):
+    assert str(Target.parse(name)) == name
+    assert minimum_cuda(Target.parse(name)) >= (11, 0)
+
+
+@pytest.mark.parametrize("name", ["", "90a", "sm_", "sm_9", "sm_90b", "sm_90a ", "SM_90a", "sm_1000"])
+def test_other_text_is_no_target(name):
+    with pytest.raises(ValueError, match="is not a target"):
+        Target.parse(name)
+
+
+def test_newer_targets_need_newer_drivers():
+    assert minimum_cuda(Target.parse("sm_100a")) == (12, 8)
+    assert minimum_cuda(Target.parse("sm_103a")) == (12, 9)
+    assert minimum_cuda(Target.parse("sm_100f")) == (12, 9)
+
+
+def test_versions_compare_as_numbers():
+    assert release("0.6.11") > release("0.6.2") > release("0.6.1")
+    assert release("0.1.15.post2") == (0, 1, 15)
+    assert release("13.0") == release("13")
+    assert major_minor("13") == (13, 0)
+
+
+@pytest.mark.parametrize("text", ["", "abc", ".1"])
+def test_text_is_no_version(text):
+    with pytest.raises(ValueError, match="is not a version"):
+        release(text)
