@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cutlass_aot import errors as errors
     from cutlass_aot.runtime.bundle import Bundle as Bundle
-    from cutlass_aot.runtime.bundle import open_bundle as open  # noqa: F401
+    from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
     from cutlass_aot.runtime.installed import open_installed as open_installed
@@ -31,7 +31,7 @@ _PUBLIC = {
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
 }
 
-__all__ = [  # noqa: PLE0604, RUF022, F822 - names resolve through __getattr__
+__all__ = [
     "Accepted",
     "Bundle",
     "KernelHandle",

@@ -7,6 +7,7 @@ interrupt: the builder decides what ends.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import signal
@@ -52,6 +53,7 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
         status = 1
         try:
             channel.close()
+            _end_with_parent()
             serve(socket.socket(fileno=descriptor))
             status = 0
         finally:
@@ -59,6 +61,12 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
             os._exit(status)
     os.close(descriptor)
     messages.send(channel, {"pid": pid})
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the zygote ends, also in the middle of a compile."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _wait(channel: socket.socket) -> None:

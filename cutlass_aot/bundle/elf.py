@@ -81,9 +81,7 @@ class _Reader:
 
     def _bytes(self, offset: int, length: int, part: str) -> bytes:
         if offset + length > self._size:
-            raise self._corrupt(
-                f"its {part} ends at byte {offset + length}, the file at {self._size}"
-            )
+            raise self._corrupt(f"its {part} ends at byte {offset + length}, the file at {self._size}")
         self._file.seek(offset)
         data = self._file.read(length)
         if len(data) != length:

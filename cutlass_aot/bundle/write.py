@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.files import digest_file, manifest_to_bytes, matches, read_manifest
+from cutlass_aot.bundle.files import digest_file, list_files, manifest_to_bytes, matches
 from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, read_bounded, read_manifest
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -145,7 +146,7 @@ def _disk_error(error: OSError, output: Path) -> BundleError:
     where = error.filename if error.filename is not None else output
     return BundleError(
         f"cannot write the bundle {output}: {where}: {error.strerror or error}; "
-        "nothing at that place was changed"
+        "make room or name another output, and build again: what was compiled is kept"
     )
 
 
@@ -243,9 +244,7 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
         raise BundleError(f"group {group.name!r} has a kernel twice")
     target = group.entries[0].kernel.target
     if target not in plan.targets:
-        raise BundleError(
-            f"group {group.name!r} is for {target}, the bundle for {', '.join(plan.targets)}"
-        )
+        raise BundleError(f"group {group.name!r} is for {target}, the bundle for {', '.join(plan.targets)}")
     if set(group.libraries) != set(plan.hosts):
         raise BundleError(
             f"group {group.name!r} has libraries for {sorted(group.libraries)}, "
@@ -274,17 +273,15 @@ def _check_replaceable(output: Path) -> None:
 
 def _is_exactly(output: Path, contents: _Contents) -> bool:
     try:
-        if (output / MANIFEST_NAME).stat().st_size != len(contents.manifest):
+        if read_bounded(output, MANIFEST_NAME, MAX_MANIFEST_BYTES) != contents.manifest:
             return False
-        if (output / MANIFEST_NAME).read_bytes() != contents.manifest:
+        listing = list_files(output)
+        if listing.links or listing.special:
             return False
-        present = {
-            path.relative_to(output).as_posix() for path in output.rglob("*") if not path.is_dir()
-        }
-        return present == {*contents.references, MANIFEST_NAME} and all(
+        return set(listing.regular) == {*contents.references, MANIFEST_NAME} and all(
             matches(output, reference) for reference in contents.references.values()
         )
-    except OSError:
+    except (OSError, CutlassAotError):
         return False
 
 
@@ -301,7 +298,7 @@ def _fill(folder: Path, contents: _Contents) -> None:
         with _create(folder / path) as file:
             sha256 = _copy(source, file)
         if sha256 != contents.references[path].sha256:
-            raise BundleError(f"{source} changed while it was copied: build again")
+            raise BundleError(f"the source of {path} changed while it was copied: build again")
     with _create(folder / MANIFEST_NAME) as file:
         _copy(contents.manifest, file)
     for item in sorted(folders):

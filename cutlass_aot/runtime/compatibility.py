@@ -1,4 +1,4 @@
-"""Can a bundle be used on this machine? Pure rules over facts, each with what was found and what is needed."""
+"""Can a bundle be used on this machine? Pure rules over facts; a refusal says what was found and needed."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def check_glibc(needed: str, installed: str | None) -> Verdict:
     return ACCEPTED
 
 
-def check_machine(
-    catalog: Catalog, *, machine: str, tvm_ffi: str | None, glibc: str | None
-) -> Verdict:
+def check_machine(catalog: Catalog, *, machine: str, tvm_ffi: str | None, glibc: str | None) -> Verdict:
     """Everything that can be told without a GPU; the first refusal."""
     for verdict in (
         check_host(catalog.hosts, machine),

@@ -94,7 +94,7 @@ def read_bounded(root: Path, path: str, limit: int) -> bytes:
     """
     descriptor = open_beneath(root, path)
     blocks, total = [], 0
-    with open(descriptor, "rb", buffering=0) as file:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
         try:
             while block := file.read(min(_BLOCK, limit + 1 - total)):
                 blocks.append(block)
@@ -141,9 +141,7 @@ def read_manifest(root: Path) -> dict[str, FileReference]:
             f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
             "(which is written last); build it again"
         )
-    return parse_manifest(
-        read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES), str(root / MANIFEST_NAME)
-    )
+    return parse_manifest(read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES), str(root / MANIFEST_NAME))
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
@@ -209,7 +207,5 @@ def read_catalog(root: Path) -> Catalog:
     for group in catalog.groups:
         for listed in (group.child, *group.libraries.values()):
             if files.get(listed.path) != listed:
-                raise CorruptFile(
-                    f"{root}: catalog and manifest disagree about {listed.path}: {_FETCH}"
-                )
+                raise CorruptFile(f"{root}: catalog and manifest disagree about {listed.path}: {_FETCH}")
     return catalog

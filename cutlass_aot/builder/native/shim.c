@@ -4,7 +4,7 @@
  *
  * One launch runs on one thread, in this order:
  *
- *     TVMFFIEnvGetStream(kDLCUDA, device)      only if the object takes the framework's current stream
+ *     TVMFFIEnvGetStream(kDLCUDA, device)
  *     cuda_dialect_init_library_once(state, init, load_to_device, set_error)
  *     _cudaGetDevice(&outer)
  *     _cudaSetDevice(device)                   only if outer differs
@@ -259,8 +259,8 @@ int cuda_dialect_init_library_once(void **state, init_function init, load_functi
     return ERROR_RAISED;
   }
   if (device == NO_DEVICE) {
-    /* An object with a stream parameter announces nothing. Its kernel handles have to be known before it launches, on
-     * whatever device; _cudaLaunchKernelEx loads for the device that it turns out to be. */
+    /* Another compiler's object might not ask for the stream, or later. Its kernel handles have to be known before it
+     * launches, on whatever device; _cudaLaunchKernelEx loads for the device that it turns out to be. */
     if (__atomic_load_n(&library->loaded, __ATOMIC_ACQUIRE)) return 0;
     int error = cudaGetDevice(&device);
     if (error) {
@@ -348,13 +348,21 @@ int _cudaLaunchKernelEx(const cudaLaunchConfig_t *config, const void *function, 
 
 /* ---- the library's own end ---- */
 
-/* exit runs what was registered with atexit, and only then the destructors; dlclose runs destructors alone. */
-static void note_exit(void) { process_exits = 1; }
-__attribute__((constructor)) static void watch_for_exit(void) { atexit(note_exit); }
-
-/* The linker used gives a shared library no crtbegin, whose two duties fall to us: a handle by which the C library knows
- * what this library registered with atexit (the CUDA runtime does), and running that on dlclose, after every other
- * destructor (so the priority). Without them the process would jump into unmapped memory when it exits. */
+/* The linker used gives a shared library no crtbegin, whose duties fall to us: a handle by which the C library knows what
+ * this library registered with atexit (the CUDA runtime does), and running that on dlclose, after every other destructor
+ * (so the priority). Without them the process would jump into unmapped memory when it exits. With an atexit of our own
+ * nothing of the C library is linked in. */
+int __cxa_atexit(void (*function)(void *), void *argument, void *library);
 void __cxa_finalize(void *library);
 __attribute__((visibility("hidden"))) void *__dso_handle = &__dso_handle;
+__attribute__((visibility("hidden"))) int atexit(void (*function)(void)) {
+  return __cxa_atexit((void (*)(void *))function, NULL, __dso_handle);
+}
 __attribute__((destructor(101))) static void run_exit_functions(void) { __cxa_finalize(__dso_handle); }
+
+/* exit runs what was registered with atexit, and only then the destructors; dlclose runs destructors alone. */
+static void note_exit(void *unused) {
+  (void)unused;
+  process_exits = 1;
+}
+__attribute__((constructor)) static void watch_for_exit(void) { __cxa_atexit(note_exit, NULL, __dso_handle); }

@@ -1,0 +1,20 @@
+"""The native side of the builder: our C shim, and linking objects with it into a library."""
+
+SHIM_SYMBOLS = frozenset(
+    {
+        "CuteDSLRT_TVMFFISetRaisedCudaError",
+        "CuteDSLRT_TVMFFISetRaisedCudaLaunchError",
+        "_cuKernelGetAttribute",
+        "_cudaDeviceGetAttribute",
+        "_cudaFuncSetAttribute",
+        "_cudaGetDevice",
+        "_cudaKernelSetAttributeForDevice",
+        "_cudaLaunchKernelEx",
+        "_cudaLibraryGetKernel",
+        "_cudaLibraryLoadData",
+        "_cudaSetDevice",
+        "cuda_dialect_init_library_once",
+        "cuda_dialect_unload_library_once",
+    }
+)
+"""Functions that ``shim.c`` gives to compiled objects."""

@@ -1,0 +1,324 @@
+"""Link objects and our shim into one library that needs libtvm_ffi and the C library alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from cutlass_aot.builder.native.packages import (
+    distribution,
+    license_text,
+    module_file,
+    package_file,
+)
+from cutlass_aot.errors import LinkError, ToolchainError
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.targets import HOSTS
+from cutlass_aot.schema.versions import release
+
+GLIBC = "2.28"
+"""Oldest C library the linked libraries load with: what manylinux_2_28 promises."""
+
+EXPORT_PREFIX = "__tvm_ffi_"
+
+# What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
+_NEEDED = frozenset(
+    {
+        "ld-linux-x86-64.so.2",
+        "libc.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+        "librt.so.1",
+        "libtvm_ffi.so",
+    }
+)
+_COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+_LINK_FLAGS = (
+    "-shared",
+    "-s",
+    "-Wl,--build-id=none",
+    "-Wl,-z,defs",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,-z,noexecstack",
+    # Objects say which device a launch is for through this function alone: see shim.c.
+    "-Wl,--wrap=TVMFFIEnvGetStream",
+)
+_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; local: *; }};\n"
+_SHIM = Path(__file__).with_name("shim.c")
+_CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)\s*$", re.MULTILINE)
+_GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
+_TIMEOUT_SECONDS = 900
+_ERROR_LINES = 20
+
+
+@dataclass(frozen=True)
+class LinkToolchain:
+    """What libraries are linked with, for one host.
+
+    Attributes:
+        host: CPU architecture of the machines that load the libraries.
+        zig: the compiler and linker.
+        includes: directories of the CUDA headers.
+        cudart: the static CUDA runtime.
+        tvm_ffi: ``libtvm_ffi.so``; linked against, not linked in.
+        versions: package to version, of everything above.
+        cuda_runtime_version: version of the CUDA runtime that is linked in, such as ``13.0``.
+    """
+
+    host: str
+    zig: Path
+    includes: tuple[Path, ...]
+    cudart: Path
+    tvm_ffi: Path
+    versions: Mapping[str, str]
+    cuda_runtime_version: str
+
+    @classmethod
+    def detect(cls, host: str = "x86_64") -> LinkToolchain:
+        """Find what is installed; none of it is imported.
+
+        Raises:
+            ToolchainError: if a package is missing or incomplete, or ``host`` is not supported.
+        """
+        if host not in HOSTS:
+            raise ToolchainError(
+                f"libraries for host {host!r} cannot be linked; expected one of {', '.join(HOSTS)}"
+            )
+        cuda_header = package_file("nvidia-cuda-runtime", "include/cuda_runtime_api.h")
+        crt_header = package_file("nvidia-cuda-crt", "include/crt/host_defines.h")
+        packages = ("apache-tvm-ffi", "nvidia-cuda-crt", "nvidia-cuda-runtime", "ziglang")
+        return cls(
+            host=host,
+            # Listing ziglang's files takes a while (there are 20,000): ask the import system instead.
+            zig=module_file("ziglang", "ziglang", "zig"),
+            includes=tuple(dict.fromkeys((cuda_header.parent, crt_header.parent.parent))),
+            cudart=package_file("nvidia-cuda-runtime", "lib/libcudart_static.a"),
+            tvm_ffi=module_file("apache-tvm-ffi", "tvm_ffi", "lib/libtvm_ffi.so"),
+            versions={name: distribution(name).version for name in packages},
+            cuda_runtime_version=_runtime_version(cuda_header),
+        )
+
+    @property
+    def tvm_ffi_version(self) -> str:
+        """Version of apache-tvm-ffi that is linked against."""
+        return self.versions["apache-tvm-ffi"]
+
+    @property
+    def glibc(self) -> str:
+        """Version of the C library that is linked for."""
+        return GLIBC
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of everything that decides a library's bytes besides its objects."""
+        return digest(
+            encode(
+                {
+                    "compile": _COMPILE_FLAGS,
+                    "cudart": digest(self.cudart.read_bytes()),
+                    "exports": _EXPORTS,
+                    "link": _LINK_FLAGS,
+                    "shim": digest(_SHIM.read_bytes()),
+                    "target": self._target,
+                    "versions": dict(self.versions),
+                }
+            )
+        )
+
+    @property
+    def _target(self) -> str:
+        return f"{HOSTS[self.host]}.{GLIBC}"
+
+    def link(self, objects: Sequence[tuple[str, Path]], output: Path, cache: Path) -> None:
+        """Link objects into one library. Equal objects give equal bytes, in any order and anywhere.
+
+        Args:
+            objects: pairs of a kernel's symbol (without ``__tvm_ffi_``) and its object file.
+            output: where the library goes; it is complete when it appears there.
+            cache: directory that the compiler may keep what it built in. Sharing it between calls, also
+                concurrent ones, saves seconds each.
+
+        Raises:
+            LinkError: if the linker fails, or what it made is not what was asked for.
+        """
+        ordered = sorted(objects)
+        symbols = [symbol for symbol, _ in ordered]
+        if not ordered:
+            raise LinkError(f"{output.name}: there are no objects to link")
+        if len(set(symbols)) != len(symbols):
+            twice = sorted({symbol for symbol in symbols if symbols.count(symbol) > 1})
+            raise LinkError(f"{output.name}: symbols given more than once: {', '.join(twice)}")
+        shim = self._shim_object(cache)
+        descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            with tempfile.TemporaryDirectory(prefix="link-", dir=cache) as work:
+                exports = Path(work) / "exports.map"
+                exports.write_text(_EXPORTS, encoding="utf-8")
+                inputs = [path for _, path in ordered] + [shim, self.cudart, self.tvm_ffi]
+                # A response file, since thousands of paths do not fit on a command line.
+                response = Path(work) / "inputs"
+                response.write_text("".join(_quoted(path) for path in inputs), encoding="utf-8")
+                self._zig(
+                    [*_LINK_FLAGS, f"-Wl,--version-script={exports}", f"@{response}"],
+                    temporary,
+                    cache,
+                    f"linking {output.name}",
+                )
+            check_library(temporary, symbols)
+            temporary.chmod(0o644)
+            temporary.replace(output)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _shim_object(self, cache: Path) -> Path:
+        """The compiled shim, from the cache if it is there."""
+        cache.mkdir(parents=True, exist_ok=True)
+        shim = cache / f"shim-{self.fingerprint[:32]}.o"
+        if shim.is_file():
+            return shim
+        with tempfile.TemporaryDirectory(prefix="shim-", dir=cache) as work:
+            made = Path(work) / "shim.o"
+            includes = [part for path in self.includes for part in ("-isystem", str(path))]
+            arguments = [*_COMPILE_FLAGS, *includes, "-c", str(_SHIM)]
+            self._zig(arguments, made, cache, "compiling the shim")
+            made.replace(shim)
+        return shim
+
+    def _zig(self, arguments: Sequence[str], output: Path, cache: Path, what: str) -> None:
+        caches = str((cache / "zig").absolute())
+        # Nothing else of the environment: variables such as CPATH would change what is built.
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "ZIG_GLOBAL_CACHE_DIR": caches,
+            "ZIG_LOCAL_CACHE_DIR": caches,
+        }
+        command = [str(self.zig), "cc", "-target", self._target, *arguments, "-o", str(output)]
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LinkError(f"{what} failed: {error}; is the package ziglang complete?") from None
+        if done.returncode != 0:
+            words = (done.stderr + done.stdout).decode("utf-8", "replace").strip().splitlines()
+            raise LinkError(
+                f"{what} failed (exit status {done.returncode}); the linker's last words:\n"
+                + "\n".join(words[-_ERROR_LINES:])
+            )
+
+    def licenses(self) -> dict[str, bytes]:
+        """Licences of what is linked in, by file name: our shim, and NVIDIA's CUDA runtime.
+
+        Nothing of the C library or of the compiler's own library is linked in.
+
+        Raises:
+            ToolchainError: if a package came without its licence.
+        """
+        return {
+            "cutlass-aot.txt": license_text("cutlass-aot"),
+            "nvidia-cuda-runtime.txt": license_text("nvidia-cuda-runtime"),
+        }
+
+
+def check_library(path: Path, symbols: Sequence[str]) -> None:
+    """Check that a linked library shows its kernels alone, and loads on the machines it is meant for.
+
+    Args:
+        path: the library.
+        symbols: the kernels' symbols, without ``__tvm_ffi_``.
+
+    Raises:
+        LinkError: if it exports anything else or less, needs other libraries or a newer C library, or
+            says where to look for libraries.
+    """
+    try:
+        with path.open("rb") as stream:
+            exported, needed, paths, versions = _dynamic_facts(ELFFile(stream))
+    except (ELFError, OSError, ValueError, KeyError, UnicodeError) as error:
+        raise LinkError(f"{path.name}: what was linked cannot be read back: {error}") from None
+    expected = {EXPORT_PREFIX + symbol for symbol in symbols}
+    if exported != expected:
+        raise LinkError(
+            f"{path.name}: exported symbols are not the kernels'; missing: "
+            f"{_shown(expected - exported)}; not expected: {_shown(exported - expected)}"
+        )
+    if needed - _NEEDED:
+        raise LinkError(
+            f"{path.name}: needs {_shown(needed - _NEEDED)}; expected nothing but {_shown(_NEEDED)}"
+        )
+    if paths:
+        raise LinkError(f"{path.name}: carries library search paths: {_shown(paths)}")
+    newer = {v for v in versions if release(v) > release(GLIBC)}
+    if newer:
+        raise LinkError(f"{path.name}: needs glibc {_shown(newer)}; expected at most {GLIBC}")
+
+
+def _dynamic_facts(elf: ELFFile) -> tuple[set[str], set[str], set[str], set[str]]:
+    """Exported symbols, needed libraries, search paths and glibc versions of a library."""
+    exported: set[str] = set()
+    needed: set[str] = set()
+    paths: set[str] = set()
+    versions: set[str] = set()
+    for section in elf.iter_sections():
+        kind = section["sh_type"]
+        if kind == "SHT_DYNSYM":
+            exported.update(
+                symbol.name
+                for symbol in section.iter_symbols()
+                if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
+            )
+        elif kind == "SHT_DYNAMIC":
+            for tag in section.iter_tags():
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.add(tag.needed)
+                elif tag.entry.d_tag == "DT_RPATH":
+                    paths.add(tag.rpath)
+                elif tag.entry.d_tag == "DT_RUNPATH":
+                    paths.add(tag.runpath)
+        elif kind == "SHT_GNU_verneed":
+            for _, auxiliaries in section.iter_versions():
+                for auxiliary in auxiliaries:
+                    match = _GLIBC_VERSION.match(auxiliary.name)
+                    if match is not None:
+                        versions.add(match.group(1))
+    return exported, needed, paths, versions
+
+
+def _shown(names: set[str] | frozenset[str]) -> str:
+    shown = sorted(names)
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return ", ".join(shown[:8]) + more if shown else "none"
+
+
+def _quoted(path: Path) -> str:
+    """A line of a response file."""
+    text = str(path.absolute())
+    if "\n" in text or "\r" in text:
+        raise LinkError(f"the path {text!r} holds a line break, which the linker cannot take")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
+
+
+def _runtime_version(header: Path) -> str:
+    """``CUDART_VERSION`` of the headers: 1000 times the major plus 10 times the minor version."""
+    match = _CUDART_VERSION.search(header.read_text(encoding="utf-8", errors="replace"))
+    if match is None:
+        raise ToolchainError(f"{header.name} of nvidia-cuda-runtime does not say CUDART_VERSION")
+    number = int(match.group(1))
+    return f"{number // 1000}.{number % 1000 // 10}"

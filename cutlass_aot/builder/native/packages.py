@@ -1,0 +1,77 @@
+"""Find files that installed packages brought, without importing any of them."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from cutlass_aot.errors import ToolchainError
+
+_INSTALL = "install it with: pip install 'cutlass-aot[build]'"
+
+
+def distribution(package: str) -> metadata.Distribution:
+    """An installed package.
+
+    Raises:
+        ToolchainError: if it is not installed.
+    """
+    try:
+        return metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        raise ToolchainError(
+            f"the package {package} is not installed, and the build side needs it; {_INSTALL}"
+        ) from None
+
+
+def package_file(package: str, suffix: str) -> Path:
+    """The file of a package whose path ends with ``/suffix``.
+
+    Raises:
+        ToolchainError: if the package, or the file, is not there.
+    """
+    for entry in distribution(package).files or ():
+        if entry.as_posix().endswith("/" + suffix):
+            path = Path(str(entry.locate())).resolve()
+            if path.is_file():
+                return path
+    raise _incomplete(package, suffix)
+
+
+def module_file(package: str, module: str, suffix: str) -> Path:
+    """A file under the directory of a package's top-level module.
+
+    For packages of very many files, whose list takes long to read.
+
+    Raises:
+        ToolchainError: if the package, or the file, is not there.
+    """
+    distribution(package)
+    spec = find_spec(module)
+    for directory in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(directory, suffix).resolve()
+        if path.is_file():
+            return path
+    raise _incomplete(package, f"{module}/{suffix}")
+
+
+def license_text(package: str) -> bytes:
+    """The licence that a package carries in its metadata.
+
+    Raises:
+        ToolchainError: if the package, or its licence, is not there.
+    """
+    for entry in sorted(distribution(package).files or (), key=str):
+        if "licenses" in entry.parts and entry.stem.lower() == "license":
+            path = Path(str(entry.locate()))
+            if path.is_file():
+                return path.read_bytes()
+    raise _incomplete(package, "licence, which a bundle with a part of it has to carry")
+
+
+def _incomplete(package: str, missing: str) -> ToolchainError:
+    return ToolchainError(
+        f"the package {package} {distribution(package).version} came without its {missing}; "
+        f"re{_INSTALL} --force-reinstall"
+    )

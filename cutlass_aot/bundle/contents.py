@@ -1,0 +1,254 @@
+"""Hold a bundle's directory against everything it says of itself, and list all that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.bundle.elf import SharedObject, read_shared_object
+from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_bytes
+from cutlass_aot.bundle.write import BUNDLE_NAME, FILE_NAME
+from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
+from cutlass_aot.schema.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    MAX_INDEX_BYTES,
+    Catalog,
+    FileReference,
+    GroupEntry,
+    KernelEntry,
+    group_from_bytes,
+)
+from cutlass_aot.schema.targets import Target
+
+EXPORT_PREFIX = "__tvm_ffi_"
+ALLOWED_LIBRARIES = frozenset(
+    {
+        "ld-linux-aarch64.so.1", "ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libm.so.6",
+        "libpthread.so.0", "librt.so.1", "libtvm_ffi.so",
+    }
+)  # fmt: skip
+"""What a bundle's library may need of the machine: tvm-ffi and the parts of glibc."""
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. What was read from the bundle is made printable.
+
+    Attributes:
+        path: where, in the bundle or the wheel.
+        found: what is there.
+        expected: what should be.
+    """
+
+    path: str
+    found: str
+    expected: str
+
+    def __post_init__(self) -> None:
+        # Names and texts of a foreign bundle go to terminals and logs.
+        for name in ("path", "found", "expected"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+
+    def __str__(self) -> str:
+        return f"{self.path}: found {self.found}; expected {self.expected}"
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def verify_bundle(bundle: Path) -> list[Problem]:
+    """Everything that is wrong with a bundle's directory; an empty list says that nothing is.
+
+    The manifest is read, every file is held against its size and digest (in pieces, at bounded memory), the
+    indices against each other, and the symbols of each library against the kernels of its group.
+
+    Raises:
+        BundleError: if the directory itself is missing or cannot be read.
+    """
+    try:
+        listing = list_files(bundle)
+    except OSError as error:
+        raise BundleError(f"the bundle {bundle} cannot be read: {error.filename}: {error.strerror}") from None
+    problems = [Problem(path, "a symbolic link", "a plain file") for path in listing.links]
+    problems += [Problem(path, "no regular file", "a plain file") for path in listing.special]
+    try:
+        data = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        references = parse_manifest(data, MANIFEST_NAME)
+    except CutlassAotError as error:
+        return [*problems, Problem(MANIFEST_NAME, str(error), "the manifest of a bundle")]
+    if data != manifest_to_bytes(references):
+        problems.append(Problem(MANIFEST_NAME, "other bytes than its contents give", "its canonical form"))
+    known = {*references, MANIFEST_NAME, *listing.links, *listing.special}
+    problems += [
+        Problem(path, "a file that the manifest does not list", "no such file")
+        for path in listing.regular
+        if path not in known
+    ]
+    broken = list(_broken_files(bundle, references, set(listing.regular)))
+    problems += [problem for problem in broken if problem.path not in (*listing.links, *listing.special)]
+    damaged = {problem.path for problem in broken}
+    if CATALOG_NAME not in references:
+        problems.append(Problem(CATALOG_NAME, "nothing in the manifest", "the catalog"))
+    elif CATALOG_NAME not in damaged:
+        problems += _catalog(bundle, references, damaged)
+    return sorted(problems, key=lambda problem: (problem.path, problem.found))
+
+
+def _broken_files(
+    bundle: Path, references: Mapping[str, FileReference], present: set[str]
+) -> Iterator[Problem]:
+    for path, reference in references.items():
+        if not all(FILE_NAME.fullmatch(part) for part in path.split("/")):
+            yield Problem(path, "a file name with other characters", "a plain file name")
+            continue
+        if path not in present:
+            yield Problem(path, "nothing", f"a file of {reference.size} bytes")
+            continue
+        try:
+            sha256, size = digest_beneath(bundle, path)
+        except CutlassAotError as error:
+            yield Problem(path, str(error), "a readable file")
+            continue
+        if size != reference.size:
+            yield Problem(path, f"{size} bytes", f"{reference.size} bytes")
+        elif sha256 != reference.sha256:
+            yield Problem(path, f"SHA-256 {sha256}", f"SHA-256 {reference.sha256}")
+
+
+def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set[str]) -> Iterator[Problem]:
+    try:
+        catalog = Catalog.from_bytes(_index(bundle, references[CATALOG_NAME]), CATALOG_NAME)
+    except CutlassAotError as error:
+        yield Problem(CATALOG_NAME, str(error), "a catalog that this release reads")
+        return
+    yield from _parent(catalog)
+    used = {CATALOG_NAME}
+    for group in catalog.groups:
+        files = [group.child, *group.libraries.values()]
+        used.update(reference.path for reference in files)
+        for reference in files:
+            if references.get(reference.path) != reference:
+                yield Problem(
+                    reference.path,
+                    f"another size or digest in the manifest than group {group.name} gives",
+                    "the same in both",
+                )
+        sound = {
+            reference.path
+            for reference in files
+            if references.get(reference.path) == reference and reference.path not in damaged
+        }
+        if group.child.path in sound:
+            yield from _group(bundle, group, sound)
+    for path in references:
+        if path not in used and not path.startswith("licenses/"):
+            yield Problem(path, "a file that no group uses", "no such file")
+
+
+def _index(bundle: Path, reference: FileReference) -> bytes:
+    if reference.size > MAX_INDEX_BYTES:
+        raise BundleError(f"it has {reference.size} bytes, an index has at most {MAX_INDEX_BYTES}")
+    return read_file(bundle, reference)
+
+
+def _parent(catalog: Catalog) -> Iterator[Problem]:
+    """What the parent says, held against itself."""
+    if not BUNDLE_NAME.fullmatch(catalog.name):
+        yield Problem(CATALOG_NAME, f"bundle name {catalog.name!r}", "such a name as sm100-dense")
+    for target in catalog.targets:
+        if not _is_target(target):
+            yield Problem(CATALOG_NAME, f"target {target!r}", "such a target as sm_100a")
+    names = [group.name for group in catalog.groups]
+    for what, values in (
+        ("targets", list(catalog.targets)),
+        ("hosts", list(catalog.hosts)),
+        ("groups", names),
+    ):
+        if not values or values != sorted(set(values)):
+            yield Problem(CATALOG_NAME, f"{what} {_few(values)}", "at least one, sorted, each once")
+    for group in catalog.groups:
+        where = f"{CATALOG_NAME}: group {group.name}"
+        if group.target not in catalog.targets:
+            yield Problem(where, f"target {group.target}", f"one of {', '.join(catalog.targets)}")
+        if sorted(group.libraries) != list(catalog.hosts):
+            yield Problem(
+                where,
+                f"libraries for {_few(sorted(group.libraries))}",
+                f"for {_few(catalog.hosts)}",
+            )
+
+
+def _is_target(name: str) -> bool:
+    try:
+        return str(Target.parse(name)) == name
+    except ValueError:
+        return False
+
+
+def _group(bundle: Path, group: GroupEntry, sound: set[str]) -> Iterator[Problem]:
+    try:
+        entries = group_from_bytes(_index(bundle, group.child), group.child.path)
+    except CutlassAotError as error:
+        yield Problem(group.child.path, str(error), "an index that this release reads")
+        return
+    yield from _child(group, entries)
+    symbols = {EXPORT_PREFIX + entry.kernel.symbol for entry in entries}
+    for host, reference in sorted(group.libraries.items()):
+        if reference.path not in sound:
+            continue
+        try:
+            library = read_shared_object(bundle / reference.path, reference.path)
+        except OSError as error:
+            yield Problem(reference.path, error.strerror or str(error), "a readable file")
+        except CutlassAotError as error:
+            yield Problem(reference.path, str(error), f"a shared library for {host}")
+        else:
+            yield from _library(reference.path, library, host, symbols)
+
+
+def _child(group: GroupEntry, entries: tuple[KernelEntry, ...]) -> Iterator[Problem]:
+    """A child, held against the parent's words on it, which are what a kernel is looked up by."""
+    path = group.child.path
+    if len(entries) != group.count or not entries:
+        yield Problem(path, f"{len(entries)} kernels", f"{group.count}, and at least one")
+    if len({entry.kernel.symbol for entry in entries}) != len(entries):
+        yield Problem(path, "a kernel twice", "each kernel once")
+    if len({entry.kernel.group for entry in entries}) > 1:
+        yield Problem(path, "kernels that are not functionally equivalent", "one group's kernels")
+    for entry in entries:
+        for name in ("operation", "operands", "accumulator", "epilogue", "target"):
+            found, expected = getattr(entry.kernel, name), getattr(group, name)
+            if found != expected:
+                yield Problem(
+                    f"{path}: {entry.kernel.name}",
+                    f"{name} {found!r}",
+                    f"{expected!r}, as the catalog says",
+                )
+
+
+def _library(path: str, library: SharedObject, host: str, symbols: set[str]) -> Iterator[Problem]:
+    if library.host != host:
+        yield Problem(path, f"a library for {library.host}", f"one for {host}")
+    missing, extra = symbols - library.exported, library.exported - symbols
+    if missing:
+        yield Problem(path, f"no symbol {_few(sorted(missing))}", "one for each kernel of its group")
+    if extra:
+        yield Problem(path, f"the symbol {_few(sorted(extra))}", "none beside those of its group's kernels")
+    foreign = sorted(set(library.needed) - ALLOWED_LIBRARIES)
+    if foreign:
+        yield Problem(path, f"a need for {_few(foreign)}", "none beside libtvm_ffi.so and glibc")
+
+
+def _few(values: Iterable[str]) -> str:
+    listed = list(values)
+    shown = ", ".join(listed[:_SHOWN])
+    more = len(listed) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown or "nothing"

@@ -1,0 +1,88 @@
+"""``cutlass-aot ls``: the kernels of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.render import json_option, plural, print_json, table
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.handle import KernelHandle
+
+_FILTERS = {
+    "operation": "Operation, such as gemm.",
+    "target": "GPU code target, such as sm_90a.",
+    "dtypes": "Element types of the operands, such as f16.f16.f32 or 'bf16.*'.",
+    "layouts": "Layout letters of the operands, such as tnt.",
+    "accumulator": "Element type of the accumulator.",
+    "generator": "Generator.",
+    "name": "Kernel name.",
+}
+
+
+def _filter_options(function: Any) -> Any:
+    for name, meaning in reversed(_FILTERS.items()):
+        function = click.option(f"--{name}", multiple=True, metavar="PATTERN", help=meaning)(function)
+    return function
+
+
+@click.command("ls")
+@bundle_argument
+@_filter_options
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="NAME=PATTERN",
+    help="A name in the design, such as tile_shape=256x128 or tile_scheduler=clc.",
+)
+@json_option
+def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tuple[str, ...]) -> int:
+    """List the kernels of BUNDLE. Each option takes a pattern and may be repeated; all have to match."""
+    from cutlass_aot.runtime.bundle import open_bundle
+
+    wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
+    for item in where:
+        name, equals, pattern = item.partition("=")
+        if not equals or not name or not pattern:
+            raise click.BadParameter(f"{item!r}: expected NAME=PATTERN", param_hint="--where")
+        wanted.setdefault(name, []).append(pattern)
+    opened = open_bundle(bundle, check=False)
+    kernels = opened.kernels(**wanted)
+    if as_json:
+        print_json([kernel_summary(handle) for handle in kernels])
+        return 0
+    rows = [
+        (handle.name, handle.facts.registers, handle.facts.spill_bytes, handle.facts.cubin_bytes)
+        for handle in kernels
+    ]
+    if rows:
+        click.echo(table(rows, ("kernel", "registers", "spill bytes", "cubin bytes")))
+    targets = sorted({handle.target for handle in kernels})
+    shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
+    click.echo(f"{shown}, for {', '.join(targets) or 'no target'}")
+    return 0
+
+
+def kernel_summary(handle: KernelHandle) -> dict[str, Any]:
+    """One kernel as plain data: what a script selects by."""
+    kernel = handle.kernel
+    return {
+        "name": handle.name,
+        "digest": handle.digest,
+        "group": handle.group.name,
+        "operation": kernel.operation,
+        "target": kernel.target,
+        "dtypes": [operand.dtype for operand in kernel.operands],
+        "layouts": kernel.layouts,
+        "accumulator": kernel.accumulator,
+        "epilogue": kernel.epilogue,
+        "generator": kernel.generator,
+        "design": dict(kernel.design),
+        "constants": dict(kernel.constants),
+        "workspace_bytes": kernel.workspace_bytes,
+        "facts": handle.facts.to_record(),
+    }

@@ -1,0 +1,85 @@
+"""``cutlass-aot show``: one kernel of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutlass_aot.cli.ls import kernel_summary
+from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.render import json_option, plural, print_json, size
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.handle import KernelHandle
+
+
+@click.command("show")
+@bundle_argument
+@click.argument("kernel")
+@json_option
+def command(bundle: Path, kernel: str, as_json: bool) -> int:
+    """Show one kernel of BUNDLE: operands, design, what the compiler made of it, where it comes from.
+
+    KERNEL is a name, or the beginning of a name or digest that one kernel has.
+    """
+    from cutlass_aot.runtime.bundle import open_bundle
+
+    handle = open_bundle(bundle, check=False).kernel(kernel)
+    if as_json:
+        print_json(
+            {
+                **kernel_summary(handle),
+                "operands": [operand.to_record() for operand in handle.kernel.operands],
+                "symbol": handle.kernel.symbol,
+                "object_sha256": handle.entry.object_sha256,
+                "libraries": {host: ref.to_record() for host, ref in handle.group.libraries.items()},
+                "provenance": dict(handle.entry.provenance),
+            }
+        )
+        return 0
+    for name, value in _lines(handle):
+        click.echo(f"{name:<18}{value}" if name else f"{'':<18}{value}")
+    return 0
+
+
+def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
+    kernel, facts = handle.kernel, handle.facts
+    lines: list[tuple[str, Any]] = [
+        ("kernel", handle.name),
+        ("digest", handle.digest),
+        ("operation", kernel.operation + (f", epilogue {kernel.epilogue}" if kernel.epilogue else "")),
+        ("target", kernel.target),
+    ]
+    for index, operand in enumerate(kernel.operands):
+        order = "row-major" if operand.contiguous == -1 else "column-major"
+        shape = ", ".join(operand.extents)
+        lines.append(
+            (
+                "" if index else "operands",
+                f"{operand.name:<4} {operand.dtype:<7} [{shape}] {order} ({operand.layout}), aligned to "
+                f"{operand.alignment} bytes, contiguous extent and strides divisible by {operand.divisibility}"
+                + (", written" if operand.written else ""),
+            )
+        )
+    lines.append(("accumulator", kernel.accumulator))
+    for index, (name, value) in enumerate(kernel.design):
+        text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        lines.append(("" if index else "design", f"{name} = {text}"))
+    for index, (name, number) in enumerate(kernel.constants):
+        lines.append(("" if index else "device constants", f"{name} = {number}"))
+    lines += [
+        ("workspace", size(kernel.workspace_bytes) if kernel.workspace_bytes else "none"),
+        ("registers", f"{facts.registers} a thread"),
+        ("spills", size(facts.spill_bytes) + " a thread" if facts.spill_bytes else "none"),
+        ("shared memory", f"{size(facts.shared_memory_bytes)} static; a launch asks for what it needs"),
+        ("cubin", f"{size(facts.cubin_bytes)}, {facts.cubin_target}, ptxas {facts.ptxas_version}"),
+        ("object", f"sha256:{handle.entry.object_sha256}"),
+    ]
+    for index, (host, library) in enumerate(sorted(handle.group.libraries.items())):
+        text = f"{library.path} ({size(library.size)}, {plural(handle.group.count, 'kernel')}, {host})"
+        lines.append(("" if index else "library", text))
+    for index, (name, text) in enumerate(sorted(handle.entry.provenance.items())):
+        lines.append(("" if index else "provenance", f"{name} {text}"))
+    return lines

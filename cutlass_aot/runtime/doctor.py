@@ -1,0 +1,140 @@
+"""What this machine has, lacks, can build and can run, as plain data.
+
+It must answer where things are broken: with no GPU, no driver, no compiler and no build side. Nothing of the
+build side is imported; packages are asked for their versions alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+from cutlass_aot import __version__
+from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.runtime import device, machine
+from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.installed import installed_bundles
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
+
+RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "cuda-python", "filelock", "msgpack")
+BUILD_PACKAGES = (
+    "nvidia-cuda-crt",
+    "nvidia-cuda-cuobjdump",
+    "nvidia-cuda-nvdisasm",
+    "nvidia-cuda-runtime",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-operators",
+    "pyelftools",
+    "rich",
+    "torch",
+    "ziglang",
+)
+"""What the extra ``build`` installs; a contract test holds it against pyproject.toml."""
+
+
+def collect() -> dict[str, Any]:
+    """Facts about this machine; every value is plain data, and what could not be told says why.
+
+    Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``packages`` (``runtime`` and ``build``: name to
+    version or None), ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or
+    ``problem``), ``bundles``, ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``),
+    ``run`` (``possible``, ``problems``, ``targets``).
+    """
+    packages = {
+        "runtime": {name: machine.installed_version(name) for name in RUNTIME_PACKAGES},
+        "build": {name: machine.installed_version(name) for name in BUILD_PACKAGES},
+    }
+    driver = _driver()
+    gpus = _gpus()
+    return {
+        "cutlass_aot": __version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "host": os.uname().machine,
+        "glibc": machine.glibc_version(),
+        "packages": packages,
+        "driver": driver,
+        "gpus": gpus,
+        "bundles": [
+            {
+                "name": bundle.name,
+                "version": bundle.version,
+                "distribution": bundle.distribution,
+                "path": str(bundle.path) if bundle.path else None,
+            }
+            for bundle in installed_bundles()
+        ],
+        "build": _buildable(packages["build"]),
+        "run": _runnable(packages["runtime"], driver, gpus),
+    }
+
+
+def _driver() -> dict[str, Any]:
+    try:
+        major, minor = device.driver_version()
+    except CutlassAotError as error:
+        return {"problem": str(error)}
+    if not major:
+        return {"problem": "the driver answers no CUDA version: it is not loaded"}
+    return {"cuda": f"{major}.{minor}", "release": device.driver_release()}
+
+
+def _gpus() -> dict[str, Any]:
+    try:
+        devices = []
+        for ordinal in range(device.device_count()):
+            major, minor = device.compute_capability(ordinal)
+            devices.append(
+                {
+                    "ordinal": ordinal,
+                    "name": device.device_name(ordinal),
+                    "compute_capability": f"{major}.{minor}",
+                    "sm_count": device.sm_count(ordinal),
+                    "memory_bytes": device.device_memory(ordinal),
+                }
+            )
+    except CutlassAotError as error:
+        return {"problem": str(error)}
+    return {"devices": devices} if devices else {"problem": "there is no GPU that this process may use"}
+
+
+def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
+    missing = sorted(name for name, version in packages.items() if version is None)
+    return {
+        "possible": not missing,
+        "missing": missing,
+        "advice": 'pip install "cutlass-aot[build]"' if missing else "",
+        "targets": list(KNOWN_TARGETS) if not missing else [],
+        "hosts": sorted(HOSTS) if not missing else [],
+    }
+
+
+def _runnable(
+    packages: dict[str, str | None], driver: dict[str, Any], gpus: dict[str, Any]
+) -> dict[str, Any]:
+    problems = [
+        f"{name} is not installed: pip install {name}"
+        for name, version in sorted(packages.items())
+        if version is None
+    ]
+    problems += [facts["problem"] for facts in (driver, gpus) if "problem" in facts]
+    if os.uname().machine not in HOSTS:
+        problems.append(f"bundles are built for {', '.join(HOSTS)}, this is {os.uname().machine}")
+    if machine.glibc_version() is None:
+        problems.append("the C library is not glibc")
+    targets: set[str] = set()
+    if "cuda" in driver:
+        cuda = tuple(int(part) for part in driver["cuda"].split("."))
+        for found in gpus.get("devices", ()):
+            major, minor = (int(part) for part in found["compute_capability"].split("."))
+            targets.update(
+                name
+                for name in runnable_targets(KNOWN_TARGETS, (major, minor))
+                if minimum_cuda(Target.parse(name)) <= cuda
+            )
+    return {
+        "possible": not problems and bool(targets),
+        "problems": list(dict.fromkeys(problems)),
+        "targets": [name for name in KNOWN_TARGETS if name in targets],
+    }

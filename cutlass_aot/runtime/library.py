@@ -1,0 +1,148 @@
+"""Map a bundle's libraries: read once, verified, and mapped from the very bytes that were verified."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import BundleError, CorruptFile
+from cutlass_aot.runtime.files import read_file
+from cutlass_aot.schema.catalog import FileReference
+
+_ELF = b"\x7fELF"
+_serial = itertools.count(1)
+
+
+class _Mapping:
+    """What one process has of a library."""
+
+    __slots__ = ("functions", "library", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.library: ctypes.CDLL | None = None
+        self.functions: dict[str, Any] = {}
+
+
+class Library:
+    """One library of a bundle; mapped when its first function is asked for, and never unmapped.
+
+    Args:
+        root: the bundle.
+        reference: the library's path in it, size and digest.
+    """
+
+    def __init__(self, root: Path, reference: FileReference) -> None:
+        self._root = root
+        self._reference = reference
+        # By process: a child that was forked while another thread held the lock must not wait for it.
+        self._mappings: dict[int, _Mapping] = {}
+
+    def function(self, symbol: str) -> Any:
+        """The ``tvm_ffi.Function`` of a kernel.
+
+        Args:
+            symbol: :attr:`cutlass_aot.schema.kernel.Kernel.symbol`.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
+        process = os.getpid()
+        mapping = self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
+        function = mapping.functions.get(symbol)
+        if function is None:
+            with mapping.lock:
+                function = mapping.functions.get(symbol)
+                if function is None:
+                    function = mapping.functions[symbol] = self._load(mapping, symbol)
+        return function
+
+    def _load(self, mapping: _Mapping, symbol: str) -> Any:
+        # Before the library: it names libtvm_ffi.so as a need, which resolves to the one that is loaded.
+        import tvm_ffi
+
+        if mapping.library is None:
+            data = read_file(self._root, self._reference)
+            if not data.startswith(_ELF):
+                raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
+            try:
+                mapping.library = map_library(data)
+            except OSError as error:
+                raise BundleError(
+                    f"{self._root / self._reference.path} cannot be mapped: {error}; "
+                    "see cutlass-aot doctor for what this machine has"
+                ) from error
+        try:
+            address = ctypes.cast(getattr(mapping.library, f"__tvm_ffi_{symbol}"), ctypes.c_void_p).value
+        except AttributeError:
+            raise CorruptFile(
+                f"{self._root / self._reference.path} has no symbol __tvm_ffi_{symbol}: "
+                "catalog and library do not belong together, build the bundle again"
+            ) from None
+        return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=mapping.library)
+
+
+def map_library(data: bytes) -> ctypes.CDLL:
+    """Map a shared library from memory, so that nobody can exchange it after it was verified.
+
+    Raises:
+        OSError: if the loader refuses it.
+    """
+    mappers: tuple[Callable[[bytes], ctypes.CDLL], ...] = (_map_memfd, _map_temporary_file)
+    if not hasattr(os, "memfd_create"):
+        mappers = mappers[1:]
+    for mapper in mappers[:-1]:
+        try:
+            return mapper(data)
+        except OSError:
+            # No /proc, or a policy against mapping such memory; the loader's own refusals come up again.
+            continue
+    return mappers[-1](data)
+
+
+def _map_memfd(data: bytes) -> ctypes.CDLL:
+    descriptor = os.memfd_create("cutlass-aot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        _write(descriptor, data)
+        fcntl.fcntl(
+            descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+        )
+        return ctypes.CDLL(f"/proc/self/fd/{_unique_steps()}{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _unique_steps() -> str:
+    """Path steps that lead nowhere, different at every call.
+
+    The loader takes a path it has seen for the library it has mapped, and numbers of descriptors are used
+    again. The bits of a serial number, written as ``./`` and ``.//``, make each path a new one.
+    """
+    return "".join("./" if bit == "0" else ".//" for bit in f"{next(_serial):b}")
+
+
+def _map_temporary_file(data: bytes) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
+        path = Path(folder) / "library.so"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o500)
+        try:
+            _write(descriptor, data)
+        finally:
+            os.close(descriptor)
+        return ctypes.CDLL(os.fspath(path))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,204 @@
+"""Describe the operands a caller has, and bring them into the form that compiled kernels take.
+
+Kernels take tensors of the full rank. A tensor without the batch gets a batch of one in front, and a mode of
+extent 1 gets a stride that its neighbours could have: no element has another address, but hardware
+descriptors are built from the strides as they stand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import OperandConstraint
+from cutlass_aot.schema.operands import OperandDescription
+
+CUDA_DEVICES = (2, 13)
+"""DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
+
+Form = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides that a kernel is given."""
+
+_BY_TORCH = {f"torch.{dtype.torch}": dtype.name for dtype in DTYPES.values()}
+_BY_NAME = {dtype.torch: dtype.name for dtype in DTYPES.values()}
+
+
+def describe_operand(operand: Any) -> OperandDescription:
+    """Describe a torch tensor, any other object of the DLPack protocol, or a description (itself).
+
+    A torch tensor on the ``meta`` device has no memory: it is described as being on no device.
+
+    Nothing is copied, synchronised or imported that the operand's own library has not imported already,
+    except tvm_ffi for an object that is neither a torch tensor nor a description.
+
+    Raises:
+        OperandError: if it is none of these, or its element type is not supported.
+    """
+    if isinstance(operand, OperandDescription):
+        return operand
+    if is_torch(operand):
+        return _describe_torch(operand)
+    tensor = to_ffi(operand)
+    device_type, ordinal = tensor.__dlpack_device__()
+    name = _BY_NAME.get(str(tensor.dtype))
+    if name is None:
+        raise _unknown_dtype(str(tensor.dtype))
+    return OperandDescription(
+        name,
+        tuple(tensor.shape),
+        tuple(tensor.strides),
+        tensor.data_ptr(),
+        ordinal if device_type in CUDA_DEVICES else -1,
+    )
+
+
+def _describe_torch(tensor: Any) -> OperandDescription:
+    name = _BY_TORCH.get(str(tensor.dtype))
+    if name is None:
+        raise _unknown_dtype(str(tensor.dtype))
+    try:
+        if tensor.is_meta:
+            return OperandDescription(name, tuple(tensor.shape), tensor.stride())
+        return OperandDescription(
+            name,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.data_ptr(),
+            tensor.get_device() if tensor.is_cuda else -1,
+        )
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise OperandError(
+            f"a torch tensor without plain strided memory is not supported ({error}): pass a dense tensor"
+        ) from error
+
+
+def _unknown_dtype(name: str) -> OperandError:
+    return OperandError(f"element type {name} is not supported: expected one of {', '.join(DTYPES)}")
+
+
+def is_torch(operand: Any) -> bool:
+    """Whether it is a torch tensor. torch is not imported: who has a tensor has imported it."""
+    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_class is not None and isinstance(operand, tensor_class)
+
+
+def is_cupy(operand: Any) -> bool:
+    """Whether it is a CuPy array. CuPy is not imported."""
+    array_class = getattr(sys.modules.get("cupy"), "ndarray", None)
+    return array_class is not None and isinstance(operand, array_class)
+
+
+def to_ffi(operand: Any, stream: int | None = None) -> Any:
+    """A ``tvm_ffi.Tensor`` over the operand's memory.
+
+    Args:
+        operand: a torch tensor or any other object of the DLPack protocol.
+        stream: stream that the memory will be used on, for the producer to order its own work before it;
+            None where it is only looked at, or where the caller uses the producer's current stream.
+
+    Raises:
+        OperandError: if it has no DLPack export, or refuses it.
+    """
+    import tvm_ffi
+
+    if isinstance(operand, tvm_ffi.Tensor):
+        return operand
+    try:
+        if is_torch(operand):
+            return _torch_to_ffi(operand)
+        device_type, _ = operand.__dlpack_device__()
+        if device_type not in CUDA_DEVICES:
+            return tvm_ffi.from_dlpack(operand)
+        # Of the array API standard: -1 asks for no synchronisation, 1 is the legacy default stream
+        # (0 is refused as ambiguous).
+        return tvm_ffi.from_dlpack(operand.__dlpack__(stream=-1 if stream is None else stream or 1))
+    except OperandError:
+        raise
+    except Exception as error:
+        if not hasattr(operand, "__dlpack__") or not hasattr(operand, "__dlpack_device__"):
+            raise OperandError(
+                f"expected a torch tensor, an object of the DLPack protocol or a description, got "
+                f"{type(operand).__module__}.{type(operand).__qualname__}"
+            ) from None
+        raise OperandError(
+            f"{type(operand).__module__}.{type(operand).__qualname__} refuses its DLPack export: {error}"
+        ) from error
+
+
+def _torch_to_ffi(tensor: Any) -> Any:
+    import torch
+    import tvm_ffi
+
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not exports(tensor):
+        name = _BY_TORCH[str(tensor.dtype)]
+        from cutlass_aot.runtime.dlpack import view
+
+        return view(_torch_to_ffi(tensor.view(torch.uint8)), tensor.shape, tensor.stride(), name)
+    if hasattr(tensor, "__dlpack_c_exchange_api__"):
+        return tvm_ffi.from_dlpack(tensor)
+    # torch's own __dlpack__ makes streams wait for each other, which a stream capture does not allow.
+    return tvm_ffi.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
+
+
+def exports(tensor: Any) -> bool:
+    """Whether this release of torch exports tensors of this element type through DLPack."""
+    name = _BY_TORCH[str(tensor.dtype)]
+    return not name.startswith("f8") or _torch_exports(name)
+
+
+@cache
+def _torch_exports(name: str) -> bool:
+    import torch
+
+    try:
+        # Older releases know no DLPack code for FP8; which one knows it is asked, not looked up.
+        torch.utils.dlpack.to_dlpack(torch.empty(1, dtype=getattr(torch, DTYPES[name].torch)))
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def kernel_form(constraint: OperandConstraint, operand: OperandDescription) -> Form | None:
+    """Shape and strides to give a kernel for an operand that it supports; None to pass it as it is."""
+    missing = len(constraint.extents) - len(operand.shape)
+    shape = (1,) * missing + operand.shape
+    strides = (0,) * missing + operand.strides
+    contiguous = len(shape) + constraint.contiguous
+    regular = not missing and all(
+        extent != 1
+        or (stride == 1 if mode == contiguous else stride >= 0 and stride % constraint.divisibility == 0)
+        for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True))
+    )
+    if regular:
+        return None
+    span = max(
+        (extent * stride for extent, stride in zip(shape, strides, strict=True) if extent > 1),
+        default=1,
+    )
+    # Elements from one batch to a next one that there is not, as a compact tensor would have it.
+    beyond = -(-span // constraint.divisibility) * constraint.divisibility
+    return shape, tuple(
+        stride if extent != 1 else 1 if mode == contiguous else beyond
+        for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True))
+    )
+
+
+def reshape(operand: Any, form: Form, dtype: str) -> Any:
+    """A view of the operand with another shape and strides over the same elements."""
+    shape, strides = form
+    if is_torch(operand):
+        return operand.as_strided(shape, strides)
+    from cutlass_aot.runtime.dlpack import view
+
+    return view(operand, shape, strides, dtype)
+
+
+def common_device(descriptions: Sequence[OperandDescription]) -> int:
+    """CUDA device ordinal of the first operand that is on one, else -1."""
+    return next((d.device for d in descriptions if d.device is not None and d.device >= 0), -1)

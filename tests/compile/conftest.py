@@ -1,0 +1,125 @@
+"""Real objects and libraries for the tests of the native side: compiled once a session, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.builder.native.link import LinkToolchain
+
+# A kernel of our own whose registers cannot hold its array on any target, in static shared memory or not,
+# and a GEMM on sm_100a for its tensor-core instructions. One process: importing the DSL is most of the time.
+_COMPILE = """
+import sys
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+COUNT = 300
+
+
+@cute.kernel
+def mix(values: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    held = cute.make_rmem_tensor(cute.make_layout(COUNT), cutlass.Float32)
+    for i in cutlass.range_constexpr(COUNT):
+        held[i] = values[thread + i * 128]
+    for _ in range(4):
+        for i in cutlass.range_constexpr(COUNT):
+            held[i] = held[i] * held[(i * 7 + 3) % COUNT] + held[(i * 5 + 1) % COUNT]
+    for i in cutlass.range_constexpr(COUNT):
+        values[thread + i * 128] = held[i]
+
+
+@cute.kernel
+def scale(values: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    shared = cute.make_tensor(
+        cute.arch.alloc_smem(cutlass.Float32, 512), cute.make_layout(512)
+    )
+    shared[thread] = values[thread]
+    cute.arch.sync_threads()
+    values[thread] = shared[127 - thread] * 2.0
+
+
+@cute.jit
+def launch_mix(values: cute.Tensor, stream):
+    mix(values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
+
+
+@cute.jit
+def launch_scale(values: cute.Tensor, stream):
+    scale(values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
+
+
+def export(compiled, name):
+    compiled.export_to_c(
+        f"{sys.argv[1]}/{name}.o", function_name=name, export_only_tvm_ffi_symbols=True
+    )
+
+
+values = make_fake_tensor(cutlass.Float32, (cute.sym_int32(),), (1,))
+stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+for kernel, target in (
+    ("mix", "sm_80"),
+    ("scale", "sm_90a"),
+    ("mix", "sm_90a"),
+    ("mix", "sm_100a"),
+    ("scale", "sm_103a"),
+    ("scale", "sm_100f"),
+    ("scale", "sm_100"),
+):
+    function = launch_mix if kernel == "mix" else launch_scale
+    options = f"--enable-tvm-ffi --gpu-arch {target}"
+    compiled = cute.compile(function, values, stream, options=options)
+    export(compiled, f"{kernel}_{target}")
+
+import cutlass.operators as operators
+import torch
+
+
+def meta(*shape):
+    return torch.empty(*shape, dtype=torch.float16, device="meta")
+
+
+arguments = operators.GemmArguments(
+    meta(1, 256, 128), meta(1, 128, 256), meta(1, 256, 256), accumulator_type=torch.float32
+)
+found = operators.get_operators(arguments, target_sm="100a")
+operator = next(o for o in found if "schedulerCLC" in o.metadata.operator_name)
+export(operator.compile(arguments, target_sm="100a").compiled_obj, "gemm_sm_100a")
+"""
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Object files by the name of their kernel: ``<kernel>_<target>``."""
+    directory = tmp_path_factory.mktemp("objects")
+    script = directory / "compile_objects.py"  # the DSL reads the source of what it compiles
+    script.write_text(_COMPILE, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(directory)],
+        env={**os.environ, "CUTE_DSL_ARCH": "sm_120a", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.stem: path for path in sorted(directory.glob("*.o"))}
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> LinkToolchain:
+    """What is installed."""
+    return LinkToolchain.detect("x86_64")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiler's cache; filling it takes seconds."""
+    return tmp_path_factory.mktemp("cache")

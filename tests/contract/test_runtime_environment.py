@@ -1,0 +1,113 @@
+"""A clean environment with the runtime dependencies alone: no DSL, no torch, no compiler, no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.compile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+import cutlass_aot
+
+bundle = cutlass_aot.open_installed("smoke")
+a = cutlass_aot.describe((256, 512), "bf16")
+b = cutlass_aot.describe((512, 128), "bf16", strides=(1, 512))
+out = cutlass_aot.describe((256, 128), "bf16")
+found = bundle.find(a, b, out, accumulator="f32", target="sm_90a")
+assert [kernel.target for kernel in found] == ["sm_90a"], found
+assert found[0].supports(a, b, out)
+refused = found[0].supports(a, b, cutlass_aot.describe((256, 128), "f16"))
+assert not refused
+assert refused.reason == "operand `out` is unsupported: expected element type bf16, got f16"
+try:
+    bundle.find(a, a, out)
+except cutlass_aot.errors.KernelNotFound as error:
+    assert "nearest" in str(error), error
+else:
+    raise AssertionError("K differs")
+assert "sm_100a" in str(bundle.explain(a, b, out, accumulator="f32"))
+heavy = {"torch", "cutlass", "ziglang", "tvm_ffi", "elftools"} & set(sys.modules)
+assert not heavy, heavy
+print("good")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The wheel of the smoke bundle, in a virtual environment with the runtime side."""
+    root = tmp_path_factory.mktemp("runtime")
+    for arguments in (
+        ["build", "manifests/smoke.toml", "--out", root / "out"],
+        ["wheel", root / "out" / "smoke", "-o", root / "wheels"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "cutlass_aot", *map(str, arguments)], cwd=REPOSITORY, check=True
+        )
+    subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
+    python = root / "venv" / "bin" / "python"
+    (wheel,) = (root / "wheels").glob("*.whl")
+    subprocess.run(
+        [
+            python, "-m", "pip", "install", "--quiet", "--no-warn-script-location",
+            "--constraint", REPOSITORY / "constraints.txt", REPOSITORY, wheel,
+        ],
+        check=True,
+    )  # fmt: skip
+    return root
+
+
+def run(environment, *arguments, check=True):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [environment / "venv" / "bin" / arguments[0], *map(str, arguments[1:])],
+        cwd=environment,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=check,
+    )
+
+
+def test_nothing_of_the_build_side_is_there(environment):
+    listed = run(environment, "python", "-m", "pip", "list", "--format", "json").stdout
+    names = {item["name"].lower() for item in json.loads(listed)}
+    assert not {"torch", "ziglang", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "pyelftools"} & names
+    assert {"cutlass-aot", "cutlass-aot-bundle-smoke", "apache-tvm-ffi"} <= names
+
+
+def test_the_installed_bundle_is_found_and_asked(environment):
+    assert run(environment, "python", "-c", PROGRAM).stdout == "good\n"
+
+
+def test_the_queries_work(environment):
+    bundle = environment / "out" / "smoke"
+    kernels = json.loads(run(environment, "cutlass-aot", "ls", bundle, "--json").stdout)
+    assert len(kernels) == 5
+    shown = json.loads(run(environment, "cutlass-aot", "show", bundle, kernels[0]["name"], "--json").stdout)
+    assert shown["facts"]["registers"] > 0
+    assert "good" in run(environment, "cutlass-aot", "verify", bundle).stdout
+    (wheel,) = (environment / "wheels").glob("*.whl")
+    assert "good" in run(environment, "cutlass-aot", "verify", wheel).stdout
+
+
+def test_doctor_says_what_is_missing(environment):
+    report = run(environment, "cutlass-aot", "doctor").stdout
+    assert "smoke" in report
+    assert "nvidia-cutlass-dsl" in report
+    assert json.loads(run(environment, "cutlass-aot", "doctor", "--json").stdout)
+
+
+def test_a_build_says_what_to_install(environment):
+    result = run(environment, "cutlass-aot", "build", REPOSITORY / "manifests" / "smoke.toml", check=False)
+    assert result.returncode == 1
+    assert "pip install 'cutlass-aot[build]'" in result.stderr
+    assert "Traceback" not in result.stderr

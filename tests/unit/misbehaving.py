@@ -1,0 +1,46 @@
+"""A generator whose kernels do what their design says: crash, hang, raise, exit."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from cutlass_aot.generators.registry import register
+from tests.unit.kernels import gemm
+
+
+@register
+class Misbehaving:
+    name = "misbehaving"
+    version = "1"
+    operations = ("gemm",)
+    modules = ("tests.unit.misbehaving",)
+    design = {"does": "what it does"}
+
+    def targets(self, operation):
+        return ("sm_80", "sm_90a")
+
+    def enumerate(self, problem, target, device):
+        if problem.accumulator == "f64":
+            raise RuntimeError("cannot enumerate that")
+        for does in ("crash", "exit", "hang", "raise", "foreign"):
+            yield gemm(design={"does": does}, target=target, generator=self.name)
+
+    def compile(self, kernel):
+        does = dict(kernel.design)["does"]
+        print(f"about to {does}", flush=True)
+        if does == "crash":
+            os.abort()
+        if does == "exit":
+            os._exit(3)
+        if does == "hang":
+            time.sleep(600)
+        if does == "raise":
+            raise ValueError("no such instruction")
+        return _NotAnObject()
+
+
+class _NotAnObject:
+    def export_to_c(self, path, *, function_name, export_only_tvm_ffi_symbols):
+        with open(path, "wb") as file:
+            file.write(b"this is no object file")

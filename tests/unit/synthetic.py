@@ -1,0 +1,98 @@
+"""Small bundles for tests, with libraries that hold symbols and no code."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan
+from cutlass_aot.schema.artifact import Facts
+from cutlass_aot.schema.catalog import KernelEntry, Needs
+from cutlass_aot.schema.kernel import Kernel
+from tests.unit.kernels import gemm
+
+FACTS = Facts("sm_90a", "12.9", 168, 0, 1024, 40_000)
+
+
+def shared_object(
+    exported: Sequence[str],
+    *,
+    undefined: Sequence[str] = (),
+    needed: Sequence[str] = ("libtvm_ffi.so", "libc.so.6"),
+    machine: int = 62,
+    gnu_hash: bool = False,
+) -> bytes:
+    """A minimal shared library: one loaded segment, one dynamic segment, no sections."""
+    strings, offsets = b"\0", {}
+    for name in (*undefined, *exported, *needed):
+        offsets[name] = len(strings)
+        strings += name.encode() + b"\0"
+    strings += b"\0" * (-len(strings) % 8)
+    symbols = struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
+    for name in undefined:
+        symbols += struct.pack("<IBBHQQ", offsets[name], 0x12, 0, 0, 0, 0)
+    for name in exported:
+        symbols += struct.pack("<IBBHQQ", offsets[name], 0x12, 0, 1, 0x100, 8)
+    count = 1 + len(undefined) + len(exported)
+    first = count - len(exported)
+    if gnu_hash:
+        chain = [0] * (len(exported) - 1) + [1] if exported else []
+        words = [1, first, 1, 0, 0, 0, first if exported else 0, *chain]
+    else:
+        words = [1, count, 0, *([0] * count)]
+    hashes = struct.pack(f"<{len(words)}I", *words)
+    hashes += b"\0" * (-len(hashes) % 8)
+    strings_at = 64 + 2 * 56
+    symbols_at = strings_at + len(strings)
+    hashes_at = symbols_at + len(symbols)
+    dynamic_at = hashes_at + len(hashes)
+    entries = [(1, offsets[name]) for name in needed]
+    entries += [(5, strings_at), (10, len(strings)), (6, symbols_at), (11, 24)]
+    entries += [(0x6FFFFEF5 if gnu_hash else 4, hashes_at), (0, 0)]
+    dynamic = b"".join(struct.pack("<qQ", *entry) for entry in entries)
+    size = dynamic_at + len(dynamic)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
+    )
+    segments = struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 4096)
+    segments += struct.pack("<IIQQQQQQ", 2, 4, *([dynamic_at] * 3), *([len(dynamic)] * 2), 8)
+    return header + segments + strings + symbols + hashes + dynamic
+
+
+def kernels(**changes: Any) -> tuple[Kernel, ...]:
+    """Three functionally equivalent kernels."""
+    return tuple(gemm(design={"family": "F", "tile_shape": (128, n, 64)}, **changes) for n in (64, 128, 256))
+
+
+def entry(kernel: Kernel) -> KernelEntry:
+    return KernelEntry(
+        kernel, kernel.digest, replace(FACTS, cubin_target=kernel.target), {"toolchain": "ab" * 32}
+    )
+
+
+def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
+    """A group of these kernels, with its library written to ``folder``."""
+    name = members[0].group_name
+    path = folder / f"linked-{name}.so"
+    path.write_bytes(shared_object(sorted(f"__tvm_ffi_{k.symbol}" for k in members), **library))
+    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": path})
+
+
+def plan(folder: Path, **changes: Any) -> BundlePlan:
+    """A sound plan of two groups and a licence; its libraries are in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, Any] = {
+        "name": "small",
+        "version": "0.1.0",
+        "device": "h200",
+        "targets": ("sm_90a",),
+        "hosts": ("x86_64",),
+        "needs": Needs(cuda_runtime="13.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
+        "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
+        "groups": (group(folder, kernels()), group(folder, kernels(dtypes=("bf16",) * 3))),
+        "licenses": {"CUDA-EULA.txt": b"Terms of the CUDA runtime.\n"},
+    }
+    return BundlePlan(**{**values, **changes})

@@ -1,0 +1,314 @@
+"""Verification finds every kind of damage, all of it, and never trusts what it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cutlass_aot.bundle.files import manifest_to_bytes
+from cutlass_aot.bundle.verify import CHECKERS, Checker, Problem, verify_bundle, verify_path
+from cutlass_aot.bundle.write import write_bundle
+from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files import read_catalog, read_manifest
+from cutlass_aot.schema.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    Catalog,
+    FileReference,
+    group_from_bytes,
+    group_to_bytes,
+)
+from cutlass_aot.schema.encoding import digest
+from tests.unit.kernels import gemm
+from tests.unit.synthetic import entry, kernels, plan, shared_object
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    write_bundle(plan(tmp_path / "linked"), tmp_path / "small")
+    return tmp_path / "small"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    write_bundle(plan(folder / "linked"), folder / "small")
+    return folder / "small"
+
+
+def rewrite(bundle, path, data, change=lambda catalog: catalog):
+    """Replace a file so that every digest of it is right: only its meaning can be wrong."""
+    (bundle / path).write_bytes(data)
+    reference = FileReference(path, len(data), digest(data))
+
+    def updated(old):
+        return reference if old.path == path else old
+
+    catalog = Catalog.from_bytes((bundle / CATALOG_NAME).read_bytes(), CATALOG_NAME)
+    catalog = replace(
+        catalog,
+        groups=tuple(
+            replace(
+                group,
+                child=updated(group.child),
+                libraries={host: updated(library) for host, library in group.libraries.items()},
+            )
+            for group in catalog.groups
+        ),
+    )
+    parent = data if path == CATALOG_NAME else change(catalog).to_bytes()
+    (bundle / CATALOG_NAME).write_bytes(parent)
+    references = read_manifest(bundle)
+    if path != CATALOG_NAME:
+        references[path] = reference
+    references[CATALOG_NAME] = FileReference(CATALOG_NAME, len(parent), digest(parent))
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+
+
+def change_catalog(bundle, **changes):
+    catalog = replace(read_catalog(bundle), **changes)
+    rewrite(bundle, CATALOG_NAME, catalog.to_bytes())
+
+
+def files(bundle):
+    return sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
+
+
+def test_a_sound_bundle_has_no_problems(bundle):
+    assert verify_bundle(bundle) == []
+    assert verify_path(bundle) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_is_found_wherever_it_is(shared, data):
+    path = data.draw(st.sampled_from(files(shared)))
+    good = (shared / path).read_bytes()
+    at, bit = data.draw(st.integers(0, len(good) - 1)), data.draw(st.integers(0, 7))
+    bad = bytearray(good)
+    bad[at] ^= 1 << bit
+    (shared / path).write_bytes(bad)
+    try:
+        problems = verify_bundle(shared)
+        assert problems
+        if path != MANIFEST_NAME:
+            assert path in {problem.path for problem in problems}
+    finally:
+        (shared / path).write_bytes(good)
+
+
+def test_every_file_truncated_missing_or_replaced_by_a_link_is_found(bundle, tmp_path):
+    for path in files(bundle):
+        good = (bundle / path).read_bytes()
+        for damage in ("truncated", "empty", "missing", "link", "fifo"):
+            (bundle / path).unlink()
+            if damage in ("truncated", "empty"):
+                (bundle / path).write_bytes(good[:-1] if damage == "truncated" else b"")
+            elif damage == "link":
+                # The very bytes, but outside: a bundle that was copied would lose them.
+                (tmp_path / "outside").write_bytes(good)
+                (bundle / path).symlink_to(tmp_path / "outside")
+            elif damage == "fifo":
+                os.mkfifo(bundle / path)
+            assert path in {problem.path for problem in verify_bundle(bundle)}, (path, damage)
+            (bundle / path).unlink(missing_ok=True)
+            (bundle / path).write_bytes(good)
+    assert verify_bundle(bundle) == []
+
+
+def test_extra_files_are_found(bundle):
+    (bundle / "lib" / "x86_64" / "other.so").write_bytes(b"")
+    (bundle / "README").write_text("x")
+    assert [problem.path for problem in verify_bundle(bundle)] == ["README", "lib/x86_64/other.so"]
+
+
+def test_a_name_that_is_no_text_is_found(bundle):
+    (bundle / os.fsdecode(b"lib/\xff.so")).write_bytes(b"")
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == "lib/\\xff.so"
+
+
+def test_a_linked_folder_is_found(bundle, tmp_path):
+    (bundle / "lib").rename(tmp_path / "elsewhere")
+    (bundle / "lib").symlink_to(tmp_path / "elsewhere")
+    assert Problem("lib", "a symbolic link", "a plain file") in verify_bundle(bundle)
+
+
+def test_all_problems_are_listed(bundle):
+    child, library = sorted((bundle / "groups").iterdir())[0], sorted((bundle / "lib/x86_64").iterdir())[1]
+    child.write_bytes(child.read_bytes() + b"x")
+    library.unlink()
+    (bundle / "extra").write_text("x")
+    found = {problem.path for problem in verify_bundle(bundle)}
+    assert found == {f"groups/{child.name}", f"lib/x86_64/{library.name}", "extra"}
+
+
+def test_a_manifest_in_another_form_is_found(bundle):
+    path = bundle / MANIFEST_NAME
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    (problem,) = verify_bundle(bundle)
+    assert problem.expected == "its canonical form"
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "lib/\ud800.so", "lib/a\nb.so"])
+def test_a_manifest_with_an_unsafe_path_is_found(bundle, path):
+    references = read_manifest(bundle)
+    references[path] = FileReference(path, 1, "0" * 64)
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+    problems = verify_bundle(bundle)
+    assert problems
+    assert all(problem.path.isprintable() for problem in problems)
+
+
+def test_a_file_that_nothing_uses_is_found(bundle):
+    references = read_manifest(bundle)
+    (bundle / "lib/x86_64/orphan.so").write_bytes(b"x")
+    references["lib/x86_64/orphan.so"] = FileReference("lib/x86_64/orphan.so", 1, digest(b"x"))
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+    assert [problem.found for problem in verify_bundle(bundle)] == ["a file that no group uses"]
+
+
+def child_of(bundle, index=0):
+    group = read_catalog(bundle).groups[index]
+    return group.child.path, list(group_from_bytes((bundle / group.child.path).read_bytes(), "child"))
+
+
+def test_children_are_held_against_the_parent(bundle):
+    path, entries = child_of(bundle)
+    rewrite(bundle, path, group_to_bytes(tuple(entries[:-1])))
+    found = [str(problem) for problem in verify_bundle(bundle)]
+    assert any("found 2 kernels; expected 3" in text for text in found)
+    # The library still shows the kernel that the child has lost.
+    assert any("none beside those of its group's kernels" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dtypes": ("f8e4m3",) * 3}, "operands"),
+        ({"accumulator": "f16"}, "accumulator 'f16'"),
+        ({"target": "sm_100a"}, "target 'sm_100a'"),
+        ({"epilogue": "relu"}, "epilogue 'relu'"),
+        ({"operation": "conv"}, "operation 'conv'"),
+    ],
+)
+def test_a_kernel_of_another_group_is_found(bundle, changes, says):
+    path, entries = child_of(bundle)
+    rewrite(bundle, path, group_to_bytes((*entries[:-1], entry(gemm(**changes)))))
+    found = [str(problem) for problem in verify_bundle(bundle)]
+    assert any(says in text for text in found)
+    assert any("not functionally equivalent" in text for text in found)
+
+
+def test_a_kernel_twice_is_found(bundle):
+    path, entries = child_of(bundle)
+    rewrite(bundle, path, group_to_bytes((*entries[:2], entries[0])))
+    assert any(problem.found == "a kernel twice" for problem in verify_bundle(bundle))
+
+
+@pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        ({"exported": [], "machine": 62}, "no symbol"),
+        ({"machine": 183}, "a library for aarch64"),
+        ({"extra": ["system"]}, "the symbol system"),
+        ({"needed": ["libcutlass_dsl.so"]}, "a need for libcutlass_dsl.so"),
+        ({"bytes": b"\x7fELF"}, "not a sound shared library"),
+    ],
+)
+def test_libraries_are_held_against_the_kernels(bundle, library, says):
+    group = read_catalog(bundle).groups[0]
+    _, entries = child_of(bundle)
+    symbols = [f"__tvm_ffi_{e.kernel.symbol}" for e in entries]
+    data = library.get("bytes") or shared_object(
+        [*library.get("exported", symbols), *library.get("extra", [])],
+        machine=library.get("machine", 62),
+        needed=library.get("needed", ["libc.so.6"]),
+    )
+    rewrite(bundle, group.libraries["x86_64"].path, data)
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == group.libraries["x86_64"].path
+    assert says in problem.found
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "Small/.."}, "bundle name"),
+        ({"targets": ("sm_100a",)}, "target sm_90a"),
+        ({"targets": ("sm_90a", "sm_90a\n")}, "target 'sm_90a\\n'"),
+        ({"hosts": ("aarch64",)}, "libraries for x86_64"),
+        ({"groups": ()}, "groups nothing"),
+    ],
+)
+def test_a_parent_that_contradicts_itself_is_found(bundle, changes, says):
+    change_catalog(bundle, **changes)
+    assert any(says in problem.found for problem in verify_bundle(bundle))
+
+
+def test_another_size_in_the_catalog_than_in_the_manifest_is_found(bundle):
+    groups = read_catalog(bundle).groups
+    wrong = replace(groups[0], child=replace(groups[0].child, size=groups[0].child.size + 1))
+    change = replace(read_catalog(bundle), groups=(wrong, *groups[1:]))
+    rewrite(bundle, CATALOG_NAME, change.to_bytes())
+    assert any("another size or digest" in problem.found for problem in verify_bundle(bundle))
+
+
+def test_a_child_that_is_no_index_is_found(bundle):
+    path, _ = child_of(bundle)
+    rewrite(bundle, path, b"\x80")
+    assert any(problem.path == path for problem in verify_bundle(bundle))
+
+
+def test_a_library_is_read_in_pieces(bundle, monkeypatch):
+    import tracemalloc
+
+    group = read_catalog(bundle).groups[0]
+    _, entries = child_of(bundle)
+    data = shared_object([f"__tvm_ffi_{e.kernel.symbol}" for e in entries])
+    rewrite(bundle, group.libraries["x86_64"].path, data + bytes(64 << 20))
+    del data
+    tracemalloc.start()
+    try:
+        assert verify_bundle(bundle) == []
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_nothing_known_is_an_error_that_says_what_was_expected(tmp_path):
+    (tmp_path / "foreign.zip").write_bytes(b"PK")
+    for path, says in (
+        (tmp_path / "absent", "nothing is there"),
+        (tmp_path, "another directory"),
+        (tmp_path / "foreign.zip", "another file"),
+    ):
+        with pytest.raises(BundleError, match=f"{says}; expected one of: bundle: .*; wheel: "):
+            verify_path(path)
+
+
+def test_another_checker_can_be_plugged_in(tmp_path):
+    found = [Problem("blobs", "x", "y")]
+    store = Checker("store", "a directory with records", lambda p: (p / "records").is_dir(), lambda p: found)
+    (tmp_path / "records").mkdir()
+    assert verify_path(tmp_path, (*CHECKERS, store)) == found
+    with pytest.raises(BundleError, match="store: a directory with records"):
+        verify_path(tmp_path / "records", (*CHECKERS, store))
+
+
+def test_a_bundle_that_lost_its_manifest_is_still_taken_for_one(bundle):
+    (bundle / MANIFEST_NAME).unlink()
+    assert [problem.path for problem in verify_path(bundle)] == [MANIFEST_NAME]
+
+
+def test_a_problem_reads_as_a_sentence():
+    assert str(Problem("lib/a.so", "12 bytes", "13 bytes")) == "lib/a.so: found 12 bytes; expected 13 bytes"
+
+
+def test_the_fixture_has_kernels_to_lose():
+    assert len({kernel.symbol for kernel in kernels()}) == 3

@@ -1,0 +1,315 @@
+"""Writing a bundle: same inputs, same bytes; replaced at once or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from dataclasses import replace
+
+import pytest
+
+from cutlass_aot.bundle import write
+from cutlass_aot.bundle.verify import verify_bundle
+from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
+from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files import read_catalog, read_manifest
+from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, group_from_bytes
+from tests.unit.synthetic import entry, group, kernels, plan
+
+
+def tree(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def modes(folder):
+    return {p.relative_to(folder).as_posix(): p.stat().st_mode & 0o7777 for p in (folder, *folder.rglob("*"))}
+
+
+@pytest.fixture
+def small(tmp_path) -> BundlePlan:
+    return plan(tmp_path / "linked")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "bundles" / "small"
+
+
+def left_behind(out):
+    return [path.name for path in out.parent.iterdir() if path != out]
+
+
+def test_what_is_written_reads_back_and_verifies(small, out):
+    assert write_bundle(small, out) is True
+    assert verify_bundle(out) == []
+    catalog = read_catalog(out)
+    assert (catalog.name, catalog.version, catalog.needs) == ("small", "0.1.0", small.needs)
+    assert [g.name for g in catalog.groups] == sorted(g.name for g in small.groups)
+    for found in catalog.groups:
+        names = [e.kernel.name for e in group_from_bytes((out / found.child.path).read_bytes(), "child")]
+        assert names == sorted(names)
+        assert len(names) == found.count == 3
+    assert (out / "licenses/CUDA-EULA.txt").read_bytes() == small.licenses["CUDA-EULA.txt"]
+    assert left_behind(out) == []
+
+
+def test_the_manifest_lists_every_other_file(small, out):
+    write_bundle(small, out)
+    assert set(read_manifest(out)) == set(tree(out)) - {MANIFEST_NAME}
+
+
+def test_the_order_of_the_inputs_does_not_show(small, tmp_path):
+    turned = replace(
+        small,
+        groups=[replace(g, entries=g.entries[::-1]) for g in reversed(small.groups)],
+        targets=list(small.targets),
+        licenses=dict(reversed(small.licenses.items())),
+    )
+    write_bundle(small, tmp_path / "one")
+    write_bundle(turned, tmp_path / "deep" / "two")
+    assert tree(tmp_path / "one") == tree(tmp_path / "deep" / "two")
+
+
+def test_modes_do_not_depend_on_the_umask(small, tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_bundle(small, tmp_path / "strict")
+        os.umask(0)
+        write_bundle(small, tmp_path / "open")
+    finally:
+        os.umask(before)
+    assert modes(tmp_path / "strict") == modes(tmp_path / "open")
+    assert set(modes(tmp_path / "open").values()) == {0o644, 0o755}
+
+
+def test_the_same_bundle_is_not_written_twice(small, out):
+    write_bundle(small, out)
+    before = (out.stat().st_ino, out.stat().st_mtime_ns)
+    assert write_bundle(small, out) is False
+    assert (out.stat().st_ino, out.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("damage", ["altered", "truncated", "missing", "extra", "link"])
+def test_a_damaged_bundle_is_written_anew(small, out, damage):
+    write_bundle(small, out)
+    sound = tree(out)
+    library = next((out / "lib/x86_64").iterdir())
+    if damage == "altered":
+        library.write_bytes(library.read_bytes()[:-1] + b"!")
+    elif damage == "truncated":
+        library.write_bytes(library.read_bytes()[:-1])
+    elif damage == "missing":
+        library.unlink()
+    elif damage == "extra":
+        (out / "lib" / "note.txt").write_text("x")
+    else:
+        (out / "lib" / "link").symlink_to("nowhere")
+    assert write_bundle(small, out) is True
+    assert tree(out) == sound
+    assert verify_bundle(out) == []
+
+
+def test_another_bundle_is_replaced_whole(small, out):
+    write_bundle(replace(small, licenses={"OLD.txt": b"old"}), out)
+    assert write_bundle(small, out) is True
+    assert not (out / "licenses/OLD.txt").exists()
+    assert left_behind(out) == []
+
+
+def test_an_empty_directory_is_replaced(small, out):
+    out.mkdir(parents=True)
+    assert write_bundle(small, out) is True
+    assert verify_bundle(out) == []
+
+
+def test_a_link_to_a_bundle_stays_a_link(small, tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    write_bundle(small, tmp_path / "link")
+    write_bundle(replace(small, version="0.2.0"), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert read_catalog(tmp_path / "real").version == "0.2.0"
+
+
+def test_whatever_else_is_in_the_way_stays(small, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("mine")
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / MANIFEST_NAME).write_text("{}")
+    (tmp_path / "mixed" / "thesis.tex").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    for name, says in (("file", "no directory"), ("folder", "thesis.tex"), ("mixed", "thesis.tex")):
+        with pytest.raises(BundleError, match=says):
+            write_bundle(small, tmp_path / name)
+    assert before == sorted(tmp_path.iterdir())
+    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "folder" / "thesis.tex").read_text() == "mine"
+    assert (tmp_path / "mixed" / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_failure_while_writing_leaves_the_old_bundle(small, out, monkeypatch, failure, at):
+    write_bundle(small, out)
+    before = tree(out)
+    calls = iter(range(100))
+    synchronise = os.fsync
+
+    def fail(descriptor):
+        if next(calls) == at:
+            raise failure
+        synchronise(descriptor)
+
+    monkeypatch.setattr(write.os, "fsync", fail)
+    expected = BundleError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as raised:
+        write_bundle(replace(small, version="0.2.0"), out)
+    if expected is BundleError:
+        assert "No space left on device" in str(raised.value)
+        assert str(out) in str(raised.value)
+    assert tree(out) == before
+    assert left_behind(out) == []
+
+
+def test_a_failure_at_the_swap_puts_the_old_bundle_back(small, out, monkeypatch):
+    write_bundle(small, out)
+    before = tree(out)
+    rename = type(out).rename
+
+    def fail(path, target):
+        if path.name == "new":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(type(out), "rename", fail)
+    with pytest.raises(BundleError, match="Input/output error"):
+        write_bundle(replace(small, version="0.2.0"), out)
+    assert tree(out) == before
+    assert left_behind(out) == []
+
+
+def test_an_old_bundle_that_cannot_be_put_back_is_kept_and_named(small, out, monkeypatch):
+    write_bundle(small, out)
+    before = tree(out)
+    rename = type(out).rename
+
+    def fail(path, target):
+        if target == out:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(type(out), "rename", fail)
+    with pytest.raises(BundleError, match="it is whole, at ") as raised:
+        write_bundle(replace(small, version="0.2.0"), out)
+    monkeypatch.undo()
+    (staging,) = out.parent.iterdir()
+    assert str(staging / "old") in str(raised.value)
+    assert tree(staging / "old") == before
+
+
+def test_a_file_the_disk_refuses_is_a_clear_error(small, out):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(BundleError, match=os.strerror(errno.EFBIG)):
+            write_bundle(small, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_parent_that_is_a_file_is_a_clear_error(small, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BundleError, match=os.strerror(errno.ENOTDIR)):
+        write_bundle(small, tmp_path / "file" / "small")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_read_only_parent_is_a_clear_error(small, tmp_path):
+    parent = tmp_path / "locked"
+    parent.mkdir(mode=0o555)
+    with pytest.raises(BundleError, match=os.strerror(errno.EACCES)):
+        write_bundle(small, parent / "small")
+
+
+def test_a_missing_library_is_a_clear_error(small, out):
+    small.groups[0].libraries["x86_64"].unlink()
+    with pytest.raises(BundleError, match=r"linked-gemm.*No such file"):
+        write_bundle(small, out)
+    assert not out.exists()
+
+
+def test_a_library_that_changes_meanwhile_is_refused(small, out, monkeypatch):
+    digest_file = write.digest_file
+
+    def change_after(path):
+        found = digest_file(path)
+        path.write_bytes(b"other")
+        return found
+
+    monkeypatch.setattr(write, "digest_file", change_after)
+    with pytest.raises(BundleError, match="changed while it was copied"):
+        write_bundle(small, out)
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "Small"}, "cannot name a bundle"),
+        ({"name": "../small"}, "cannot name a bundle"),
+        ({"groups": ()}, "nothing to write"),
+        ({"targets": ()}, "names no target"),
+        ({"targets": ("sm_90a", "sm_90a")}, "one twice"),
+        ({"targets": ("sm_100a",)}, "is for sm_90a"),
+        ({"hosts": ("x86_64", "aarch64")}, "the bundle needs them for"),
+        ({"licenses": {"../EULA.txt": b""}}, "cannot name a file"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(small, out, changes, says):
+    with pytest.raises(BundleError, match=says):
+        write_bundle(replace(small, **changes), out)
+    assert not out.parent.exists()
+
+
+def test_groups_that_contradict_themselves_are_refused(small, tmp_path, out):
+    first = small.groups[0]
+    mixed = (*first.entries, entry(kernels(dtypes=("f8e4m3",) * 3)[0]))
+    for groups, says in (
+        ([replace(first, entries=())], "has no kernels"),
+        ([replace(first, entries=mixed)], "not functionally equivalent"),
+        ([replace(first, entries=(first.entries[0],) * 2)], "a kernel twice"),
+        ([first, first], "one twice"),
+        ([replace(first, name="a/b")], "cannot name a file"),
+    ):
+        with pytest.raises(BundleError, match=says):
+            write_bundle(replace(small, groups=groups), out)
+
+
+def test_bundle_is_tells_this_bundle_from_any_other(small, tmp_path, out):
+    write_bundle(small, out)
+    sha256 = read_manifest(out)[CATALOG_NAME].sha256
+    assert bundle_is(out, sha256)
+    assert not bundle_is(out, "0" * 64)
+    assert not bundle_is(tmp_path / "absent", sha256)
+    library = next((out / "lib/x86_64").iterdir())
+    data = library.read_bytes()
+    library.write_bytes(data[:-1])
+    assert not bundle_is(out, sha256)
+    library.write_bytes(data[:-1] + b"!")
+    assert not bundle_is(out, sha256)
+    library.unlink()
+    assert not bundle_is(out, sha256)
+    (out / MANIFEST_NAME).write_bytes(b"{")
+    assert not bundle_is(out, sha256)
+
+
+def test_a_wider_catalog_changes_its_digest(small, tmp_path):
+    wider = replace(small, groups=(*small.groups, group(tmp_path / "linked", kernels(layouts="ttt"))))
+    write_bundle(small, tmp_path / "one")
+    write_bundle(wider, tmp_path / "two")
+    assert not bundle_is(tmp_path / "two", read_manifest(tmp_path / "one")[CATALOG_NAME].sha256)

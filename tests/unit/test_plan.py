@@ -1,0 +1,178 @@
+"""Planning: filters, caps, remarks, and the errors a manifest's author sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.builder.plan import (
+    against_store,
+    enumerations,
+    kernel_keys,
+    load_selection,
+    load_sources,
+    plan_digest,
+    save_selection,
+    select,
+)
+from cutlass_aot.builder.records import Selection
+from cutlass_aot.errors import GeneratorError, ManifestError
+from cutlass_aot.generators.device import load_profile
+from cutlass_aot.manifest.model import parse_manifest
+from cutlass_aot.store.store import Store
+from tests.unit.kernels import gemm
+
+HEAD = """
+[bundle]
+name = "test"
+targets = ["sm_90a"]
+device = "h200"
+[[kernels]]
+generator = "cutlass.operators"
+ab = "f16"
+"""
+
+
+def manifest(extra: str = "", head: str = HEAD):
+    return parse_manifest((head + extra).encode(), Path("m.toml"))
+
+
+def kernels(*tiles):
+    return [gemm(design={"family": "F", "tile_shape": tile, "use_2cta_mma": tile[0] > 128}) for tile in tiles]
+
+
+TILES = kernels((64, 64, 64), (128, 64, 64), (128, 128, 64), (256, 128, 64))
+
+
+def chosen(extra: str, answers=None):
+    parsed = manifest(extra)
+    questions = enumerations(parsed, load_sources(parsed))
+    answers = answers or [(question, TILES) for question in questions]
+    return [dict(kernel.design)["tile_shape"] for kernel in select(parsed, answers).kernels]
+
+
+def test_without_filters_everything_is_chosen():
+    assert len(chosen("")) == 4
+
+
+def test_filters_all_have_to_accept():
+    assert chosen('tile = "128x*"\nuse_2cta_mma = false') == [(128, 128, 64), (128, 64, 64)]
+
+
+def test_exclude_needs_all_of_one_of_its_tables():
+    extra = 'exclude = [{tile = "128x*"}, {tile = "256x*", use_2cta_mma = false}]'
+    assert chosen(extra) == [(256, 128, 64), (64, 64, 64)]
+
+
+def test_a_cap_keeps_the_ends():
+    assert len(chosen("max_per_group = 2")) == 2
+
+
+def test_a_kernel_named_by_two_tables_is_built_once():
+    extra = 'tile = "64x64"\n[[kernels]]\ngenerator = "cutlass.operators"\nab = "f16"\ntile = "64x*"'
+    assert chosen(extra) == [(64, 64, 64)]
+
+
+def test_a_filter_that_matches_nothing_is_named_with_what_there_is():
+    with pytest.raises(
+        ManifestError,
+        match=r"kernels\[0\]: no kernel is left: tile = \['512x\*'\] matches nothing; what is left has .*128x128x64",
+    ):
+        chosen('tile = "512x*"')
+
+
+def test_an_exclude_that_leaves_nothing_is_named():
+    with pytest.raises(ManifestError, match="`exclude` leaves none of 4"):
+        chosen('exclude = {tile = "*"}')
+
+
+def test_an_empty_enumeration_is_named():
+    parsed = manifest()
+    questions = enumerations(parsed, load_sources(parsed))
+    with pytest.raises(ManifestError, match=r"has none for gemm f16.f16.f16 tnt on sm_90a"):
+        select(parsed, [(question, []) for question in questions])
+
+
+def test_a_target_that_gets_nothing_is_remarked():
+    parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
+    first, second = enumerations(parsed, load_sources(parsed))
+    selection = select(parsed, [(first, TILES), (second, [])])
+    assert selection.remarks == ("kernels[0]: gemm f16.f16.f16 tnt on sm_103a: the generator has none",)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("colour = 1", r"kernels\[0\]: unknown key 'colour': it is neither .* which has family, tile_shape"),
+        ("exclude = {colour = 1}", r"kernels\[0\]: unknown key 'colour'"),
+        ('operation = "fft"', r"kernels\[0\].operation: generator 'cutlass.operators' has no 'fft'"),
+    ],
+)
+def test_what_a_generator_lacks_is_named(extra, message):
+    with pytest.raises(ManifestError, match=message):
+        load_sources(manifest(extra))
+
+
+def test_a_target_that_a_generator_cannot_serve_is_named():
+    text = HEAD.replace("cutlass.operators", "misbehaving").replace("sm_90a", "sm_100a")
+    with pytest.raises(
+        ManifestError, match="'misbehaving' cannot serve target sm_100a: expected some of sm_80"
+    ):
+        load_sources(manifest(head='plugins = ["tests.unit.misbehaving"]\n' + text))
+
+
+def test_an_unknown_generator_is_named():
+    with pytest.raises(GeneratorError, match="unknown generator 'nobody': expected one of cutlass.operators"):
+        load_sources(manifest(head=HEAD.replace("cutlass.operators", "nobody")))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise RuntimeError('broken')", "cannot be imported: RuntimeError: broken"),
+        ("x = 1", "registers no generator"),
+        (
+            "from cutlass_aot.generators.registry import register\n@register\nclass G:\n    name = 'g'\n",
+            "is no generator: it lacks version, operations",
+        ),
+    ],
+)
+def test_a_bad_plugin_is_named(tmp_path, monkeypatch, source, message):
+    (tmp_path / "bad_plugin.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "bad_plugin", raising=False)
+    with pytest.raises(GeneratorError, match=message):
+        load_sources(manifest(head='plugins = ["bad_plugin"]\n' + HEAD))
+
+
+def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
+    store = Store(tmp_path / "store")
+    parsed = manifest()
+    sources = load_sources(parsed)
+    device = load_profile("h200")
+    plan = plan_digest(parsed, device, sources, "toolchain")
+    assert load_selection(store, plan) is None
+    selection = Selection(tuple(TILES), ("a remark",))
+    save_selection(store, plan, selection)
+    assert load_selection(store, plan) == selection
+    assert plan == plan_digest(manifest(), device, load_sources(manifest()), "toolchain")
+    assert plan != plan_digest(manifest('tile = "*"'), device, sources, "toolchain")
+    assert plan != plan_digest(parsed, load_profile("b200"), sources, "toolchain")
+    assert plan != plan_digest(parsed, device, sources, "other")
+
+
+def test_without_artifacts_everything_is_to_build(tmp_path):
+    parsed = manifest()
+    sources = load_sources(parsed)
+    selection = Selection(tuple(TILES), ())
+    keys = kernel_keys(selection, sources, "toolchain")
+    planned = against_store(selection, keys, Store(tmp_path / "store"))
+    assert {item.why for item in planned} == {"not built with this toolchain and generator"}
+
+
+def test_a_generator_that_writes_another_name_is_refused():
+    parsed = manifest()
+    selection = Selection((gemm(generator="somebody"),), ())
+    with pytest.raises(GeneratorError, match="a generator writes its own name"):
+        kernel_keys(selection, load_sources(parsed), "toolchain")
