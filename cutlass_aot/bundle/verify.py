@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import stat
@@ -85,6 +86,9 @@ def verify_wheel(wheel: Path) -> list[Problem]:
                 problems = list(_entries(archive))
                 return problems or list(_contents(archive, wheel.name, Path(folder)))
     except OSError as error:
+        # A seek to an offset that the archive made up.
+        if error.errno == errno.EINVAL:
+            return [Problem(wheel.name, "a zip index that points outside the file", "a wheel")]
         raise BundleError(
             f"cannot verify {wheel}: {error.filename or wheel}: {error.strerror or error}"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -123,7 +124,7 @@ class BarReport(PlainReport):
 
 def make_report() -> PlainReport:
     """A bar if standard error is a terminal and rich is installed, plain lines otherwise."""
-    if click.get_text_stream("stderr").isatty():
+    if sys.stderr.isatty():
         try:
             return BarReport()
         except ImportError:

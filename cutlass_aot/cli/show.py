@@ -59,8 +59,8 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
             (
                 "" if index else "operands",
                 f"{operand.name:<4} {operand.dtype:<7} [{shape}] {order} ({operand.layout}), aligned to "
-                f"{operand.alignment} bytes, contiguous extent and strides divisible by {operand.divisibility}"
-                + (", written" if operand.written else ""),
+                f"{operand.alignment} bytes, contiguous extent and strides divisible by "
+                f"{operand.divisibility}" + (", written" if operand.written else ""),
             )
         )
     lines.append(("accumulator", kernel.accumulator))

@@ -23,6 +23,7 @@ SHIM = Path(__file__).parents[2] / "cutlass_aot/builder/native/shim.c"
 FAKE = Path(__file__).with_name("fake_cuda.c")
 KERNEL = "scale_sm_90a"
 GLOBAL_CAPTURE = 0
+TARGET = ["-target", "x86_64-linux-gnu.2.28"]
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
 # As if objects asked for the stream at another time, or not at all: the shim is not told the device.
 UNANNOUNCED = ["-DUNANNOUNCED"]
@@ -98,13 +99,13 @@ def build(
     def link(flags: list[str]) -> Path:
         library = directory / f"{'unannounced' if flags == UNANNOUNCED else 'announced'}.so"
         if not library.exists():
-            compile_flags = "-target x86_64-linux-gnu.2.28 -O2 -fPIC -Wall -Wextra -Werror".split()
+            compile_flags = ["-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"]
             includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
             sources = [str(SHIM), str(FAKE), str(objects[KERNEL])]
-            link_flags = ["-shared", "-Wl,-z,defs", *flags, "-o", str(library)]
+            link_flags = ["-shared", "-nostdlib", "-lc", "-Wl,-z,defs", *flags, "-o", str(library)]
             caches = str(cache / "zig")
             done = subprocess.run(
-                [toolchain.zig, "cc", *compile_flags, *includes, *sources, *link_flags],
+                [toolchain.zig, "cc", *TARGET, *compile_flags, *includes, *sources, *link_flags],
                 env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
                 capture_output=True,
                 text=True,

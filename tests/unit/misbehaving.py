@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from cutlass_aot.generators.registry import register
 from tests.unit.kernels import gemm
@@ -15,7 +17,7 @@ class Misbehaving:
     version = "1"
     operations = ("gemm",)
     modules = ("tests.unit.misbehaving",)
-    design = {"does": "what it does"}
+    design: Mapping[str, str] = {"does": "what it does"}
 
     def targets(self, operation):
         return ("sm_80", "sm_90a")
@@ -42,5 +44,4 @@ class Misbehaving:
 
 class _NotAnObject:
     def export_to_c(self, path, *, function_name, export_only_tvm_ffi_symbols):
-        with open(path, "wb") as file:
-            file.write(b"this is no object file")
+        Path(path).write_bytes(b"this is no object file")

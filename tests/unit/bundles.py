@@ -1,0 +1,144 @@
+"""Small bundles for tests of the runtime, written with the schema alone; and tensors that claim a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.runtime.files import MANIFEST_KIND
+from cutlass_aot.schema.artifact import Facts
+from cutlass_aot.schema.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    SCHEMA,
+    Catalog,
+    FileReference,
+    GroupEntry,
+    KernelEntry,
+    Needs,
+    group_to_bytes,
+)
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernel import Kernel
+from tests.unit.kernels import gemm
+
+HOST = platform.machine()
+NEEDS = Needs(cuda_runtime="13.0", tvm_ffi="0.1.15.post2", glibc="2.28")
+FAKE_LIBRARY = b"\x7fELF, but nothing behind it"
+
+
+def entry(kernel: Kernel) -> KernelEntry:
+    facts = Facts(kernel.target, "13.0", 168, 0, 1024, 40_000)
+    return KernelEntry(kernel, digest(kernel.digest.encode()), facts, {"generator_version": "1"})
+
+
+def put(root: Path, path: str, data: bytes) -> FileReference:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    return FileReference(path, len(data), digest(data))
+
+
+def write_manifest(root: Path, files: Iterable[FileReference]) -> None:
+    body = {
+        "schema": SCHEMA,
+        "kind": MANIFEST_KIND,
+        "files": {file.path: {"sha256": file.sha256, "size": file.size} for file in files},
+    }
+    (root / MANIFEST_NAME).write_text(json.dumps(body, sort_keys=True))
+
+
+def write_bundle(
+    root: Path,
+    kernels: Iterable[Kernel],
+    *,
+    needs: Needs = NEEDS,
+    hosts: tuple[str, ...] = (HOST,),
+    libraries: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write a bundle. ``libraries`` maps group names to library bytes; others hold nothing that loads."""
+    groups: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        groups.setdefault(kernel.group_name, []).append(kernel)
+    files, entries = [], []
+    for name, members in sorted(groups.items()):
+        child = put(root, f"groups/{name}.msgpack", group_to_bytes(tuple(map(entry, members))))
+        data = (libraries or {}).get(name, FAKE_LIBRARY)
+        linked = {host: put(root, f"lib/{host}/{name}.so", data) for host in hosts}
+        files += [child, *linked.values()]
+        first = members[0]
+        entries.append(
+            GroupEntry(
+                name, first.operation, first.operands, first.accumulator, first.epilogue,
+                first.target, len(members), child, linked,
+            )
+        )  # fmt: skip
+    catalog = Catalog(
+        name="small",
+        version="0.1.0",
+        device="h200",
+        targets=tuple(sorted({group.target for group in entries})),
+        hosts=hosts,
+        needs=needs,
+        provenance={"nvidia-cutlass-dsl": "4.8.1"},
+        groups=tuple(entries),
+    )
+    files.append(put(root, CATALOG_NAME, catalog.to_bytes()))
+    write_manifest(root, files)
+    return root
+
+
+def designs(
+    tiles: Iterable[tuple[int, int]] = ((64, 128), (128, 128), (128, 256)), **changes: Any
+) -> list[Kernel]:
+    """Functionally equivalent kernels, one a tile."""
+    return [
+        gemm(
+            design={"family": "F", "tile_shape": (*tile, 64), "cluster_shape": (1, 1), "use_2cta_mma": False},
+            **changes,
+        )
+        for tile in tiles
+    ]  # fmt: skip
+
+
+class ClaimsCuda:
+    """Host memory that says through DLPack that it is on a CUDA device; nothing here looks at it."""
+
+    def __init__(self, array: Any, dtype: str, device: int = 0) -> None:
+        self.array = array
+        self.dtype = dtype
+        self.device = device
+        self.streams: list[Any] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.device)
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        from cutlass_aot.runtime import dlpack
+
+        self.streams.append(stream)
+        extents = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
+        steps = (ctypes.c_int64 * self.array.ndim)(
+            *(stride // self.array.itemsize for stride in self.array.strides)
+        )
+        pointer = ctypes.POINTER(ctypes.c_int64)
+        code, bits = DTYPES[self.dtype].dlpack
+        managed = dlpack._DLManagedTensor(
+            dlpack._DLTensor(
+                self.array.ctypes.data, 2, self.device, self.array.ndim, code, bits, 1,
+                ctypes.cast(extents, pointer), ctypes.cast(steps, pointer), 0,
+            ),
+            None,
+            ctypes.cast(dlpack._delete, ctypes.c_void_p),
+        )  # fmt: skip
+        address = ctypes.addressof(managed)
+        dlpack._alive[address] = (managed, extents, steps, self.array)
+        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+            ("PyCapsule_New", ctypes.pythonapi)
+        )
+        return make(address, dlpack._NAME, None)

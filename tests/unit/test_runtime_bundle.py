@@ -1,0 +1,383 @@
+"""Find, explain, choose and the refusals of an open bundle; no GPU, the driver's answers are given."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutlass_aot
+from cutlass_aot import describe
+from cutlass_aot.errors import BundleError, DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.runtime import device, machine
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.lookup import usual_accumulator
+from tests.unit.bundles import NEEDS, designs, write_bundle
+from tests.unit.kernels import gemm
+
+F16 = ("f16", "f16", "f16")
+
+
+def operands(
+    m: int = 512, n: int = 512, k: int = 512, dtype: str = "f16", out: str = "", **where: Any
+) -> tuple:
+    """Descriptions in the layout tnt."""
+    return (
+        describe((m, k), dtype, **where),
+        describe((k, n), dtype, strides=(1, k), **where),
+        describe((m, n), out or dtype, **where),
+    )
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    kernels = [
+        *designs(),
+        *designs(target="sm_100a"),
+        *designs(dtypes=("bf16", "bf16", "bf16")),
+        *designs(accumulator="f16"),
+        *designs(dtypes=("i8", "i8", "i32"), accumulator="i32"),
+    ]
+    return cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU as the driver would describe it; tests change it."""
+    facts: dict[str, Any] = {"capability": (9, 0), "driver": (13, 0), "sms": 132}
+
+    def known(ordinal: int) -> None:
+        if ordinal:
+            raise DeviceError("there is no GPU of this number")
+
+    def ask(name: str) -> Any:
+        def answer(*ordinal: int) -> Any:
+            known(*(ordinal or (0,)))
+            return facts[name]
+
+        return answer
+
+    monkeypatch.setattr(device, "compute_capability", ask("capability"))
+    monkeypatch.setattr(device, "driver_version", ask("driver"))
+    monkeypatch.setattr(device, "sm_count", ask("sms"))
+    return facts
+
+
+def test_describes_itself(bundle: Bundle) -> None:
+    assert repr(bundle) == "<Bundle small 0.1.0: 15 kernels, sm_100a, sm_90a>"
+    assert [len(bundle.kernels(group=group.name)) for group in bundle.groups] == [3] * 5
+
+
+# -- find -------------------------------------------------------------------------------------------------
+
+
+def test_find_by_description_looks_at_every_target(bundle: Bundle) -> None:
+    found = bundle.find(*operands())
+    assert [kernel.target for kernel in found] == ["sm_100a"] * 3 + ["sm_90a"] * 3
+    assert all(kernel.supports(*operands()) for kernel in found)
+
+
+def test_find_for_a_named_target(bundle: Bundle) -> None:
+    assert {kernel.target for kernel in bundle.find(*operands(), target="sm_90a")} == {"sm_90a"}
+    with pytest.raises(KernelNotFound, match="target sm_120a"):
+        bundle.find(*operands(), target="sm_120a")
+
+
+def test_find_on_a_gpu_takes_what_runs_there(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    assert {kernel.target for kernel in bundle.find(*operands(device=0))} == {"sm_90a"}
+    gpu["capability"] = (10, 0)
+    fresh = cutlass_aot.open(bundle.path)
+    assert {kernel.target for kernel in fresh.find(*operands(device=0))} == {"sm_100a"}
+
+
+def test_find_prefers_the_exact_target_and_falls_back_to_the_family(
+    tmp_path: Path, gpu: dict[str, Any]
+) -> None:
+    gpu["capability"] = (10, 3)
+    kernels = [
+        *designs(target="sm_100f"),
+        *designs(target="sm_103a"),
+        *designs(target="sm_100f", dtypes=("bf16",) * 3),
+    ]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", kernels))
+    assert {kernel.target for kernel in bundle.find(*operands(device=0))} == {"sm_103a"}
+    assert {kernel.target for kernel in bundle.find(*operands(device=0, dtype="bf16"))} == {"sm_100f"}
+
+
+def test_find_puts_the_best_first_by_problem(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    small = bundle.find(*operands(64, 1024, device=0))[0]
+    large = bundle.find(*operands(8192, 8192, device=0))[0]
+    assert small.design["tile_shape"] == (64, 128, 64)
+    assert large.design["tile_shape"] == (128, 256, 64)
+
+
+def test_accumulator_left_open_takes_the_usual_one(bundle: Bundle) -> None:
+    assert {kernel.kernel.accumulator for kernel in bundle.find(*operands())} == {"f32"}
+    assert {kernel.kernel.accumulator for kernel in bundle.find(*operands(), accumulator="f16")} == {"f16"}
+    assert {kernel.kernel.accumulator for kernel in bundle.find(*operands(dtype="i8", out="i32"))} == {"i32"}
+
+
+def test_accumulator_left_open_takes_another_where_the_usual_is_missing(tmp_path: Path) -> None:
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", designs(accumulator="f16")))
+    assert {kernel.kernel.accumulator for kernel in bundle.find(*operands())} == {"f16"}
+
+
+@pytest.mark.parametrize(
+    ("out", "accumulator"),
+    [("f64", "f64"), ("f32", "f32"), ("bf16", "f32"), ("f8e4m3", "f32"), ("i32", "i32"), ("u8", "i32"), ("i8", "i32")],
+)  # fmt: skip
+def test_the_usual_accumulator(out: str, accumulator: str) -> None:
+    assert usual_accumulator(out) == accumulator
+
+
+def test_batched_and_plain_operands_find_the_same(bundle: Bundle) -> None:
+    a, b, out = operands()
+    batched = (
+        describe((1, 512, 512), "f16"),
+        describe((1, 512, 512), "f16", strides=(512 * 512, 1, 512)),
+        describe((1, 512, 512), "f16"),
+    )
+    assert [k.name for k in bundle.find(a, b, out)] == [k.name for k in bundle.find(*batched)]
+
+
+def test_nothing_fits_says_what_was_asked_and_what_is_nearest(bundle: Bundle) -> None:
+    a, b, out = operands()
+    with pytest.raises(KernelNotFound) as raised:
+        bundle.find(a, replace(b, strides=(512, 1)), out)
+    message = str(raised.value)
+    assert "gemm on f16 (512, 512) with strides (512, 1)" in message
+    assert "accumulator any" in message
+    assert "Nearest is gemm-f16.f16.f16-f16-tnt-sm_90a: operand `b` is unsupported" in message
+
+
+def test_another_accumulator_is_the_nearest_miss(bundle: Bundle) -> None:
+    with pytest.raises(KernelNotFound, match="expected accumulator i32, got f32"):
+        bundle.find(*operands(dtype="i8", out="i32"), accumulator="f32")
+
+
+def test_wrong_number_of_operands(bundle: Bundle) -> None:
+    with pytest.raises(KernelNotFound, match="expected 3 operands, got 2"):
+        bundle.find(*operands()[:2])
+    with pytest.raises(KernelNotFound, match="expected 3 operands, got 0"):
+        bundle.find()
+
+
+def test_operands_on_the_host_find_nothing(bundle: Bundle) -> None:
+    with pytest.raises(KernelNotFound, match="expected a tensor on a CUDA device"):
+        bundle.find(*operands(device=-1))
+
+
+def test_something_that_is_no_tensor(bundle: Bundle) -> None:
+    with pytest.raises(OperandError, match=r"expected a torch tensor, .* got builtins\.list"):
+        bundle.find([1.0], [2.0], [3.0])
+
+
+def test_another_operation_and_epilogue(bundle: Bundle) -> None:
+    with pytest.raises(KernelNotFound, match="expected operation gemm, got conv"):
+        bundle.find(*operands(), operation="conv")
+    with pytest.raises(KernelNotFound, match="expected epilogue '', got 'relu'"):
+        bundle.find(*operands(), epilogue="relu")
+
+
+def test_kernels_with_an_epilogue_are_found_by_it(tmp_path: Path) -> None:
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", [*designs(), *designs(epilogue="relu(acc)")]))
+    assert {k.kernel.epilogue for k in bundle.find(*operands(), epilogue="relu(acc)")} == {"relu(acc)"}
+    assert {k.kernel.epilogue for k in bundle.find(*operands())} == {""}
+
+
+# -- explain ----------------------------------------------------------------------------------------------
+
+
+def test_explain_has_every_group_nearest_first(bundle: Bundle) -> None:
+    explanation = bundle.explain(*operands())
+    assert [bool(verdict) for _, verdict in explanation] == [True, True, True, False, False]
+    assert len(explanation) == len(bundle.groups)
+    lines = str(explanation).splitlines()
+    assert lines[0] == "gemm-f16.f16.f16-f16-tnt-sm_90a: supported, 3 kernels"
+    assert any("expected element type bf16, got f16" in line for line in lines)
+
+
+def test_explain_ranks_a_mendable_operand_above_another_dtype(bundle: Bundle) -> None:
+    a, b, out = operands(k=516)
+    first, verdict = bundle.explain(a, b, out, accumulator="f32")[0]
+    assert first.operands[0].dtype == "f16"
+    assert "expected extent K divisible by 8, got 516" in verdict.reason
+
+
+def test_explain_on_a_gpu_names_what_runs_elsewhere(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    reasons = {group.name: verdict.reason for group, verdict in bundle.explain(*operands(device=0))}
+    assert reasons["gemm-f16.f16.f16-f32-tnt-sm_100a"] == (
+        "built for sm_100a, asked for GPU 0 with compute capability 9.0"
+    )
+
+
+def test_explain_answers_where_nothing_runs(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    gpu["capability"] = (8, 0)
+    assert all("compute capability 8.0" in v.reason for _, v in bundle.explain(*operands(device=0)))
+
+
+# -- compatibility ----------------------------------------------------------------------------------------
+
+
+def test_a_gpu_without_a_target_is_refused_with_both(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    gpu["capability"] = (12, 0)
+    with pytest.raises(Incompatible, match=r"GPU 0 has compute capability 12\.0.*sm_100a, sm_90a.*sm_120a"):
+        bundle.find(*operands(device=0))
+
+
+def test_an_older_driver_is_refused(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    gpu["driver"] = (12, 8)
+    with pytest.raises(
+        Incompatible, match=r"the driver supports CUDA 12\.8.*need CUDA 13\.0 or newer: upgrade"
+    ):
+        bundle.find(*operands(device=0))
+
+
+def test_a_device_that_is_not_there(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    with pytest.raises(DeviceError, match="no GPU of this number"):
+        bundle.find(*operands(device=3))
+
+
+def test_another_host_is_refused_at_open(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "b", designs(), hosts=("riscv64",))
+    with pytest.raises(Incompatible, match=r"this machine is \w+, the bundle has libraries for riscv64"):
+        cutlass_aot.open(root)
+
+
+@pytest.mark.parametrize("needed", ["0.1.99", "0.2.0", "0.0.9", "1.1.15"])
+def test_another_tvm_ffi_is_refused_at_open(tmp_path: Path, needed: str) -> None:
+    root = write_bundle(tmp_path / "b", designs(), needs=replace(NEEDS, tvm_ffi=needed))
+    with pytest.raises(Incompatible, match=rf"is installed, the bundle needs .*{needed}"):
+        cutlass_aot.open(root)
+
+
+def test_a_newer_glibc_is_refused_at_open(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "b", designs(), needs=replace(NEEDS, glibc="9.1"))
+    with pytest.raises(Incompatible, match=r"the bundle needs (glibc )?9\.1 or newer"):
+        cutlass_aot.open(root)
+
+
+def test_a_bundle_for_elsewhere_can_be_looked_at_and_is_refused_later(
+    tmp_path: Path, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda name: None)
+    root = write_bundle(tmp_path / "b", designs())
+    with pytest.raises(Incompatible, match="apache-tvm-ffi is not installed"):
+        cutlass_aot.open(root)
+    bundle = cutlass_aot.open(root, check=False)
+    assert len(bundle.kernels()) == 3
+    with pytest.raises(Incompatible, match="apache-tvm-ffi is not installed"):
+        bundle.require("sm_90a", 0)
+
+
+# -- listing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        ({}, 15),
+        ({"target": "sm_90a"}, 12),
+        ({"target": "sm_9*", "accumulator": "f16"}, 3),
+        ({"dtypes": "i8.*"}, 3),
+        ({"dtypes": ["i8.*", "bf16.*"]}, 6),
+        ({"layouts": "tnt"}, 15),
+        ({"layouts": "ttt"}, 0),
+        ({"tile": "128x128"}, 5),
+        ({"tile_shape": "128x*"}, 10),
+        ({"tile_shape": ("64x128x64", "128x256")}, 10),
+        ({"use_2cta_mma": "false", "family": "F"}, 15),
+        ({"use_2cta_mma": "true"}, 0),
+        ({"generator": "cutlass.*", "operation": "gemm", "epilogue": ""}, 15),
+        ({"name": "gemm-bf16*"}, 3),
+    ],
+)
+def test_filters(bundle: Bundle, filters: dict[str, Any], count: int) -> None:
+    assert len(bundle.kernels(**filters)) == count
+
+
+def test_an_unknown_filter(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="unknown filter 'tyle'.*accumulator.*tile_shape"):
+        bundle.kernels(tyle="128x128")
+
+
+def test_a_kernel_by_name_digest_and_their_beginnings(bundle: Bundle) -> None:
+    wanted = bundle.kernels()[4]
+    for name in (wanted.name, wanted.digest, wanted.digest[:10], wanted.name[:-1]):
+        assert bundle.kernel(name).digest == wanted.digest
+
+
+def test_a_kernel_that_is_ambiguous_or_unknown(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="beginning of 15 kernels"):
+        bundle.kernel("gemm")
+    with pytest.raises(BundleError, match="no kernel whose name or digest begins with 'xyz'"):
+        bundle.kernel("xyz")
+    with pytest.raises(BundleError, match="begins with ''"):
+        bundle.kernel("")
+
+
+# -- threads ----------------------------------------------------------------------------------------------
+
+
+def test_groups_are_read_once_from_many_threads(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlass_aot.runtime import group
+
+    reads: list[str] = []
+    real = group.read_file
+
+    def counted(root: Path, reference: Any) -> bytes:
+        reads.append(reference.path)
+        return real(root, reference)
+
+    monkeypatch.setattr(group, "read_file", counted)
+    start = threading.Barrier(8)
+    results: list[Any] = []
+
+    def work() -> None:
+        start.wait()
+        results.append([kernel.name for kernel in bundle.find(*operands())])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert all(result == results[0] for result in results)
+    assert sorted(reads) == sorted(set(reads))
+    assert len(reads) == 2
+
+
+# -- launching on descriptions ----------------------------------------------------------------------------
+
+
+def test_descriptions_cannot_be_launched_on(bundle: Bundle) -> None:
+    kernel = bundle.find(*operands())[0]
+    with pytest.raises(OperandError, match="operand `a` is a description without memory"):
+        kernel.launch(*operands())
+    with pytest.raises(OperandError, match="description without memory"):
+        bundle.gemm(*operands())
+
+
+def test_launch_says_why_operands_are_not_supported(bundle: Bundle) -> None:
+    kernel = bundle.find(*operands())[0]
+    with pytest.raises(OperandError, match="operand `a` is unsupported: expected element type f16, got bf16"):
+        kernel.launch(*operands(dtype="bf16"))
+
+
+def test_a_kernel_of_another_group_in_a_child_is_noticed(tmp_path: Path) -> None:
+    from cutlass_aot.errors import CorruptFile
+    from tests.unit import bundles
+
+    kernels = [gemm(), gemm(design={"family": "G"})]
+    root = write_bundle(tmp_path / "b", kernels)
+    foreign = bundles.group_to_bytes((bundles.entry(kernels[0]), bundles.entry(gemm(dtypes=("bf16",) * 3))))
+    catalog = cutlass_aot.open(root).catalog
+    changed = replace(catalog.groups[0], child=bundles.put(root, catalog.groups[0].child.path, foreign))
+    index = bundles.put(root, bundles.CATALOG_NAME, replace(catalog, groups=(changed,)).to_bytes())
+    bundles.write_manifest(root, [changed.child, *changed.libraries.values(), index])
+    with pytest.raises(CorruptFile, match="has a kernel of another group"):
+        cutlass_aot.open(root).kernels()

@@ -1,0 +1,228 @@
+"""Reading a bundle: bad files give the right error, and nothing outside the bundle is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cutlass_aot
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError, SchemaTooNew
+from cutlass_aot.runtime.files import open_beneath, read_bounded, read_manifest
+from cutlass_aot.schema.catalog import CATALOG_KIND, CATALOG_NAME, GROUP_KIND, MANIFEST_NAME
+from cutlass_aot.schema.encoding import digest, seal
+from tests.unit.bundles import designs, write_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle", [*designs(), *designs(dtypes=("bf16",) * 3)])
+
+
+def rewrite(root: Path, change: Callable[[dict], None]) -> None:
+    path = root / MANIFEST_NAME
+    body = json.loads(path.read_text())
+    change(body)
+    path.write_text(json.dumps(body))
+
+
+def relist(root: Path, path: str, data: bytes) -> None:
+    (root / path).write_bytes(data)
+    rewrite(root, lambda body: body["files"].update({path: {"sha256": digest(data), "size": len(data)}}))
+
+
+def child(root: Path) -> Path:
+    return sorted((root / "groups").iterdir())[0]
+
+
+def test_open_reads_the_index_alone(bundle: Path) -> None:
+    for path in [*bundle.glob("groups/*"), *bundle.glob("lib/*/*")]:
+        path.unlink()
+    opened = cutlass_aot.open(bundle)
+    assert [group.count for group in opened.groups] == [3, 3]
+    with pytest.raises(BundleError, match=r"groups/.*is missing: the bundle is incomplete"):
+        opened.kernels()
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no such directory"):
+        cutlass_aot.open(tmp_path / "none")
+
+
+def test_a_file_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "x.whl").write_bytes(b"PK")
+    with pytest.raises(BundleError, match="not a directory.*open_installed"):
+        cutlass_aot.open(tmp_path / "x.whl")
+
+
+def test_a_directory_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="has no MANIFEST.json"):
+        cutlass_aot.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, CATALOG_NAME])
+def test_truncated(bundle: Path, name: str) -> None:
+    data = (bundle / name).read_bytes()
+    for length in (0, 1, len(data) // 2, len(data) - 1):
+        (bundle / name).write_bytes(data[:length])
+        with pytest.raises(CorruptFile, match=f"{name}.*(truncated|again)"):
+            cutlass_aot.open(bundle)
+
+
+def test_any_flipped_bit_of_the_index_is_noticed(bundle: Path) -> None:
+    data = (bundle / CATALOG_NAME).read_bytes()
+    chooser = random.Random(1)
+    for _ in range(50):
+        position = chooser.randrange(len(data))
+        changed = bytearray(data)
+        changed[position] ^= 1 << chooser.randrange(8)
+        (bundle / CATALOG_NAME).write_bytes(changed)
+        with pytest.raises(CorruptFile, match="altered"):
+            cutlass_aot.open(bundle)
+
+
+def test_a_flipped_bit_of_the_manifest_never_passes_unnoticed(bundle: Path) -> None:
+    data = (bundle / MANIFEST_NAME).read_bytes()
+    chooser = random.Random(2)
+    for _ in range(100):
+        changed = bytearray(data)
+        changed[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+        (bundle / MANIFEST_NAME).write_bytes(changed)
+        try:
+            opened = cutlass_aot.open(bundle)
+        except (CorruptFile, SchemaTooNew):
+            continue
+        # What is left are files that opening does not need, such as a licence's entry. There are none here.
+        pytest.fail(f"{opened} was opened with another manifest")
+
+
+def test_a_child_that_was_altered(bundle: Path) -> None:
+    path = child(bundle)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=rf"{path.name} has SHA-256 .* altered"):
+        cutlass_aot.open(bundle).kernels()
+
+
+def test_a_child_that_grew(bundle: Path) -> None:
+    path = child(bundle)
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(CorruptFile, match="is larger than"):
+        cutlass_aot.open(bundle).kernels()
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"kind": "something else"}', b"\xff\xfe", b"[" * 100_000, b"{}"])
+def test_a_foreign_manifest(bundle: Path, body: bytes) -> None:
+    (bundle / MANIFEST_NAME).write_bytes(body)
+    with pytest.raises(CorruptFile, match=r"MANIFEST\.json"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_foreign_catalog(bundle: Path) -> None:
+    relist(bundle, CATALOG_NAME, seal(GROUP_KIND, 1, {}))
+    with pytest.raises(CorruptFile, match=rf"is not a '{CATALOG_KIND}' file"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_newer_manifest(bundle: Path) -> None:
+    rewrite(bundle, lambda body: body.update(schema=2))
+    with pytest.raises(SchemaTooNew, match="schema version 2, this cutlass-aot reads up to 1: upgrade"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_newer_catalog(bundle: Path) -> None:
+    relist(bundle, CATALOG_NAME, seal(CATALOG_KIND, 7, {}))
+    with pytest.raises(SchemaTooNew, match="schema version 7"):
+        cutlass_aot.open(bundle)
+
+
+@pytest.mark.parametrize("schema", [0, True, "1", None, 1.0])
+def test_a_schema_version_that_is_none(bundle: Path, schema: object) -> None:
+    rewrite(bundle, lambda body: body.update(schema=schema))
+    with pytest.raises(CorruptFile, match="no valid schema version"):
+        cutlass_aot.open(bundle)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, {}, {"size": -1, "sha256": "0" * 64}, {"size": 1, "sha256": "0"}, {"size": True, "sha256": "0" * 64},
+     {"size": 1 << 40, "sha256": "0" * 64}, {"size": 1, "sha256": "G" * 64}],
+)  # fmt: skip
+def test_an_entry_without_a_valid_size_and_digest(bundle: Path, entry: object) -> None:
+    rewrite(bundle, lambda body: body["files"].update({"x": entry}))
+    with pytest.raises(CorruptFile, match="'x' has no valid size and SHA-256"):
+        cutlass_aot.open(bundle)
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "a\\b", "a\0b", ""])
+def test_a_path_that_leads_out(bundle: Path, path: str) -> None:
+    rewrite(bundle, lambda body: body["files"].update({path: {"size": 0, "sha256": digest(b"")}}))
+    with pytest.raises(CorruptFile, match="leads out of the bundle"):
+        cutlass_aot.open(bundle)
+    with pytest.raises(CorruptFile, match="leads out of the bundle"):
+        open_beneath(bundle, path)
+
+
+def test_catalog_and_manifest_have_to_agree(bundle: Path) -> None:
+    name = f"groups/{child(bundle).name}"
+    rewrite(bundle, lambda body: body["files"][name].update(size=1))
+    with pytest.raises(CorruptFile, match="disagree"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_manifest_without_a_catalog(bundle: Path) -> None:
+    rewrite(bundle, lambda body: body["files"].pop(CATALOG_NAME))
+    with pytest.raises(CorruptFile, match="does not list catalog"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_file_that_is_a_link_is_not_read(bundle: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (bundle / CATALOG_NAME).rename(outside)
+    (bundle / CATALOG_NAME).symlink_to(outside)
+    with pytest.raises(CorruptFile, match="symbolic link"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_folder_that_is_a_link_is_not_entered(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "groups").rename(tmp_path / "groups")
+    (bundle / "groups").symlink_to(tmp_path / "groups")
+    with pytest.raises(CorruptFile, match="symbolic link"):
+        cutlass_aot.open(bundle).kernels()
+
+
+def test_the_bundle_itself_may_be_reached_through_a_link(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(bundle)
+    assert len(cutlass_aot.open(tmp_path / "current").kernels()) == 6
+
+
+def test_a_fifo_is_refused_at_once(bundle: Path) -> None:
+    (bundle / CATALOG_NAME).unlink()
+    os.mkfifo(bundle / CATALOG_NAME)
+    with pytest.raises(CorruptFile, match="not a regular file"):
+        cutlass_aot.open(bundle)
+
+
+def test_reading_is_bounded(bundle: Path) -> None:
+    (bundle / "large").write_bytes(b"x" * 1000)
+    assert len(read_bounded(bundle, "large", 1000)) == 1000
+    with pytest.raises(CorruptFile, match="larger than the 999 bytes"):
+        read_bounded(bundle, "large", 999)
+
+
+def test_no_descriptor_is_left_open(bundle: Path) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    for _ in range(5):
+        read_manifest(bundle)
+        for path in ("none", "groups/none", "groups/none/none", "groups"):
+            with pytest.raises(CutlassAotError):
+                read_bounded(bundle, path, 10)
+    assert count() == before
