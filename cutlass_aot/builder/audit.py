@@ -8,11 +8,11 @@ Container: ``u32 magic, u16 version, u16 header size, u64 size of the entries``.
 2 cubin) at 0, ``u32`` header size at 4, ``u64`` size of what follows at 8, ``u32`` compute capability at 28,
 ``u64`` flags at 40.
 
-Cubin: ELF machine 190. ELF flags up to ABI version 7: compute capability in bits 0-7, bit 11 for ``a``
-targets, and 10 times the toolkit's version in the ELF version. From ABI version 8: compute capability in bits
-8-15, bit 3 for ``a`` targets, and the toolkit's version in the note ``.note.nv.tkinfo``. Section ``.nv.info``:
-records ``u8 format, u8 attribute, u16 value``, where format 4 says that ``value`` bytes follow, which for the
-attributes read here are ``u32 symbol, u32 value``.
+Cubin: ELF machine 190. Up to ABI version 7: the ELF flags have the compute capability in bits 0-7 and bit 11
+for ``a`` targets; the ELF version is 10 times the toolkit's. From ABI version 8: the flags have the compute
+capability in bits 8-15 and bit 3 for ``a`` targets; the note ``.note.nv.tkinfo`` names the toolkit. Section
+``.nv.info``: records ``u8 format, u8 attribute, u16 value``, where format 4 says that ``value`` bytes follow,
+which for the attributes read here are ``u32 symbol, u32 value``.
 """
 
 from __future__ import annotations

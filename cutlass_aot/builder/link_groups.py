@@ -1,4 +1,4 @@
-"""Link each group's objects into one library a host; a library that the store has is not linked again."""
+"""Link the groups' objects into libraries; a library that the store has is not linked again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cutlass_aot.builder.native.link import LinkToolchain
-from cutlass_aot.bundle.write import GroupPlan
+from cutlass_aot.bundle.write import GroupPlan, LinkedLibrary
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.catalog import KernelEntry
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.store.store import Store
 
 LINK_SCHEMA = 1
+KERNELS_A_LIBRARY = 128
+"""Kernels up to which groups share a library: enough to make its copy of the CUDA runtime (0.75 MB) small
+beside them, few enough that verifying it at first use takes milliseconds."""
 
 
 def link_groups(
@@ -38,23 +41,49 @@ def link_groups(
     groups: dict[str, list[KernelEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.kernel.group_name, []).append(entry)
-    wanted = [
-        (name, host, _link_key(members, linker))
-        for name, members in sorted(groups.items())
-        for host, linker in sorted(linkers.items())
-    ]
-    found = {link_key: _library(store, link_key) for _, _, link_key in wanted}
-    to_link = [item for item in wanted if found[item[2]] is None]
-    if to_link:
-        started(len(to_link))
-    libraries: dict[str, dict[str, Path]] = {}
-    for name, host, link_key in wanted:
-        path = found[link_key] or _link(groups[name], linkers[host], link_key, store, workspace)
-        libraries.setdefault(name, {})[host] = path
+    packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
+    wanted = []
+    for pack_name, names in packs.items():
+        members = [entry for name in names for entry in groups[name]]
+        wanted += [
+            (pack_name, host, members, _link_key(members, linker)) for host, linker in sorted(linkers.items())
+        ]
+    found = {link_key: _library(store, link_key) for *_, link_key in wanted}
+    missing = sum(path is None for path in found.values())
+    if missing:
+        started(missing)
+    libraries: dict[str, dict[str, LinkedLibrary]] = {}
+    for pack_name, host, members, link_key in wanted:
+        path = found[link_key] or _link(members, linkers[host], link_key, store, workspace)
+        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, path)
     return [
-        GroupPlan(name=name, entries=tuple(members), libraries=libraries[name])
-        for name, members in sorted(groups.items())
+        GroupPlan(name=name, entries=tuple(groups[name]), libraries=libraries[pack_name])
+        for pack_name, names in packs.items()
+        for name in names
     ]
+
+
+def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
+    """Which groups share a library: neighbours of one target, until a library has enough kernels.
+
+    Args:
+        groups: name to target and number of kernels.
+
+    Returns:
+        Name of each library to its groups, both in order. A group is never split.
+    """
+    packs: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    current: dict[str, str] = {}
+    for name in sorted(groups):
+        target, count = groups[name]
+        library = current.get(target)
+        if library is None or sizes[library] + count > KERNELS_A_LIBRARY:
+            library = f"{target}-{sum(other.startswith(f'{target}-') for other in packs)}"
+            current[target], packs[library], sizes[library] = library, [], 0
+        packs[library].append(name)
+        sizes[library] += count
+    return packs
 
 
 def _link(

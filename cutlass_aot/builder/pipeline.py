@@ -14,7 +14,7 @@ from cutlass_aot.builder.link_groups import link_groups
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection, Sources
-from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler
+from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
 from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
 from cutlass_aot.generators.device import DeviceProfile, load_profile
 from cutlass_aot.manifest.model import Manifest, load_manifest
@@ -23,8 +23,6 @@ from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
-
-BUNDLE_SCHEMA = 1
 
 
 class Report(compiling.Progress, Protocol):
@@ -169,8 +167,7 @@ def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:
     return digest(
         encode(
             {
-                "schema": BUNDLE_SCHEMA,
-                "cutlass_aot": cutlass_aot.__version__,
+                "cutlass_aot": own_sources(),
                 "name": manifest.name,
                 "version": manifest.version,
                 "device": manifest.device,

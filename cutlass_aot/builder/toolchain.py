@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import cutlass_aot
 from cutlass_aot.errors import ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
 
@@ -66,6 +67,13 @@ def detect_compiler() -> CompilerToolchain:
         fingerprint=digest(encode({"files": digests, "python": python})),
         versions=dict(sorted(versions.items())),
     )
+
+
+def own_sources() -> str:
+    """Digest of this package's own sources: what decides how a bundle is put together, beside its inputs."""
+    root = Path(cutlass_aot.__file__).parent
+    paths = sorted(path for suffix in ("py", "c", "toml") for path in root.rglob(f"*.{suffix}"))
+    return digest(encode({path.relative_to(root).as_posix(): _file_digest(path) for path in paths}))
 
 
 def _installed(name: str) -> bool:

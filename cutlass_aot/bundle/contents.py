@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutlass_aot.bundle.elf import SharedObject, read_shared_object
+from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_bytes
 from cutlass_aot.bundle.write import BUNDLE_NAME, FILE_NAME
 from cutlass_aot.errors import BundleError, CutlassAotError
@@ -131,6 +131,7 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         return
     yield from _parent(catalog)
     used = {CATALOG_NAME}
+    libraries: dict[FileReference, _Expected] = {}
     for group in catalog.groups:
         files = [group.child, *group.libraries.values()]
         used.update(reference.path for reference in files)
@@ -146,8 +147,12 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
             for reference in files
             if references.get(reference.path) == reference and reference.path not in damaged
         }
-        if group.child.path in sound:
-            yield from _group(bundle, group, sound)
+        symbols = (yield from _group(bundle, group)) if group.child.path in sound else None
+        for host, reference in group.libraries.items():
+            if reference.path in sound:
+                libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+    for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
+        yield from _library(bundle, reference, expected)
     for path in references:
         if path not in used and not path.startswith("licenses/"):
             yield Problem(path, "a file that no group uses", "no such file")
@@ -193,25 +198,30 @@ def _is_target(name: str) -> bool:
         return False
 
 
-def _group(bundle: Path, group: GroupEntry, sound: set[str]) -> Iterator[Problem]:
+@dataclass(slots=True)
+class _Expected:
+    """What the groups that share a library expect of it; complete if the indices of all of them are sound."""
+
+    host: str
+    symbols: set[str] = field(default_factory=set)
+    complete: bool = True
+    same_host: bool = True
+
+    def add(self, host: str, symbols: set[str] | None) -> None:
+        self.same_host = self.same_host and host == self.host
+        self.complete = self.complete and symbols is not None
+        self.symbols |= symbols or set()
+
+
+def _group(bundle: Path, group: GroupEntry) -> Generator[Problem, None, set[str] | None]:
+    """Check a group's index; gives the symbols that its kernels need, None if it cannot be read."""
     try:
         entries = group_from_bytes(_index(bundle, group.child), group.child.path)
     except CutlassAotError as error:
         yield Problem(group.child.path, str(error), "an index that this release reads")
-        return
+        return None
     yield from _child(group, entries)
-    symbols = {EXPORT_PREFIX + entry.kernel.symbol for entry in entries}
-    for host, reference in sorted(group.libraries.items()):
-        if reference.path not in sound:
-            continue
-        try:
-            library = read_shared_object(bundle / reference.path, reference.path)
-        except OSError as error:
-            yield Problem(reference.path, error.strerror or str(error), "a readable file")
-        except CutlassAotError as error:
-            yield Problem(reference.path, str(error), f"a shared library for {host}")
-        else:
-            yield from _library(reference.path, library, host, symbols)
+    return {EXPORT_PREFIX + entry.kernel.symbol for entry in entries}
 
 
 def _child(group: GroupEntry, entries: tuple[KernelEntry, ...]) -> Iterator[Problem]:
@@ -234,14 +244,25 @@ def _child(group: GroupEntry, entries: tuple[KernelEntry, ...]) -> Iterator[Prob
                 )
 
 
-def _library(path: str, library: SharedObject, host: str, symbols: set[str]) -> Iterator[Problem]:
+def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Iterator[Problem]:
+    path, host = reference.path, expected.host
+    if not expected.same_host:
+        yield Problem(path, "a library for several hosts in the catalog", "one for each host")
+    try:
+        library = read_shared_object(bundle / path, path)
+    except OSError as error:
+        yield Problem(path, error.strerror or str(error), "a readable file")
+        return
+    except CutlassAotError as error:
+        yield Problem(path, str(error), f"a shared library for {host}")
+        return
     if library.host != host:
         yield Problem(path, f"a library for {library.host}", f"one for {host}")
-    missing, extra = symbols - library.exported, library.exported - symbols
+    missing, extra = expected.symbols - library.exported, library.exported - expected.symbols
     if missing:
-        yield Problem(path, f"no symbol {_few(sorted(missing))}", "one for each kernel of its group")
-    if extra:
-        yield Problem(path, f"the symbol {_few(sorted(extra))}", "none beside those of its group's kernels")
+        yield Problem(path, f"no symbol {_few(sorted(missing))}", "one for each kernel of its groups")
+    if extra and expected.complete:
+        yield Problem(path, f"the symbol {_few(sorted(extra))}", "none beside those of its groups' kernels")
     foreign = sorted(set(library.needed) - ALLOWED_LIBRARIES)
     if foreign:
         yield Problem(path, f"a need for {_few(foreign)}", "none beside libtvm_ffi.so and glibc")

@@ -39,18 +39,31 @@ _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class LinkedLibrary:
+    """A library that one group or several have their kernels in.
+
+    Attributes:
+        name: stem of its file in the bundle.
+        path: where it was linked.
+    """
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class GroupPlan:
     """One group to be written.
 
     Attributes:
-        name: readable name, also the stem of its files.
+        name: readable name, also the stem of its index.
         entries: its kernels, in any order, at least one.
-        libraries: host to the linked library.
+        libraries: host to the library that has all of them.
     """
 
     name: str
     entries: tuple[KernelEntry, ...]
-    libraries: Mapping[str, Path]
+    libraries: Mapping[str, LinkedLibrary]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,13 @@ def _contents(plan: BundlePlan) -> _Contents:
         references[path] = FileReference(path, size, sha256)
         return references[path]
 
+    def add_library(path: str, source: Path) -> FileReference:
+        if path not in references:
+            return add(path, source)
+        if sources[path] != source:
+            raise BundleError(f"{path} names two libraries, {sources[path]!r} and {source}")
+        return references[path]
+
     groups = []
     for group in sorted(plan.groups, key=lambda group: group.name):
         ordered = sorted(group.entries, key=lambda entry: (entry.kernel.name, entry.kernel.digest))
@@ -186,7 +206,7 @@ def _contents(plan: BundlePlan) -> _Contents:
                 count=len(ordered),
                 child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
                 libraries={
-                    host: add(f"lib/{host}/{group.name}.so", library)
+                    host: add_library(f"lib/{host}/{library.name}.so", library.path)
                     for host, library in sorted(group.libraries.items())
                 },
             )
@@ -222,7 +242,8 @@ def _check_plan(plan: BundlePlan) -> None:
     ):
         if not values or len(set(values)) != len(values):
             raise BundleError(f"bundle {plan.name!r} names no {what}, or one twice: {list(values)}")
-    for name in (*plan.hosts, *(group.name for group in plan.groups), *plan.licenses):
+    libraries = (library.name for group in plan.groups for library in group.libraries.values())
+    for name in (*plan.hosts, *(group.name for group in plan.groups), *libraries, *plan.licenses):
         if not FILE_NAME.fullmatch(name):
             raise BundleError(
                 f"{name!r} cannot name a file of a bundle: expected letters, digits, '.', '_', '+' and '-', "

@@ -14,6 +14,7 @@ from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.launch import Plan, launch
+from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.listing import by_name, group_matches, matching
 from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
 from cutlass_aot.runtime.select import sort_key
@@ -52,7 +53,20 @@ class Bundle:
         self.path = root
         self.catalog = catalog
         host = os.uname().machine
-        self._groups = {group.name: Group(root, group, host, self.require) for group in catalog.groups}
+        # Groups of one target may share a library, which is then mapped once.
+        libraries = {
+            reference: Library(root, reference)
+            for reference in dict.fromkeys(g.libraries[host] for g in catalog.groups if host in g.libraries)
+        }
+        self._groups = {
+            group.name: Group(
+                root,
+                group,
+                libraries[group.libraries[host]] if host in group.libraries else None,
+                self.require,
+            )
+            for group in catalog.groups
+        }
         # Addresses matter to a choice as far as the strictest alignment of any operand tells them apart.
         self._alignment = math.lcm(
             1, *(operand.alignment for group in catalog.groups for operand in group.operands)

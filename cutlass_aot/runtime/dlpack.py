@@ -39,8 +39,9 @@ _alive: dict[int, tuple[Any, ...]] = {}
 """What each exported struct points to, by the struct's address, until its consumer deletes it."""
 
 
-def _forget(address: int) -> None:
-    _alive.pop(address, None)
+def _forget(address: int, alive: dict[int, tuple[Any, ...]] = _alive) -> None:
+    # A default value: at the interpreter's end, consumers may come after this module's globals are gone.
+    alive.pop(address, None)
 
 
 _delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget)

@@ -31,7 +31,7 @@ BUILD_PACKAGES = (
     "torch",
     "ziglang",
 )
-"""What the extra ``build`` installs; a contract test holds it against pyproject.toml."""
+"""What the extra ``build`` installs; a test holds it against pyproject.toml."""
 
 
 def collect() -> dict[str, Any]:

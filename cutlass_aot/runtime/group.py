@@ -19,18 +19,19 @@ class Group:
     Args:
         root: the bundle.
         entry: the group's entry in the parent index.
-        host: CPU architecture of this machine.
+        library: what has its kernels on this machine's CPU architecture, None if nothing has.
         require: called with a target and a device before anything is mapped; raises where it cannot run.
     """
 
-    def __init__(self, root: Path, entry: GroupEntry, host: str, require: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, root: Path, entry: GroupEntry, library: Library | None, require: Callable[[str, int], None]
+    ) -> None:
         self.entry = entry
         self._root = root
         self._require = require
         self._lock = threading.Lock()
         self._kernels: tuple[KernelEntry, ...] | None = None
-        reference = entry.libraries.get(host)
-        self._library = Library(root, reference) if reference else None
+        self._library = library
 
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:

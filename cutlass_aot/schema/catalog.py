@@ -5,7 +5,7 @@ Files (all sealed msgpack, see :mod:`~cutlass_aot.schema.encoding`)::
     MANIFEST.json          every other file's size and SHA-256; written last
     catalog.msgpack        parent
     groups/<group>.msgpack children
-    lib/<host>/<group>.so  linked libraries
+    lib/<host>/*.so        linked libraries; groups of one target may share one
     licenses/*             licences of what is linked in
 """
 

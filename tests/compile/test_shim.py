@@ -60,16 +60,22 @@ class Kernel:
         self._function = getattr(self.library, f"__tvm_ffi_{KERNEL}")
         self._function.restype = ctypes.c_int
 
-    def launch(self, device: int) -> str:
-        """Launch on a device; the error's text, empty if there was none."""
+    def launch_status(self, device: int) -> int:
+        """Launch on a device; 0, or -1 with the error raised."""
         extent = (ctypes.c_int64 * 1)(128 * 300)
         stride = (ctypes.c_int64 * 1)(1)
         tensor = Tensor(0x10000, 2, device, 1, 2, 32, 1, extent, stride, 0)
         value = Value(7, 0, ctypes.addressof(tensor))  # 7: a DLTensor pointer
         result = Value()
-        status = self._function(None, ctypes.byref(value), 1, ctypes.byref(result))
+        status: int = self._function(None, ctypes.byref(value), 1, ctypes.byref(result))
+        return status
+
+    def launch(self, device: int) -> str:
+        """Launch on a device; the error's text, empty if there was none."""
+        if self.launch_status(device) == 0:
+            return ""
         self.library.fake_error.restype = ctypes.c_char_p
-        return "" if status == 0 else self.library.fake_error().decode()
+        return str(self.library.fake_error().decode())
 
     def __getitem__(self, name: str) -> int:
         return ctypes.c_int.in_dll(self.library, f"fake_{name}").value

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import KernelEntry, Needs
 from cutlass_aot.schema.kernel import Kernel
@@ -78,7 +78,7 @@ def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
     name = members[0].group_name
     path = folder / f"linked-{name}.so"
     path.write_bytes(shared_object(sorted(f"__tvm_ffi_{k.symbol}" for k in members), **library))
-    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": path})
+    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": LinkedLibrary(name, path)})
 
 
 def plan(folder: Path, **changes: Any) -> BundlePlan:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cutlass_aot.bundle import verify
 from cutlass_aot.bundle.verify import verify_path, verify_wheel
 from cutlass_aot.bundle.wheel import build_wheel
-from cutlass_aot.bundle.write import write_bundle
+from cutlass_aot.bundle.write import LinkedLibrary, write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
@@ -218,7 +218,7 @@ def test_a_bundle_for_two_hosts_is_refused(tmp_path):
     one = group(tmp_path / "linked", kernels())
     other = tmp_path / "linked" / "aarch64.so"
     other.write_bytes(shared_object([f"__tvm_ffi_{k.symbol}" for k in kernels()], machine=183))
-    both = replace(one, libraries={**one.libraries, "aarch64": other})
+    both = replace(one, libraries={**one.libraries, "aarch64": LinkedLibrary("other", other)})
     bundle = make(tmp_path, hosts=("x86_64", "aarch64"), groups=(both,))
     with pytest.raises(BundleError, match="aarch64, x86_64, a wheel is for one host"):
         build_wheel(bundle, tmp_path)

@@ -12,11 +12,11 @@ import pytest
 
 from cutlass_aot.bundle import write
 from cutlass_aot.bundle.verify import verify_bundle
-from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, LinkedLibrary, bundle_is, write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, group_from_bytes
-from tests.unit.synthetic import entry, group, kernels, plan
+from tests.unit.synthetic import entry, group, kernels, plan, shared_object
 
 
 def tree(folder):
@@ -237,10 +237,30 @@ def test_a_read_only_parent_is_a_clear_error(small, tmp_path):
 
 
 def test_a_missing_library_is_a_clear_error(small, out):
-    small.groups[0].libraries["x86_64"].unlink()
+    small.groups[0].libraries["x86_64"].path.unlink()
     with pytest.raises(BundleError, match=r"linked-gemm.*No such file"):
         write_bundle(small, out)
     assert not out.exists()
+
+
+def test_groups_may_share_a_library(small, tmp_path, out):
+    together = [entry.kernel for group in small.groups for entry in group.entries]
+    path = tmp_path / "together.so"
+    path.write_bytes(shared_object(sorted(f"__tvm_ffi_{kernel.symbol}" for kernel in together)))
+    shared = {"x86_64": LinkedLibrary("sm_90a-0", path)}
+    groups = tuple(replace(group, libraries=shared) for group in small.groups)
+    write_bundle(replace(small, groups=groups), out)
+    assert [file.name for file in (out / "lib" / "x86_64").iterdir()] == ["sm_90a-0.so"]
+    assert verify_bundle(out) == []
+
+
+def test_two_libraries_of_one_name_are_refused(small, out):
+    groups = tuple(
+        replace(group, libraries={"x86_64": LinkedLibrary("same", group.libraries["x86_64"].path)})
+        for group in small.groups
+    )
+    with pytest.raises(BundleError, match=r"lib/x86_64/same\.so names two libraries"):
+        write_bundle(replace(small, groups=groups), out)
 
 
 def test_a_library_that_changes_meanwhile_is_refused(small, out, monkeypatch):

@@ -55,12 +55,12 @@ def test_no_such_directory(tmp_path: Path) -> None:
 
 def test_a_file_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"PK")
-    with pytest.raises(BundleError, match="not a directory.*open_installed"):
+    with pytest.raises(BundleError, match=r"not a directory.*open_installed"):
         cutlass_aot.open(tmp_path / "x.whl")
 
 
 def test_a_directory_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="has no MANIFEST.json"):
+    with pytest.raises(BundleError, match=r"has no MANIFEST\.json"):
         cutlass_aot.open(tmp_path)
 
 
@@ -150,8 +150,9 @@ def test_a_schema_version_that_is_none(bundle: Path, schema: object) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [None, {}, {"size": -1, "sha256": "0" * 64}, {"size": 1, "sha256": "0"}, {"size": True, "sha256": "0" * 64},
-     {"size": 1 << 40, "sha256": "0" * 64}, {"size": 1, "sha256": "G" * 64}],
+    [None, {}, {"size": -1, "sha256": "0" * 64}, {"size": 1, "sha256": "0"},
+     {"size": True, "sha256": "0" * 64}, {"size": 1 << 40, "sha256": "0" * 64},
+     {"size": 1, "sha256": "G" * 64}],
 )  # fmt: skip
 def test_an_entry_without_a_valid_size_and_digest(bundle: Path, entry: object) -> None:
     rewrite(bundle, lambda body: body["files"].update({"x": entry}))

@@ -162,24 +162,26 @@ class LinkToolchain:
         if len(set(symbols)) != len(symbols):
             twice = sorted({symbol for symbol in symbols if symbols.count(symbol) > 1})
             raise LinkError(f"{output.name}: symbols given more than once: {', '.join(twice)}")
+        for symbol in symbols:
+            if not (symbol.isascii() and symbol.isidentifier()):
+                raise LinkError(f"{output.name}: {symbol!r} cannot be the name of a C function")
         shim = self._shim_object(cache)
-        descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        descriptor, beside = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
         os.close(descriptor)
-        temporary = Path(name)
+        temporary = Path(beside)
         try:
-            with tempfile.TemporaryDirectory(prefix="link-", dir=cache) as work:
-                exports = Path(work) / "exports.map"
-                exports.write_text(_EXPORTS, encoding="utf-8")
-                inputs = [path for _, path in ordered] + [shim, self.cudart, self.tvm_ffi]
-                # A response file, since thousands of paths do not fit on a command line.
-                response = Path(work) / "inputs"
-                response.write_text("".join(_quoted(path) for path in inputs), encoding="utf-8")
-                self._zig(
-                    [*_LINK_FLAGS, f"-Wl,--version-script={exports}", f"@{response}"],
-                    temporary,
-                    cache,
-                    f"linking {output.name}",
-                )
+            with tempfile.TemporaryDirectory(prefix="link-", dir=cache) as directory:
+                work = Path(directory)
+                # Short names for everything: thousands of paths do not fit on a command line, and how to
+                # quote one in a response file is not written down anywhere.
+                inputs = {f"{n}-{symbol[:80]}.o": path for n, (symbol, path) in enumerate(ordered)}
+                inputs |= {path.name: path for path in (shim, self.cudart, self.tvm_ffi)}
+                for name, path in inputs.items():
+                    (work / name).symlink_to(path.absolute())
+                (work / "inputs").write_text("\n".join(inputs), encoding="utf-8")
+                (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
+                arguments = [*_LINK_FLAGS, "-Wl,--version-script=exports.map", "@inputs"]
+                self._zig(arguments, temporary, work, cache, f"linking {output.name}")
             check_library(temporary, symbols)
             temporary.chmod(0o644)
             temporary.replace(output)
@@ -196,11 +198,11 @@ class LinkToolchain:
             made = Path(work) / "shim.o"
             includes = [part for path in self.includes for part in ("-isystem", str(path))]
             arguments = [*_COMPILE_FLAGS, *includes, "-c", str(_SHIM)]
-            self._zig(arguments, made, cache, "compiling the shim")
+            self._zig(arguments, made, Path(work), cache, "compiling the shim")
             made.replace(shim)
         return shim
 
-    def _zig(self, arguments: Sequence[str], output: Path, cache: Path, what: str) -> None:
+    def _zig(self, arguments: Sequence[str], output: Path, work: Path, cache: Path, what: str) -> None:
         caches = str((cache / "zig").absolute())
         # Nothing else of the environment: variables such as CPATH would change what is built.
         environment = {
@@ -208,10 +210,11 @@ class LinkToolchain:
             "ZIG_GLOBAL_CACHE_DIR": caches,
             "ZIG_LOCAL_CACHE_DIR": caches,
         }
-        command = [str(self.zig), "cc", "-target", self._target, *arguments, "-o", str(output)]
+        command = [str(self.zig), "cc", "-target", self._target, *arguments]
         try:
             done = subprocess.run(
-                command,
+                [*command, "-o", str(output.absolute())],
+                cwd=work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -309,14 +312,6 @@ def _shown(names: set[str] | frozenset[str]) -> str:
     shown = sorted(names)
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return ", ".join(shown[:8]) + more if shown else "none"
-
-
-def _quoted(path: Path) -> str:
-    """A line of a response file."""
-    text = str(path.absolute())
-    if "\n" in text or "\r" in text:
-        raise LinkError(f"the path {text!r} holds a line break, which the linker cannot take")
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
 
 
 def _runtime_version(header: Path) -> str:

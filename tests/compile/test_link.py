@@ -1,0 +1,322 @@
+"""Libraries: equal bytes from equal objects, nothing shown or needed that should not be, clear errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from cutlass_aot.builder.native import link
+from cutlass_aot.builder.native.link import LinkToolchain, check_library
+from cutlass_aot.errors import LinkError, ToolchainError
+
+pytestmark = pytest.mark.compile
+
+PLAIN = "int __tvm_ffi_plain(void) { return 1; }"
+
+
+@pytest.fixture
+def plain_c(toolchain: LinkToolchain, cache: Path, tmp_path: Path):
+    """Compile a piece of C with the pinned compiler: to an object, or with -shared to a library."""
+
+    def compile_c(source: str, *flags: str, glibc: str = "2.28") -> Path:
+        output = tmp_path / f"plain{len(list(tmp_path.iterdir()))}.o"
+        caches = str(cache / "zig")
+        subprocess.run(
+            [toolchain.zig, "cc", "-target", f"x86_64-linux-gnu.{glibc}", "-O2", "-fPIC", "-x", "c", "-"]
+            + ([] if "-shared" in flags else ["-c"])
+            + [*flags, "-o", str(output)],
+            input=source.encode(),
+            env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
+            check=True,
+        )
+        return output
+
+    return compile_c
+
+
+def test_the_same_bytes_in_any_order_and_anywhere(
+    objects: dict[str, Path], toolchain: LinkToolchain, cache: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.so", tmp_path / "elsewhere" / "second.so"
+    second.parent.mkdir()
+    toolchain.link(list(objects.items()), first, cache)
+    moved = []
+    for name, path in reversed(objects.items()):
+        copy = tmp_path / "elsewhere" / f"{len(moved)} moved.o"
+        copy.write_bytes(path.read_bytes())
+        moved.append((name, copy))
+    other = tmp_path / "other cache"
+    toolchain.link(moved, second, other)
+    data = first.read_bytes()
+    assert second.read_bytes() == data
+    for path in (cache, other, tmp_path, toolchain.zig.parent, Path.cwd()):
+        assert str(path).encode() not in data
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "first.so", "other cache"]
+    assert len(list(second.parent.iterdir())) == len(objects) + 1
+    assert first.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_library_shows_its_kernels_alone(
+    objects: dict[str, Path], toolchain: LinkToolchain, cache: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "k.so"
+    toolchain.link(list(objects.items()), library, cache)
+    check_library(library, list(objects))
+    with pytest.raises(LinkError, match="missing: __tvm_ffi_absent; not expected: none"):
+        check_library(library, [*objects, "absent"])
+    gone = sorted(objects)[0]
+    with pytest.raises(LinkError, match=f"missing: none; not expected: __tvm_ffi_{gone}$"):
+        check_library(library, sorted(objects)[1:])
+
+
+def test_nothing_but_the_objects_the_shim_and_the_runtime_is_linked_in(
+    objects: dict[str, Path], toolchain: LinkToolchain, cache: Path, tmp_path: Path
+) -> None:
+    """What these leave undefined, one of them or a shared library defines: no further licences."""
+    library = tmp_path / "k.so"
+    toolchain.link(list(objects.items()), library, cache)
+    (shim,) = cache.glob("shim-*.o")
+    members = [path.read_bytes() for path in objects.values()] + [shim.read_bytes()]
+    members += _archive_members(toolchain.cudart.read_bytes())
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    for member in members:
+        for symbol in ELFFile(io.BytesIO(member)).get_section_by_name(".symtab").iter_symbols():
+            missing = symbol["st_shndx"] == "SHN_UNDEF"
+            (undefined if missing else defined).add(symbol.name)
+    with library.open("rb") as stream:
+        dynamic = ELFFile(stream).get_section_by_name(".dynsym")
+        shared = {s.name for s in dynamic.iter_symbols() if s["st_shndx"] == "SHN_UNDEF"}
+    made_by_the_linker = {"_GLOBAL_OFFSET_TABLE_", "__real_TVMFFIEnvGetStream"}
+    assert undefined - defined - shared == made_by_the_linker
+    licenses = toolchain.licenses()
+    assert sorted(licenses) == ["cutlass-aot.txt", "nvidia-cuda-runtime.txt"]
+    assert b"Apache License" in licenses["cutlass-aot.txt"]
+    assert b"End User License Agreement" in licenses["nvidia-cuda-runtime.txt"]
+
+
+def _archive_members(archive: bytes) -> list[bytes]:
+    """Objects of a static library."""
+    assert archive.startswith(b"!<arch>\n")
+    members, position = [], 8
+    while position < len(archive):
+        size = int(archive[position + 48 : position + 58])
+        content = archive[position + 60 : position + 60 + size]
+        if content.startswith(b"\x7fELF"):
+            members.append(content)
+        position += 60 + size + size % 2
+    assert members
+    return members
+
+
+def test_more_objects_than_fit_on_a_command_line(
+    objects: dict[str, Path], toolchain: LinkToolchain, cache: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path.joinpath(*["long" * 60] * 4, 'a "quoted" \\name')
+    directory.mkdir(parents=True)
+    data = objects["scale_sm_90a"].read_bytes()
+    many = []
+    for index in range(2200):
+        symbol = f"scale_{index:06}"
+        path = directory / f"{index}.o"
+        path.write_bytes(data.replace(b"__tvm_ffi_scale_sm_90a", f"__tvm_ffi_{symbol}".encode()))
+        many.append((symbol, path))
+    assert sum(len(str(path)) for _, path in many) > os.sysconf("SC_ARG_MAX")
+    toolchain.link(many, tmp_path / "many.so", cache)
+    check_library(tmp_path / "many.so", [symbol for symbol, _ in many])
+
+
+def test_a_loaded_library_says_what_is_wrong_with_the_machine(
+    objects: dict[str, Path], toolchain: LinkToolchain, cache: Path, tmp_path: Path
+) -> None:
+    """The real CUDA runtime, without a GPU: an error from the shim, and a clean end also after dlclose."""
+    toolchain.link([("scale_sm_90a", objects["scale_sm_90a"])], tmp_path / "k.so", cache)
+    program = (
+        "import _ctypes, ctypes, sys\n"
+        "from pathlib import Path\n"
+        "from tests.compile.test_shim import Kernel\n"
+        "tvm_ffi = ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)\n"
+        "kernel = Kernel(Path(sys.argv[1]))\n"
+        "failed = kernel.launch_status(0)\n"
+        "error = ctypes.c_void_p()\n"
+        "tvm_ffi.TVMFFIErrorMoveFromRaised(ctypes.byref(error))\n"
+        # A 24-byte object header, then kind and message, each an address and a length.
+        "words = (ctypes.c_uint64 * 7).from_address(error.value)\n"
+        "print(failed, ctypes.string_at(words[5], words[6]).decode())\n"
+        "_ctypes.dlclose(kernel.library._handle)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "k.so"), str(toolchain.tvm_ffi)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("-1 cannot load the kernel"), done.stdout
+    assert "cudaErrorInsufficientDriver" in done.stdout or "cudaErrorNoDevice" in done.stdout
+
+
+def test_errors_are_the_linkers_own_words(
+    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c
+) -> None:
+    needy = plain_c("void nowhere_defined(void); int __tvm_ffi_n(void) { nowhere_defined(); return 0; }")
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(LinkError, match=r"linking k\.so failed .*\n(.*\n)*.*nowhere_defined"):
+        toolchain.link([("n", needy)], out / "k.so", cache)
+    foreign = tmp_path / "foreign.o"
+    foreign.write_bytes(b"not an object")
+    with pytest.raises(LinkError, match=r"linking k\.so failed"):
+        toolchain.link([("n", foreign)], out / "k.so", cache)
+    plain = plain_c(PLAIN)
+    with pytest.raises(LinkError, match=r"multiply defined|duplicate symbol"):
+        toolchain.link([("plain", plain), ("again", plain_c(PLAIN))], out / "k.so", cache)
+    with pytest.raises(LinkError, match=r"given more than once: plain$"):
+        toolchain.link([("plain", plain), ("plain", needy)], out / "k.so", cache)
+    with pytest.raises(LinkError, match="there are no objects"):
+        toolchain.link([], out / "k.so", cache)
+    with pytest.raises(LinkError, match="missing: __tvm_ffi_other; not expected: __tvm_ffi_plain"):
+        toolchain.link([("other", plain)], out / "k.so", cache)
+    with pytest.raises(LinkError, match=r"'\.\./plain' cannot be the name of a C function"):
+        toolchain.link([("../plain", plain)], out / "k.so", cache)
+    assert list(out.iterdir()) == []
+
+
+def test_a_failed_link_leaves_the_library_that_was_there(
+    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c
+) -> None:
+    library = tmp_path / "k.so"
+    toolchain.link([("plain", plain_c(PLAIN))], library, cache)
+    before = library.read_bytes()
+    with pytest.raises(LinkError):
+        toolchain.link([("other", plain_c(PLAIN))], library, cache)
+    assert library.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "glibc", "message"),
+    [
+        (PLAIN + " int other(void) { return 2; }", [], "2.28", "not expected: other$"),
+        (PLAIN, ["-Wl,-rpath,/somewhere"], "2.28", "search paths: /somewhere$"),
+        (
+            "double acos(double); double __tvm_ffi_plain(double x) { return acos(x); }",
+            ["-lm"],
+            "2.28",
+            "needs libm.so.6; expected nothing but ld-linux-x86-64.so.2, libc.so.6, libdl.so.2",
+        ),
+        (
+            "unsigned arc4random(void); unsigned __tvm_ffi_plain(void) { return arc4random(); }",
+            [],
+            "2.36",
+            "needs glibc 2.36; expected at most 2.28",
+        ),
+    ],
+)
+def test_libraries_that_would_not_load_everywhere_are_refused(
+    plain_c, source: str, flags: list[str], glibc: str, message: str
+) -> None:
+    with pytest.raises(LinkError, match=message):
+        check_library(plain_c(source, "-shared", "-lc", *flags, glibc=glibc), ["plain"])
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path, toolchain: LinkToolchain) -> None:
+    with pytest.raises(LinkError, match=r"absent\.so: what was linked cannot be read back"):
+        check_library(tmp_path / "absent.so", ["k"])
+    (tmp_path / "text.so").write_text("text")
+    with pytest.raises(LinkError, match=r"text\.so: what was linked cannot be read back"):
+        check_library(tmp_path / "text.so", ["k"])
+    truncated = toolchain.tvm_ffi.read_bytes()[:-4096]
+    (tmp_path / "truncated.so").write_bytes(truncated)
+    with pytest.raises(LinkError):
+        check_library(tmp_path / "truncated.so", ["k"])
+
+
+def test_the_fingerprint_differs_on_what_decides_the_bytes(
+    toolchain: LinkToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = LinkToolchain.detect("x86_64")
+    assert same.fingerprint == toolchain.fingerprint
+    seen = {toolchain.fingerprint}
+
+    def must_differ(changed: LinkToolchain) -> None:
+        assert changed.fingerprint not in seen
+        seen.add(changed.fingerprint)
+
+    for package in toolchain.versions:
+        must_differ(dataclasses.replace(toolchain, versions={**toolchain.versions, package: "0.0.1"}))
+    archive = tmp_path / "libcudart_static.a"
+    archive.write_bytes(toolchain.cudart.read_bytes() + b"\n")
+    must_differ(dataclasses.replace(toolchain, cudart=archive))
+    # Where something is installed does not decide anything.
+    archive.write_bytes(toolchain.cudart.read_bytes())
+    assert dataclasses.replace(toolchain, cudart=archive).fingerprint == toolchain.fingerprint
+    shim = tmp_path / "shim.c"
+    shim.write_bytes(link._SHIM.read_bytes() + b"\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "_SHIM", shim)
+        must_differ(dataclasses.replace(toolchain))
+    for name in ("_LINK_FLAGS", "_COMPILE_FLAGS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(link, name, (*getattr(link, name), "-g"))
+            must_differ(dataclasses.replace(toolchain))
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "GLIBC", "2.31")
+        must_differ(dataclasses.replace(toolchain))
+
+
+def test_versions_are_those_installed(toolchain: LinkToolchain) -> None:
+    assert toolchain.tvm_ffi_version == metadata.version("apache-tvm-ffi")
+    runtime = metadata.version("nvidia-cuda-runtime").split(".")
+    assert toolchain.cuda_runtime_version == ".".join(runtime[:2])
+    assert toolchain.glibc == "2.28"
+
+
+@pytest.mark.parametrize("package", ["apache-tvm-ffi", "nvidia-cuda-crt", "nvidia-cuda-runtime", "ziglang"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.distribution
+
+    def without(name: str) -> metadata.Distribution:
+        if name == package:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "distribution", without)
+    with pytest.raises(ToolchainError, match=rf"{package} is not .*pip install 'cutlass-aot\[build\]'"):
+        LinkToolchain.detect("x86_64")
+
+
+def test_an_incomplete_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.Distribution.files.fget
+    assert real is not None
+
+    def some(distribution: metadata.Distribution) -> list[metadata.PackagePath]:
+        return [path for path in real(distribution) or () if path.name != "libcudart_static.a"]
+
+    monkeypatch.setattr(metadata.Distribution, "files", property(some))
+    with pytest.raises(ToolchainError, match=r"nvidia-cuda-runtime 13.* without its lib/libcudart_st"):
+        LinkToolchain.detect("x86_64")
+
+
+def test_an_unknown_host_is_refused() -> None:
+    with pytest.raises(ToolchainError, match="host 'riscv64' cannot be linked; expected one of x86_64"):
+        LinkToolchain.detect("riscv64")
+
+
+def test_detection_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from cutlass_aot.builder.native.link import LinkToolchain\n"
+        "LinkToolchain.detect().fingerprint\n"
+        "print(sorted({'torch', 'tvm_ffi', 'ziglang', 'cutlass', 'numpy'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,113 @@
+"""What the runtime imports, in a fresh interpreter, held against an allow-list."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bundles import designs, write_bundle
+
+ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
+"""Packages outside the standard library that opening a bundle and finding a kernel may import."""
+
+ALLOWED_MODULES = {
+    "cutlass_aot",
+    "cutlass_aot.errors",
+    "cutlass_aot.runtime",
+    "cutlass_aot.runtime.bundle",
+    "cutlass_aot.runtime.compatibility",
+    "cutlass_aot.runtime.device",
+    "cutlass_aot.runtime.files",
+    "cutlass_aot.runtime.group",
+    "cutlass_aot.runtime.handle",
+    "cutlass_aot.runtime.launch",
+    "cutlass_aot.runtime.library",
+    "cutlass_aot.runtime.listing",
+    "cutlass_aot.runtime.lookup",
+    "cutlass_aot.runtime.machine",
+    "cutlass_aot.runtime.operands",
+    "cutlass_aot.runtime.select",
+    "cutlass_aot.runtime.streams",
+    "cutlass_aot.schema",
+    "cutlass_aot.schema.artifact",
+    "cutlass_aot.schema.catalog",
+    "cutlass_aot.schema.dtypes",
+    "cutlass_aot.schema.encoding",
+    "cutlass_aot.schema.kernel",
+    "cutlass_aot.schema.operands",
+    "cutlass_aot.schema.targets",
+    "cutlass_aot.schema.versions",
+}
+
+FORBIDDEN = ("click", "cuda", "cutlass", "cupy", "filelock", "numpy", "rich", "torch", "tvm_ffi", "ziglang")
+
+# What an installation's .pth files import at start-up is not ours, hence the difference.
+REPORT = """
+import json, sys
+before = set(sys.modules)
+{body}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+FIND = """
+import cutlass_aot
+d = cutlass_aot.describe
+bundle = cutlass_aot.open({path!r})
+operands = d((64, 64), "f16"), d((64, 64), "f16", strides=(1, 64)), d((64, 64), "f16")
+assert bundle.find(*operands)[0].supports(*operands)
+assert len(bundle.explain(*operands)) == 1
+assert len(bundle.kernels()) == 3
+"""
+
+
+def imported(body: str) -> set[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", REPORT.format(body=body)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout))
+
+
+def test_importing_the_package_imports_itself_and_the_standard_library() -> None:
+    modules = imported("import cutlass_aot")
+    assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "cutlass_aot"
+    }
+    # No part of the standard library that is dear: this is what an application pays at its start.
+    assert len(modules) < 10
+
+
+def test_finding_a_kernel_imports_the_runtime_alone(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle", designs())
+    modules = imported(FIND.format(path=str(root)))
+    foreign = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    # msgpack's extension module registers helpers of Cython's under names of their own.
+    assert {name for name in foreign if not name.startswith("_cython")} <= ALLOWED_PACKAGES
+    assert {name for name in modules if name.partition(".")[0] == "cutlass_aot"} == ALLOWED_MODULES
+
+
+@pytest.mark.parametrize("module", ["installed", "doctor", "dlpack"])
+def test_no_module_of_the_runtime_imports_a_framework(module: str) -> None:
+    modules = imported(f"import cutlass_aot.runtime.{module}")
+    assert not {name.partition(".")[0] for name in modules} & set(FORBIDDEN)
+
+
+def test_the_runtime_works_where_nothing_else_is_installed(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle", designs())
+    blocked = f"import sys\nfor name in {FORBIDDEN}: sys.modules[name] = None\n"
+    assert imported(blocked + FIND.format(path=str(root)))
+
+
+def test_public_names_resolve() -> None:
+    assert imported(
+        "import cutlass_aot\n"
+        "for name in cutlass_aot.__all__: getattr(cutlass_aot, name)\n"
+        "assert set(cutlass_aot.__all__) <= set(dir(cutlass_aot))\n"
+        "try: cutlass_aot.nothing\n"
+        "except AttributeError as error: assert 'nothing' in str(error)\n"
+        "else: raise SystemExit('an unknown name resolved')"
+    )

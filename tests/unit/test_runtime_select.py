@@ -1,0 +1,90 @@
+"""The default order of kernels: what the estimate says, and what breaks ties."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from cutlass_aot.runtime.select import Extents, default_order, estimate
+from cutlass_aot.schema.kernel import Kernel
+from tests.unit.kernels import gemm
+
+
+def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Kernel:
+    return gemm(target=target, design={"family": "F", "tile_shape": tile, **design})
+
+
+def test_the_estimate_is_what_the_description_says() -> None:
+    # 4 * 2 tiles of 128x256 on 132 SMs: one wave.
+    wave = 128 * 256 + 32 * (128 + 256)
+    assert estimate(kernel((128, 256)), Extents(1, 512, 512, 64), 132) == wave
+    # 33 * 4 = 132 fill the GPU; one row more is a second wave.
+    assert estimate(kernel((128, 256)), Extents(1, 33 * 128, 1024, 64), 132) == wave
+    assert estimate(kernel((128, 256)), Extents(1, 33 * 128 + 1, 1024, 64), 132) == 2 * wave
+
+
+def test_batches_count_as_tiles() -> None:
+    assert estimate(kernel((128, 128)), Extents(133, 128, 128, 64), 132) == 2 * estimate(
+        kernel((128, 128)), Extents(1, 128, 128, 64), 132
+    )
+
+
+def test_a_pair_of_blocks_halves_the_tile_of_each() -> None:
+    pair = estimate(kernel((256, 128), use_2cta_mma=True), Extents(1, 256, 128, 64), 148)
+    assert pair == estimate(kernel((128, 128)), Extents(1, 256, 128, 64), 148)
+
+
+def test_blocks_are_rounded_up_to_the_cluster() -> None:
+    one = Extents(148, 128, 128, 64)
+    single = estimate(kernel((128, 128), cluster_shape=(1, 1)), one, 148)
+    assert estimate(kernel((128, 128), cluster_shape=(4, 1)), one, 148) == 4 * single
+
+
+def test_the_low_latency_family_swaps_its_tile() -> None:
+    tall = Extents(1, 8, 128 * 64, 64)
+    swapped = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)})
+    straight = gemm(design={"family": "F", "tile_shape": (64, 8, 128)})
+    assert estimate(swapped, tall, 132) < estimate(straight, tall, 132)
+
+
+def test_few_rows_take_a_narrow_tile_and_large_problems_a_large_one() -> None:
+    kernels = [kernel((64, 64)), kernel((128, 128)), kernel((128, 256))]
+    assert default_order(kernels, Extents(1, 16, 4096, 4096), 132)[0] == kernels[0]
+    assert default_order(kernels, Extents(1, 8192, 8192, 4096), 132)[0] == kernels[2]
+
+
+def test_ties_take_the_larger_tile_the_smaller_cluster_then_the_dynamic_scheduler() -> None:
+    base = {"use_2cta_mma": False}
+    order = [
+        kernel((128, 128), cluster_shape=(1, 1), tile_scheduler="clc", **base),
+        kernel((128, 128), cluster_shape=(1, 1), tile_scheduler="static", **base),
+        kernel((128, 128), cluster_shape=(2, 1), tile_scheduler="clc", **base),
+        kernel((128, 128), cluster_shape=(2, 1), tile_scheduler="static", **base),
+    ]
+    problem = Extents(1, 256, 128, 64)
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(order, len(order))
+        assert default_order(shuffled, problem, 148) == order
+
+
+def test_the_order_does_not_depend_on_the_order_given() -> None:
+    kernels = [kernel((m, n, k)) for m in (64, 128) for n in (64, 128, 256) for k in (32, 64)]
+    expected = default_order(kernels, Extents(2, 1000, 3000, 500))
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(kernels, len(kernels))
+        assert default_order(shuffled, Extents(2, 1000, 3000, 500)) == expected
+
+
+@pytest.mark.parametrize(
+    "design", [{}, {"tile_shape": "large"}, {"tile_shape": (128,)}, {"cluster_shape": (0, 1)}]
+)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_103f", "sm_120a"])
+def test_a_design_without_these_names_is_ordered_too(design: dict[str, Any], target: str) -> None:
+    unknown = gemm(target=target, design={"family": "mine", **design})
+    assert estimate(unknown, Extents(1, 100, 100, 100)) > 0
+    assert set(default_order([unknown, kernel((128, 128), target)], Extents(1, 1, 1, 1))) == {
+        unknown,
+        kernel((128, 128), target),
+    }
