@@ -302,8 +302,11 @@ def _cubin_facts(cubin: _Cubin) -> Facts:
             f"the fat binary says sm_{cubin.number}{cubin.suffix}, its cubin "
             f"sm_{number}{'a' if specific else ''}: the object was altered"
         )
-    toolkit: int = elf["e_version"]
-    version = "" if new_abi else f"{toolkit // 10}.{toolkit % 10}"
+    version = ""
+    if not new_abi:
+        # The field's own bytes: the reader turns numbers it knows into names.
+        (toolkit,) = _unpack("<I", cubin.code, 20)
+        version = f"{toolkit // 10}.{toolkit % 10}" if toolkit >= 10 else ""
     registers = frame = shared = 0
     for name, section, content in _sections(elf, cubin.code, "the cubin"):
         if name == ".nv.info":

@@ -16,8 +16,9 @@ from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 
-NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
-_LAYOUTS = re.compile(r"^[tn]+$")
+NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
+_LAYOUTS = re.compile(r"[tn]+")
 _BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
 _COMMON_KEYS = (
     "generator", "operation", "accumulator", "layouts", "targets", "exclude", "max_per_group",
@@ -106,12 +107,12 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
     _known(bundle, _BUNDLE_KEYS, "[bundle]")
     name = _text(bundle, "name", "bundle")
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise ManifestError(
-            f"bundle.name: {name!r} is not a name: lower-case letters, digits, '.', '_' and '-'"
+            f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
         )
     version = _text(bundle, "version", "bundle", "0.1.0")
-    if not re.match(r"^\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?$", version):
+    if not _VERSION.fullmatch(version):
         raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
     release(version)
     targets = _words(bundle, "targets", "bundle", KNOWN_TARGETS)
@@ -145,7 +146,7 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
     combinations = _gemm_combinations(table, where) if "dtypes" not in table else _combinations(table, where)
     layouts = tuple(_strings(table, "layouts", where, ("tnt",)))
     for word in layouts:
-        if not _LAYOUTS.match(word) or len(word) != len(combinations[0][0]):
+        if not _LAYOUTS.fullmatch(word) or len(word) != len(combinations[0][0]):
             raise ManifestError(
                 f"{where}.layouts: {word!r}: expected one letter an operand, t (row-major) or "
                 'n (column-major), such as "tnt"'

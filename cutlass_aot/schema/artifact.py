@@ -49,7 +49,7 @@ class Facts:
                 shared_memory_bytes=int(record["shared_memory_bytes"]),
                 cubin_bytes=int(record["cubin_bytes"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptFile(f"the facts of an artifact are malformed: {error!r}") from None
 
 

@@ -57,10 +57,10 @@ def check_relative(path: str) -> None:
     """Refuse a path that could lead out of a bundle.
 
     Raises:
-        CorruptFile: for an absolute path, ``..``, an empty part or a backslash.
+        CorruptFile: for an absolute path, ``..``, an empty part, a backslash or an unprintable character.
     """
     parts = path.split("/")
-    if path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
+    if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise CorruptFile(f"path {path!r} leads out of the bundle")
 
 
@@ -209,7 +209,7 @@ class Catalog:
                 provenance={str(k): str(v) for k, v in body["provenance"].items()},
                 groups=tuple(GroupEntry.from_record(record) for record in body["groups"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 

@@ -175,7 +175,7 @@ class Kernel:
                 constants={str(name): int(value) for name, value in record["constants"].items()},
                 workspace_bytes=int(record["workspace_bytes"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
 
     @property

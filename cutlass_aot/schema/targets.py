@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_TARGET = re.compile(r"^sm_(\d{2,3})([af]?)$")
+_TARGET = re.compile(r"sm_(\d{2,3})([af]?)", re.ASCII)
 
 KNOWN_TARGETS = (
     "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
@@ -39,7 +39,7 @@ class Target:
         Raises:
             ValueError: for anything else.
         """
-        match = _TARGET.match(name)
+        match = _TARGET.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} is not a target such as sm_90a, sm_100a or sm_100f")
         number = int(match.group(1))

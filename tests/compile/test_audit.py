@@ -1,4 +1,4 @@
-"""What is read back from objects, held against NVIDIA's own tools; what is not an object asked for is refused."""
+"""What is read back from objects, held against NVIDIA's own tools; what was not asked for is refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,9 +58,9 @@ def embed(toolchain: LinkToolchain, cache: Path, tmp_path: Path) -> Callable[[by
             "int __tvm_ffi_k(void) { return 0; }\n"
         )
         caches = str(cache / "zig")
+        flags = ["-target", "x86_64-linux-gnu.2.28", "-x", "c", "-c", "-", "-o", "embedded.o"]
         subprocess.run(
-            [toolchain.zig, "cc", "-target", "x86_64-linux-gnu.2.28", "-g0"]
-            + ["-x", "c", "-c", "-", "-o", "embedded.o"],
+            [toolchain.zig, "cc", *flags],
             input=source.encode(),
             cwd=tmp_path,
             env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
@@ -134,9 +135,7 @@ def test_equal_objects_have_equal_facts(objects: dict[str, Path]) -> None:
         ({"defined": ("__tvm_ffi_k", "cuda_init")}, "sm_100a", "shows cuda_init besides"),
     ],
 )
-def test_what_was_not_asked_for_is_refused(
-    change: dict[str, tuple[str, ...]], target: str, message: str
-) -> None:
+def test_what_was_not_asked_for_is_refused(change: dict[str, Any], target: str, message: str) -> None:
     facts = Facts("sm_100a", "12.9", 100, 0, 1024, 4096)
     sound = Inspection(facts, ("TVMFFIEnvGetStream", "memcpy"), ("__tvm_ffi_k",))
     audit(sound, "sm_100a", "k")
@@ -179,6 +178,15 @@ def test_a_cubin_that_is_not_what_its_container_says_is_corrupt(objects: dict[st
     assert struct.unpack_from("<I", data, flags) == (0x5A0D5A,)
     data[flags] = 80
     with pytest.raises(CorruptFile, match="fat binary says sm_90a, its cubin sm_80a"):
+        inspect_object(bytes(data))
+
+
+def test_a_cubin_without_its_toolkits_version_is_corrupt(objects: dict[str, Path]) -> None:
+    data = bytearray(objects["scale_sm_90a"].read_bytes())
+    version = data.index(b"\x7fELF", 1) + 20
+    assert struct.unpack_from("<I", data, version) == (129,)
+    struct.pack_into("<I", data, version, 1)
+    with pytest.raises(CorruptFile, match="does not say its registers or its assembler's version"):
         inspect_object(bytes(data))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -23,16 +25,17 @@ PLAIN = "int __tvm_ffi_plain(void) { return 1; }"
 
 
 @pytest.fixture
-def plain_c(toolchain: LinkToolchain, cache: Path, tmp_path: Path):
+def plain_c(toolchain: LinkToolchain, cache: Path, tmp_path: Path) -> Callable[..., Path]:
     """Compile a piece of C with the pinned compiler: to an object, or with -shared to a library."""
 
     def compile_c(source: str, *flags: str, glibc: str = "2.28") -> Path:
         output = tmp_path / f"plain{len(list(tmp_path.iterdir()))}.o"
         caches = str(cache / "zig")
+        target = f"x86_64-linux-gnu.{glibc}"
+        kind = [] if "-shared" in flags else ["-c"]
+        arguments = ["-target", target, "-O2", "-fPIC", "-x", "c", "-", *kind, *flags]
         subprocess.run(
-            [toolchain.zig, "cc", "-target", f"x86_64-linux-gnu.{glibc}", "-O2", "-fPIC", "-x", "c", "-"]
-            + ([] if "-shared" in flags else ["-c"])
-            + [*flags, "-o", str(output)],
+            [str(toolchain.zig), "cc", *arguments, "-o", str(output)],
             input=source.encode(),
             env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
             check=True,
@@ -48,7 +51,7 @@ def test_the_same_bytes_in_any_order_and_anywhere(
     first, second = tmp_path / "first.so", tmp_path / "elsewhere" / "second.so"
     second.parent.mkdir()
     toolchain.link(list(objects.items()), first, cache)
-    moved = []
+    moved: list[tuple[str, Path]] = []
     for name, path in reversed(objects.items()):
         copy = tmp_path / "elsewhere" / f"{len(moved)} moved.o"
         copy.write_bytes(path.read_bytes())
@@ -166,7 +169,7 @@ def test_a_loaded_library_says_what_is_wrong_with_the_machine(
 
 
 def test_errors_are_the_linkers_own_words(
-    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c
+    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c: Callable[..., Path]
 ) -> None:
     needy = plain_c("void nowhere_defined(void); int __tvm_ffi_n(void) { nowhere_defined(); return 0; }")
     out = tmp_path / "out"
@@ -192,7 +195,7 @@ def test_errors_are_the_linkers_own_words(
 
 
 def test_a_failed_link_leaves_the_library_that_was_there(
-    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c
+    toolchain: LinkToolchain, cache: Path, tmp_path: Path, plain_c: Callable[..., Path]
 ) -> None:
     library = tmp_path / "k.so"
     toolchain.link([("plain", plain_c(PLAIN))], library, cache)
@@ -222,7 +225,7 @@ def test_a_failed_link_leaves_the_library_that_was_there(
     ],
 )
 def test_libraries_that_would_not_load_everywhere_are_refused(
-    plain_c, source: str, flags: list[str], glibc: str, message: str
+    plain_c: Callable[..., Path], source: str, flags: list[str], glibc: str, message: str
 ) -> None:
     with pytest.raises(LinkError, match=message):
         check_library(plain_c(source, "-shared", "-lc", *flags, glibc=glibc), ["plain"])
@@ -295,11 +298,11 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_incomplete_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = metadata.Distribution.files.fget
-    assert real is not None
+    real = inspect.getattr_static(metadata.Distribution, "files")
 
     def some(distribution: metadata.Distribution) -> list[metadata.PackagePath]:
-        return [path for path in real(distribution) or () if path.name != "libcudart_static.a"]
+        files = real.__get__(distribution) or ()
+        return [path for path in files if path.name != "libcudart_static.a"]
 
     monkeypatch.setattr(metadata.Distribution, "files", property(some))
     with pytest.raises(ToolchainError, match=r"nvidia-cuda-runtime 13.* without its lib/libcudart_st"):
