@@ -2,19 +2,24 @@
 
     python tools/check_gpu.py BUNDLE [--sizes 512x512x512,...] [--json FILE] [--markdown FILE]
 
-Needs torch, a GPU and cutlass-aot's runtime; no DSL, no compiler. BUNDLE is a bundle's directory, or the name of
-an installed one. Exits with 1 if anything failed.
+Needs torch, a GPU and cutlass-aot's runtime; no DSL, no compiler. BUNDLE is a bundle's directory, or the name
+of an installed one. Exits with 1 if anything failed.
 
 Every kernel runs on random operands at each size, once. Before each launch the output is poisoned (NaN, or
-a value that no result has), and afterwards it is compared with a float64 product of the same operands: exactly for
-integers, and for floating types by the relative Frobenius norm of the difference, within
+a value that no result has), and afterwards it is compared with a float64 product of the same operands:
+exactly for integers, and for floating types by the largest error of any element, relative to the element's
+magnitude plus the root mean square of the product, within
 
-    8 * (unit roundoff of the output) + sqrt(K) * (unit roundoff of the accumulator) + 1e-12
+    (unit roundoff of the output) + 4 * sqrt(K) * (roundoff of the accumulation) + 1e-13
 
-where the first term bounds the rounding of the result and the second how errors of random sign add up along K.
-Integer operands are so small that no output overflows. Every group's best kernel is also launched on a side stream
-(torch's current one, and as ``stream=``), in a CUDA graph, on padded, broadcast and 2-D operands, and on wrong
-operands, which it has to refuse.
+The first term bounds the rounding of the result; the second allows for errors of random sign that add up
+along K. Twice this bounds the relative Frobenius norm of the error too. The roundoff of the accumulation is
+the accumulator's, times 4 because tensor cores truncate instead of rounding; for FP8 operands it is 2^-13,
+since Hopper's tensor cores keep about that many bits of their sums (DeepSeek-V3 technical report, section
+3.3.2). Integer operands are even, and so small or sparse that no output overflows.
+
+The best kernel of each group is also launched on a side stream (as torch's current one, and as ``stream=``),
+in a CUDA graph, on padded, broadcast and 2-D operands, and on wrong operands, which it has to refuse.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +47,22 @@ from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import OperandConstraint
 
 SIZES = "512x512x512,200x264x136,3x256x384x192"
-"""MxNxK or LxMxNxK: whole tiles; no whole tile; a batch. Extents are rounded up to what a kernel's operands need."""
+"""MxNxK or LxMxNxK: whole tiles; no whole tile; a batch. Extents are rounded up to what operands need."""
 
 INTEGER_POISON = -113
 """No multiple of 2, which every result is: integer operands are even."""
 
-_UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}  # fmt: skip
+UNIT_ROUNDOFF = {
+    "f64": 2.0**-53,
+    "f32": 2.0**-24,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "f8e4m3": 2.0**-4,
+    "f8e5m2": 2.0**-3,
+}
 """Largest relative error of rounding to nearest."""
+
+FP8_ACCUMULATION = 2.0**-13
 
 Size = tuple[int, int, int, int]
 
@@ -73,13 +88,15 @@ def fit(size: Size, operands: Sequence[OperandConstraint]) -> Size:
     return tuple(extents)  # type: ignore[return-value]
 
 
-def tolerance(out: str, accumulator: str, k: int) -> float:
-    """Bound of the relative Frobenius error for an output type and an accumulator; 0 for integers."""
-    if out not in _UNIT_ROUNDOFF:
+def tolerance(operands: Sequence[OperandConstraint], accumulator: str, k: int) -> float:
+    """Bound of the error of an output (see above) for operands a, b and out; 0, exact, for integers."""
+    out = operands[-1].dtype
+    if is_integer(out):
         return 0.0
-    # An integer accumulator is exact; conversion of its sum to f32 is covered by the output's term.
-    summed = math.sqrt(k) * _UNIT_ROUNDOFF.get(accumulator, 0.0)
-    return 8 * _UNIT_ROUNDOFF[out] + summed + 1e-12
+    accumulation = 4 * UNIT_ROUNDOFF[accumulator] if accumulator in UNIT_ROUNDOFF else 0.0
+    if any(operand.dtype.startswith("f8") for operand in operands[:-1]):
+        accumulation = max(accumulation, FP8_ACCUMULATION)
+    return UNIT_ROUNDOFF[out] + 4 * math.sqrt(k) * accumulation + 1e-13
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -90,7 +107,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def is_integer(name: str) -> bool:
     """Whether an element type is an integer type."""
-    return name not in _UNIT_ROUNDOFF
+    return name not in UNIT_ROUNDOFF
 
 
 def random_matrix(
@@ -98,37 +115,32 @@ def random_matrix(
 ) -> torch.Tensor:
     """Random values as float64 that ``dtype`` holds exactly.
 
-    Values for integers are even and so small that a sum of ``k`` products stays within ``out``.
+    The last mode is K. Values for integers are even and so small, or so sparse along K, that a sum of ``k``
+    products stays within ``out``.
     """
     where = generator.device
-    if is_integer(dtype):
-        info = torch.iinfo(torch_dtype(out)) if is_integer(out) else torch.iinfo(torch.int32)
-        # Sparse small values: a random walk over k products of magnitude 4 reaches beyond 127 for no useful
-        # k, so that of each row and column only as many are not zero as the output can take in the worst case.
-        keep = min(1.0, info.max / 4 / k)
-        values = 2 * torch.randint(-1, 2, shape, generator=generator, device=where)
-        if dtype == "u8":
-            values = values.abs()
-        if keep < 1.0:
-            last = torch.arange(shape[-1], device=where)
-            values = values * (last % math.ceil(1 / keep) == 0)
-        return values.double()
-    values = torch.randn(shape, generator=generator, device=where, dtype=torch.float32)
-    return values.to(torch_dtype(dtype)).double()
+    if not is_integer(dtype):
+        wide = torch.float64 if dtype == "f64" else torch.float32
+        values = torch.randn(shape, generator=generator, device=where, dtype=wide)
+        return values.to(torch_dtype(dtype)).double()
+    values = 2 * torch.randint(-1, 2, shape, generator=generator, device=where)
+    if "u8" in (dtype, out):
+        values = values.abs()
+    # k products of at most 4: where they could overflow the output, all but every so many are zero.
+    largest = torch.iinfo(torch_dtype(out) if is_integer(out) else torch.int32).max
+    every = -(-8 * k // largest)
+    return (values * (torch.arange(shape[-1], device=where) % every == 0)).double()
 
 
-def lay_out(
-    values: torch.Tensor, constraint: OperandConstraint, padding: int = 0, copy_to: str | None = None
-) -> torch.Tensor:
+def lay_out(values: torch.Tensor, constraint: OperandConstraint, padding: int = 0) -> torch.Tensor:
     """A tensor of the constraint's type and layout with these values, its rows ``padding`` elements apart.
 
     Args:
         values: (L, rows, columns), float64.
         constraint: of the operand.
         padding: in multiples of the constraint's divisibility.
-        copy_to: element type, if it is not the constraint's.
     """
-    dtype = torch_dtype(copy_to or constraint.dtype)
+    dtype = torch_dtype(constraint.dtype)
     batch, rows, columns = values.shape
     column_major = constraint.contiguous == -2
     major, minor = (columns, rows) if column_major else (rows, columns)
@@ -170,13 +182,13 @@ class Problem:
         """In the order of the call."""
         return self.a, self.b, self.out
 
-    def error(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Error of the output on the device: relative Frobenius norm, or the largest difference of integers."""
-        found = self.out if out is None else out
-        difference = found.double() - self.reference
+    def error(self) -> torch.Tensor:
+        """Error of the output as it stands, on the device: see the module's description."""
+        difference = (self.out.double() - self.reference).abs()
         if self.bound == 0.0:
-            return difference.abs().max()
-        return difference.norm() / self.reference.norm().clamp_min(1e-300)
+            return difference.max()
+        size = self.reference.abs()
+        return (difference / (size + size.square().mean().sqrt())).max()
 
 
 class References:
@@ -200,9 +212,7 @@ class References:
             self._values[key] = (left, right, left @ right)
         return self._values[key]
 
-    def problem(
-        self, group: GroupEntry, size: Size, *, padding: int = 0, broadcast: bool = False
-    ) -> Problem:
+    def problem(self, group: GroupEntry, size: Size, *, padding: int = 0, broadcast: bool = False) -> Problem:
         """Operands laid out for a group. With ``broadcast``, a and b are one matrix for the whole batch."""
         a, b, out = group.operands
         size = fit(size, group.operands)
@@ -213,7 +223,8 @@ class References:
         if broadcast:
             laid_a, laid_b = laid_a.expand(size[0], -1, -1), laid_b.expand(size[0], -1, -1)
         laid_out = lay_out(torch.zeros_like(product), out, padding)
-        bound = tolerance(out.dtype, group.accumulator, size[3])
+        poison(laid_out)
+        bound = tolerance(group.operands, group.accumulator, size[3])
         return Problem(size, laid_a, laid_b, laid_out, product, bound)
 
 
@@ -228,6 +239,10 @@ class Row:
     worst: float = 0.0
     bound: float = 0.0
     failures: list[str] = field(default_factory=list)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data; JSON has no NaN."""
+        return {**vars(self), "worst": self.worst if math.isfinite(self.worst) else None}
 
     def note(self, what: str, error: float, bound: float) -> None:
         """Count a comparison. NaN is a failure: poison that was not written, or read."""
@@ -251,44 +266,68 @@ def check_group(
     bundle: cutlass_aot.Bundle, group: GroupEntry, references: References, sizes: Sequence[Size]
 ) -> Row:
     """Run every kernel of a group at every size, and its best kernel in the other ways."""
-    kernels = [kernel for kernel in bundle.kernels(group=group.name) if kernel.group == group]
-    row = Row(group.name, group.target, len(kernels))
+    row = Row(group.name, group.target, group.count)
     for size in sizes:
-        problem = references.problem(group, size)
-        pending: list[tuple[str, torch.Tensor]] = []
-        for kernel in kernels:
-            what = f"{kernel.name} at {'x'.join(map(str, problem.size))}"
-
-            def run(kernel: Any = kernel, what: str = what, problem: Problem = problem) -> None:
-                poison(problem.out)
-                kernel.launch(*problem.operands)
-                pending.append((what, problem.error()))
-
-            row.attempt(what, run)
-        # One wait a size; all of it is ordered on one stream.
-        for (what, _), error in zip(pending, _numbers([e for _, e in pending]), strict=True):
-            row.note(what, error, problem.bound)
-    if kernels:
-        for what, check in _ways(bundle, group, references, sizes):
-            row.attempt(what, lambda what=what, check=check: check(row, what))  # type: ignore[misc]
+        row.attempt(str(size), partial(each_kernel, row, bundle, group, references, size))
+    row.attempt("other ways", partial(each_way, row, bundle, group, references, sizes))
     return row
 
 
-def _numbers(errors: list[torch.Tensor]) -> list[float]:
-    return torch.stack(errors).tolist() if errors else []
+def each_kernel(
+    row: Row, bundle: cutlass_aot.Bundle, group: GroupEntry, references: References, size: Size
+) -> None:
+    """Run every kernel of a group at one size."""
+    problem = references.problem(group, size)
+    pending: list[tuple[str, torch.Tensor]] = []
+
+    def run(kernel: cutlass_aot.KernelHandle, what: str) -> None:
+        poison(problem.out)
+        kernel.launch(*problem.operands)
+        pending.append((what, problem.error()))
+
+    for kernel in bundle.kernels(group=group.name):
+        what = f"{kernel.name} at {'x'.join(map(str, problem.size))}"
+        row.attempt(what, partial(run, kernel, what))
+    # One wait a size: all of it is ordered on one stream.
+    errors = torch.stack([error for _, error in pending]).tolist() if pending else []
+    for (what, _), error in zip(pending, errors, strict=True):
+        row.note(what, error, problem.bound)
+
+
+def each_way(
+    row: Row, bundle: cutlass_aot.Bundle, group: GroupEntry, references: References, sizes: Sequence[Size]
+) -> None:
+    """Launch the best kernel of a group in the other ways."""
+    for what, check in _ways(bundle, group, references, sizes):
+        row.attempt(what, partial(check, row, what))
+
+
+def written_outside(out: torch.Tensor, before: torch.Tensor) -> int:
+    """Elements of the memory behind a padded output that changed beside the output itself.
+
+    Args:
+        out: a view of the memory.
+        before: a copy of the whole memory.
+    """
+    memory = out._base
+    assert memory is not None
+    inside = torch.zeros(memory.shape, dtype=torch.bool, device=out.device)
+    inside.as_strided(out.shape, out.stride()).fill_(True)
+    width = memory.dtype.itemsize
+    # As bytes: NaN differs from itself.
+    same = memory.view(torch.uint8) == before.view(torch.uint8)
+    return int((~same.unflatten(-1, (-1, width)).all(-1) & ~inside).sum())
 
 
 def _ways(
     bundle: cutlass_aot.Bundle, group: GroupEntry, references: References, sizes: Sequence[Size]
 ) -> Iterator[tuple[str, Callable[[Row, str], None]]]:
     """Other ways to launch the best kernel of a group, each a check."""
-    plain = max(sizes, key=lambda size: size[1] * size[2] * size[3])
-    batched = (3, *plain[1:])
+    by_work = sorted(sizes, key=lambda size: size[1] * size[2] * size[3])
+    plain, batched = (1, *by_work[-1][1:]), (3, *by_work[0][1:])
     problem = references.problem(group, plain)
-    kernel = min(
-        bundle.kernels(group=group.name),
-        key=lambda found: (found.kernel.workspace_bytes, found.name),
-    )
+    found = bundle.find(*problem.operands, accumulator=group.accumulator, target=group.target)
+    kernel = next(handle for handle in found if handle.group == group)
 
     def compare(row: Row, what: str, of: Problem = problem) -> None:
         torch.cuda.synchronize()
@@ -302,7 +341,7 @@ def _ways(
             _delay()
             poison(problem.out)
             kernel.launch(*problem.operands)
-        # The side stream alone: a launch on another one would not have waited for the delay, nor be waited for.
+        # The side stream alone is waited for: a launch on another one came before the poison.
         side.synchronize()
         compare(row, what)
 
@@ -330,8 +369,10 @@ def _ways(
 
     def padded(row: Row, what: str) -> None:
         other = references.problem(group, batched, padding=1)
+        before = other.out._base.clone()
         kernel.launch(*other.operands)
         compare(row, what, other)
+        row.note(f"{kernel.name} {what}, elements written outside", written_outside(other.out, before), 0.0)
 
     def broadcast(row: Row, what: str) -> None:
         other = references.problem(group, batched, broadcast=True)
@@ -382,7 +423,7 @@ def _ways(
 
 def _delay() -> None:
     """Keep the current stream busy for about a millisecond, so that work that does not wait for it shows."""
-    torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(2_000_000)
 
 
 def facts(bundle: cutlass_aot.Bundle) -> dict[str, str]:
@@ -405,7 +446,8 @@ def table(rows: Sequence[Row], about: dict[str, str]) -> str:
     lines = [", ".join(f"{name}: {value}" for name, value in about.items()), ""]
     lines += ["| group | kernels | checks | failures | worst error | bound |", "|---|--:|--:|--:|--:|--:|"]
     lines += [
-        f"| {row.group} | {row.kernels} | {row.checks} | {len(row.failures)} | {row.worst:.1e} | {row.bound:.1e} |"
+        f"| {row.group} | {row.kernels} | {row.checks} | {len(row.failures)} "
+        f"| {row.worst:.1e} | {row.bound:.1e} |"
         for row in rows
     ]
     kernels, checks = sum(row.kernels for row in rows), sum(row.checks for row in rows)
@@ -440,7 +482,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     targets = runnable_targets(bundle.targets, capability)
-    groups = [group for group in bundle.groups if group.target in targets and group.operation == "gemm"]
+    groups = [
+        group
+        for group in bundle.groups
+        # An epilogue's formula is the generator's own: there is no reference for it here.
+        if group.target in targets and group.operation == "gemm" and not group.epilogue
+    ]
     if not groups:
         print(
             f"error: {bundle.name} has no GEMM for compute capability {capability[0]}.{capability[1]}, "
@@ -463,7 +510,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.markdown:
         options.markdown.write_text(text + "\n")
     if options.json:
-        body = {"about": about, "sizes": options.sizes, "groups": [vars(row) for row in rows]}
+        body = {"about": about, "sizes": options.sizes, "groups": [row.to_record() for row in rows]}
         options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     return 1 if any(row.failures for row in rows) else 0
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
+from cutlass_aot.schema.design import full_name, matches
 from cutlass_aot.schema.kernel import DesignValue
-
-ALIASES = {
-    "tile": "tile_shape",
-    "cluster": "cluster_shape",
-    "fallback_cluster": "fallback_cluster_shape",
-    "scheduler": "tile_scheduler",
-    "stages": "num_smem_stages",
-}
-"""Short manifest keys, with the names of ``cutlass.operators`` that they stand for."""
 
 FilterValue = str | int | bool
 
@@ -37,28 +28,16 @@ class DesignFilter:
     @classmethod
     def make(cls, written: str, values: Sequence[FilterValue]) -> DesignFilter:
         """A filter for a manifest key, resolving its short form."""
-        return cls(written, ALIASES.get(written, written), tuple(values))
+        return cls(written, full_name(written), tuple(values))
 
     def accepts(self, design: Mapping[str, DesignValue]) -> bool:
         """Whether the design has this name with one of the values."""
         if self.name not in design:
             return False
-        return any(_matches(allowed, design[self.name]) for allowed in self.values)
+        return any(matches(allowed, design[self.name]) for allowed in self.values)
 
     def __str__(self) -> str:
         return f"{self.written} = {list(self.values)}"
-
-
-def _matches(allowed: FilterValue, value: DesignValue) -> bool:
-    if isinstance(allowed, bool) or isinstance(value, bool):
-        return allowed is value
-    if isinstance(value, tuple):
-        # "256x128" speaks of the first two modes of 256x128x64.
-        modes = str(allowed).count("x") + 1
-        return fnmatchcase("x".join(str(extent) for extent in value[:modes]), str(allowed))
-    if isinstance(allowed, int) or isinstance(value, int):
-        return str(allowed) == str(value)
-    return fnmatchcase(value, allowed)
 
 
 def spread(count: int, limit: int) -> list[int]:

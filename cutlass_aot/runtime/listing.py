@@ -8,18 +8,10 @@ from fnmatch import fnmatchcase
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.schema.catalog import GroupEntry
+from cutlass_aot.schema.design import full_name, matches
 from cutlass_aot.schema.kernel import DesignValue
 
 Filters = Mapping[str, "str | Sequence[str]"]
-
-SHORT_NAMES = {
-    "tile": "tile_shape",
-    "cluster": "cluster_shape",
-    "fallback_cluster": "fallback_cluster_shape",
-    "scheduler": "tile_scheduler",
-    "stages": "num_smem_stages",
-}
-"""Short names of design values, the same as in manifests."""
 
 _OF_GROUP: Mapping[str, Callable[[GroupEntry], str]] = {
     "accumulator": lambda group: group.accumulator,
@@ -52,7 +44,7 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
         BundleError: for a filter that none of them has.
     """
     wanted = {
-        SHORT_NAMES.get(name, name): patterns for name, patterns in filters.items() if name not in _OF_GROUP
+        full_name(name): patterns for name, patterns in filters.items() if name not in _OF_GROUP
     }
     known = {name for handle in handles for name in handle.design}
     for name in sorted(wanted):
@@ -80,13 +72,7 @@ def _any(patterns: str | Sequence[str], text: str) -> bool:
 
 
 def _any_value(patterns: str | Sequence[str], value: DesignValue) -> bool:
-    if not isinstance(value, tuple):
-        return _any(patterns, str(value).lower() if isinstance(value, bool) else str(value))
-    # "256x128" speaks of the first two extents of 256x128x64.
-    return any(
-        fnmatchcase("x".join(map(str, value[: pattern.count("x") + 1])), pattern)
-        for pattern in _several(patterns)
-    )
+    return any(matches(pattern, value) for pattern in _several(patterns))
 
 
 def _several(patterns: str | Sequence[str]) -> Sequence[str]:

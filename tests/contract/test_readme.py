@@ -13,8 +13,8 @@ import pytest
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device import builtin_profiles
-from cutlass_aot.manifest.filters import ALIASES
 from cutlass_aot.manifest.model import _BUNDLE_KEYS, _COMMON_KEYS, _OPERAND_KEYS, parse_manifest
+from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
@@ -79,7 +79,7 @@ def test_the_manifest_is_one():
     [
         pytest.param(sorted(_COMMANDS), id="commands"),
         pytest.param([*_BUNDLE_KEYS, *_COMMON_KEYS, *_OPERAND_KEYS], id="keys"),
-        pytest.param([*ALIASES, *ALIASES.values(), "use_2cta_mma", "use_tma_store"], id="filters"),
+        pytest.param([*SHORT_NAMES, *SHORT_NAMES.values(), "use_2cta_mma", "use_tma_store"], id="filters"),
         pytest.param([*DTYPES], id="dtypes"),
         pytest.param([*KNOWN_TARGETS], id="targets"),
         pytest.param([*FAMILIES], id="families"),

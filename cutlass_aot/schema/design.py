@@ -1,0 +1,41 @@
+"""Design values in words: short names, and patterns that a value matches. One rule for manifests and listings."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from cutlass_aot.schema.kernel import DesignValue
+
+SHORT_NAMES = {
+    "tile": "tile_shape",
+    "cluster": "cluster_shape",
+    "fallback_cluster": "fallback_cluster_shape",
+    "scheduler": "tile_scheduler",
+    "stages": "num_smem_stages",
+}
+"""Short names, with the names of ``cutlass.operators`` that they stand for."""
+
+
+def full_name(name: str) -> str:
+    """The name in a design that a short name stands for; any other name stands for itself."""
+    return SHORT_NAMES.get(name, name)
+
+
+def matches(allowed: str | int | bool, value: DesignValue) -> bool:
+    """Whether a design value is what a manifest or a listing allows.
+
+    Args:
+        allowed: a value, or text with ``*``, ``?`` and ``[...]``. Shapes read ``256x128x64``, or their first
+            extents; switches are booleans, or read ``true`` and ``false``.
+        value: of a kernel's design.
+    """
+    if isinstance(value, bool):
+        text = str(value).lower()
+        return allowed is value or (isinstance(allowed, str) and fnmatchcase(text, allowed))
+    if isinstance(allowed, bool):
+        return False
+    pattern = str(allowed)
+    if isinstance(value, tuple):
+        # "256x128" speaks of the first two extents of 256x128x64.
+        return fnmatchcase("x".join(str(extent) for extent in value[: pattern.count("x") + 1]), pattern)
+    return fnmatchcase(str(value), pattern)
