@@ -31,6 +31,7 @@ from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.builder.native.packages import package_file
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.artifact import Facts
+from cutlass_aot.schema.kernel import EXPORT_PREFIX
 
 MAX_OBJECT_BYTES = 256 << 20
 
@@ -147,7 +148,7 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
             f"{symbol}: undefined symbols that nothing provides at run time: {_shown(unknown)}; "
             "the kernel calls host functions that ahead-of-time libraries do not have"
         )
-    entry = f"__tvm_ffi_{symbol}"
+    entry = EXPORT_PREFIX + symbol
     if entry not in inspection.defined:
         raise ArtifactError(
             f"{symbol}: the object does not define {entry} (it shows "

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_bytes
-from cutlass_aot.bundle.write import BUNDLE_NAME, FILE_NAME
+from cutlass_aot.bundle.write import FILE_NAME
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
 from cutlass_aot.schema.catalog import (
+    BUNDLE_NAME,
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_INDEX_BYTES,
@@ -21,9 +22,9 @@ from cutlass_aot.schema.catalog import (
     KernelEntry,
     group_from_bytes,
 )
+from cutlass_aot.schema.kernel import EXPORT_PREFIX
 from cutlass_aot.schema.targets import Target
 
-EXPORT_PREFIX = "__tvm_ffi_"
 ALLOWED_LIBRARIES = frozenset(
     {
         "ld-linux-aarch64.so.1", "ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libm.so.6",

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from cutlass_aot import __version__
 from cutlass_aot.bundle.contents import verify_bundle
-from cutlass_aot.bundle.write import BUNDLE_NAME
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import (
     MAX_MANIFEST_BYTES,
@@ -30,7 +29,7 @@ from cutlass_aot.runtime.files import (
     read_catalog,
     read_file,
 )
-from cutlass_aot.schema.catalog import MANIFEST_NAME, Catalog
+from cutlass_aot.schema.catalog import BUNDLE_NAME, MANIFEST_NAME, Catalog
 from cutlass_aot.schema.versions import major_minor
 
 ENTRY_POINT_GROUP = "cutlass_aot.bundles"
@@ -77,7 +76,7 @@ def wheel_names(catalog: Catalog) -> WheelNames:
     Raises:
         BundleError: if its name, version, hosts or glibc cannot be those of a wheel.
     """
-    if not BUNDLE_NAME.fullmatch(catalog.name) or catalog.name[-1] in "._-":
+    if not BUNDLE_NAME.fullmatch(catalog.name):
         raise BundleError(
             f"bundle name {catalog.name!r} cannot name a wheel: expected lower-case letters, digits, '.', "
             "'_' and '-', beginning and ending with a letter or a digit; change bundle.name in the manifest"

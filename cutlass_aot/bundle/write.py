@@ -17,6 +17,7 @@ from cutlass_aot.bundle.files import digest_file, list_files, manifest_to_bytes,
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, read_bounded, read_manifest
 from cutlass_aot.schema.catalog import (
+    BUNDLE_NAME,
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_FILE_BYTES,
@@ -30,7 +31,6 @@ from cutlass_aot.schema.catalog import (
 )
 from cutlass_aot.schema.encoding import digest
 
-BUNDLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "groups", "lib", "licenses"})
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from cutlass_aot.cli.render import json_option, print_json
@@ -16,7 +18,7 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
 
     for plugin in plugins:
         import_plugin(plugin)
-    described = []
+    described: list[dict[str, Any]] = []
     for name, reference in references().items():
         generator = reference.load()
         described.append(

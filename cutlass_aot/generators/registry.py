@@ -18,7 +18,7 @@ ENTRY_POINT_GROUP = "cutlass_aot.generators"
 
 _registered: dict[str, type[Generator]] = {}
 
-GeneratorClass = TypeVar("GeneratorClass", bound=type)
+GeneratorClass = TypeVar("GeneratorClass", bound=type[Generator])
 
 
 def register(generator: GeneratorClass) -> GeneratorClass:

@@ -12,11 +12,11 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, FilterValue
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
+from cutlass_aot.schema.catalog import BUNDLE_NAME
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 _LAYOUTS = re.compile(r"[tn]+")
 _BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
@@ -107,7 +107,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
     _known(bundle, _BUNDLE_KEYS, "[bundle]")
     name = _text(bundle, "name", "bundle")
-    if not NAME.fullmatch(name):
+    if not BUNDLE_NAME.fullmatch(name):
         raise ManifestError(
             f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
         )

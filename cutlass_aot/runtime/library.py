@@ -15,6 +15,7 @@ from typing import Any
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.schema.catalog import FileReference
+from cutlass_aot.schema.kernel import EXPORT_PREFIX
 
 _ELF = b"\x7fELF"
 _serial = itertools.count(1)
@@ -81,10 +82,10 @@ class Library:
                     "see cutlass-aot doctor for what this machine has"
                 ) from error
         try:
-            address = ctypes.cast(getattr(mapping.library, f"__tvm_ffi_{symbol}"), ctypes.c_void_p).value
+            address = ctypes.cast(getattr(mapping.library, EXPORT_PREFIX + symbol), ctypes.c_void_p).value
         except AttributeError:
             raise CorruptFile(
-                f"{self._root / self._reference.path} has no symbol __tvm_ffi_{symbol}: "
+                f"{self._root / self._reference.path} has no symbol {EXPORT_PREFIX}{symbol}: "
                 "catalog and library do not belong together, build the bundle again"
             ) from None
         return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=mapping.library)

@@ -43,9 +43,7 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
     Raises:
         BundleError: for a filter that none of them has.
     """
-    wanted = {
-        full_name(name): patterns for name, patterns in filters.items() if name not in _OF_GROUP
-    }
+    wanted = {full_name(name): patterns for name, patterns in filters.items() if name not in _OF_GROUP}
     known = {name for handle in handles for name in handle.design}
     for name in sorted(wanted):
         if handles and name not in known and name not in _OF_KERNEL:

@@ -11,6 +11,7 @@ Files (all sealed msgpack, see :mod:`~cutlass_aot.schema.encoding`)::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ MAX_FILE_BYTES = 1 << 30
 MAX_INDEX_BYTES = 1 << 28
 CATALOG_KIND = "cutlass-aot catalog"
 GROUP_KIND = "cutlass-aot group"
+BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+"""Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Design values in words: short names, and patterns that a value matches. One rule for manifests and listings."""
+"""Design values in words: short names, and what a value matches; one rule for manifests and listings."""
 
 from __future__ import annotations
 

@@ -14,6 +14,9 @@ from cutlass_aot.schema.targets import Target
 KEY_SCHEMA = 1
 """Version of what a key covers. Raise it when the meaning of a field changes."""
 
+EXPORT_PREFIX = "__tvm_ffi_"
+"""What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""
+
 LAYOUT_LETTERS = {-1: "t", -2: "n"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major."""
 
@@ -188,7 +191,7 @@ class Kernel:
 
     @property
     def symbol(self) -> str:
-        """Name of the compiled function; with ``__tvm_ffi_`` before it, the exported symbol."""
+        """Name of the compiled function; with :data:`EXPORT_PREFIX` before it, the exported symbol."""
         return f"cutlass_aot_{self.digest[:24]}"
 
     @property

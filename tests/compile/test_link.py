@@ -16,7 +16,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from cutlass_aot.builder.native import link
-from cutlass_aot.builder.native.link import LinkToolchain, check_library
+from cutlass_aot.builder.native.library import check_library
+from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.errors import LinkError, ToolchainError
 
 pytestmark = pytest.mark.compile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,5 +37,5 @@ def test_no_two_neighbours_would_fit_into_one(groups):
     packs = pack(groups)
     for target in ("sm_80", "sm_90a"):
         libraries = [names for library, names in packs.items() if library.startswith(f"{target}-")]
-        for first, second in zip(libraries, libraries[1:], strict=False):
+        for first, second in itertools.pairwise(libraries):
             assert sum(groups[name][1] for name in first) + groups[second[0]][1] > KERNELS_A_LIBRARY

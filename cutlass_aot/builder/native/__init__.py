@@ -18,3 +18,6 @@ SHIM_SYMBOLS = frozenset(
     }
 )
 """Functions that ``shim.c`` gives to compiled objects."""
+
+GLIBC = "2.28"
+"""Oldest C library the linked libraries load with: what manylinux_2_28 promises."""
