@@ -231,7 +231,7 @@ def _check_plan(plan: BundlePlan) -> None:
     if not BUNDLE_NAME.fullmatch(plan.name):
         raise BundleError(
             f"{plan.name!r} cannot name a bundle: expected lower-case letters, digits, '.', '_' and '-', "
-            "beginning with a letter or a digit"
+            "beginning and ending with a letter or a digit"
         )
     if not plan.groups:
         raise BundleError(f"bundle {plan.name!r} has no kernels: nothing to write")

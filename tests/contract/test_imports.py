@@ -35,6 +35,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema",
     "cutlass_aot.schema.artifact",
     "cutlass_aot.schema.catalog",
+    "cutlass_aot.schema.design",
     "cutlass_aot.schema.dtypes",
     "cutlass_aot.schema.encoding",
     "cutlass_aot.schema.kernel",

@@ -201,8 +201,6 @@ def test_names_are_normalised(tmp_path, name, package):
 
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):
-    with pytest.raises(BundleError, match=r"bundle\.name"):
-        build_wheel(make(tmp_path / "name", name="a-"), tmp_path)
     needs = Needs(cuda_runtime="13.0", tvm_ffi="0.1.15", glibc="two")
     with pytest.raises(BundleError, match="glibc 'two'"):
         build_wheel(make(tmp_path / "glibc", needs=needs), tmp_path)
