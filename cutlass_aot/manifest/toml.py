@@ -23,11 +23,12 @@ def parse_toml(data: bytes, what: str) -> dict[str, Any]:
         ManifestError: if they are not UTF-8 or not TOML.
     """
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        document: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{what}: not valid TOML: {error}") from None
+    return document
 
 
 def read_bytes(path: Path) -> bytes:
