@@ -64,7 +64,7 @@ def test_the_tour_runs_as_it_is_written():
     )
     assert result.returncode == 0, result.stderr
     # What the comment behind the last line promises.
-    promised = re.search(r"verdict\.reason\)\s*# (.*)", python)
+    promised = re.search(r"verdict\.reason\)\n# (.*)", python)
     assert promised is not None
     assert result.stdout.splitlines()[-1] == promised.group(1)
 

@@ -1,0 +1,58 @@
+"""On a GPU: every kernel of the bundles that run here, and the README's own block.
+
+    cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu
+
+Where no GPU is present these are skipped; results are recorded in docs/gpu-results.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cutlass_aot
+from cutlass_aot.errors import BundleError, DeviceError
+from cutlass_aot.runtime import device
+from cutlass_aot.runtime.compatibility import runnable_targets
+
+pytestmark = pytest.mark.gpu
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def capability():
+    try:
+        return device.compute_capability(0)
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["sm90", "portable", "sm100-dense"])
+def test_every_kernel_computes_what_it_should(name, capability):
+    from tools.check_gpu import main
+
+    try:
+        bundle = cutlass_aot.open(REPOSITORY / "build" / "bundles" / name)
+    except BundleError as error:
+        pytest.skip(str(error))
+    if not runnable_targets(bundle.targets, capability):
+        pytest.skip(f"{name} has nothing for compute capability {capability}")
+    assert main([str(bundle.path)]) == 0
+
+
+def test_the_readme_runs(capability, monkeypatch):
+    bundle = cutlass_aot.open(REPOSITORY / "build" / "bundles" / "smoke")
+    if not runnable_targets(bundle.targets, capability):
+        pytest.skip(f"smoke has nothing for compute capability {capability}")
+    (block,) = re.findall(
+        r"^```python gpu\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.setattr(cutlass_aot, "open_installed", lambda _: bundle)
+    names: dict[str, object] = {}
+    exec(block, names)
+    x, weight, out = names["x"], names["weight"], names["out"]
+    error = (out.double() - x.double() @ weight.double().T).norm() / out.double().norm()
+    assert error.item() < 2.0**-8
