@@ -54,10 +54,10 @@ class CutlassOperators:
         """Every dense GEMM for ``problem`` on ``target``."""
         from cutlass_aot.generators.cutlass_operators_worker import enumerate_kernels
 
-        return enumerate_kernels(problem, target, device)
+        return enumerate_kernels(problem, target, device, tuple(FAMILIES))
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel."""
         from cutlass_aot.generators.cutlass_operators_worker import compile_kernel
 
-        return compile_kernel(kernel)
+        return compile_kernel(kernel, tuple(FAMILIES))

@@ -14,7 +14,6 @@ import torch
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.dtypes import DTYPES
@@ -32,11 +31,13 @@ _SCHEDULERS = {
 _ALWAYS_STATIC = ("PersistentDenseGemmEFC", "Sm90StaticPersistentGemm")
 
 
-def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-    """Every dense GEMM for ``problem`` on ``target``, without listing the catalogue."""
+def enumerate_kernels(
+    problem: Problem, target: str, device: DeviceProfile, families: tuple[str, ...]
+) -> Iterator[Kernel]:
+    """Every kernel of ``families`` for ``problem`` on ``target``, without listing the catalogue."""
     if problem.operation != "gemm" or len(problem.dtypes) != 3:
         return
-    for operator in _operators(problem, target).values():
+    for operator in _operators(problem, target, families).values():
         design = _design(operator)
         yield Kernel.make(
             operation="gemm",
@@ -49,8 +50,8 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
         )
 
 
-def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one kernel with shared symbolic extents and the environment's stream.
+def compile_kernel(kernel: Kernel, families: tuple[str, ...]) -> CompiledFunction:
+    """Compile one kernel of ``families`` with shared symbolic extents and the environment's stream.
 
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
@@ -61,7 +62,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
         kernel.layouts,
         kernel.accumulator,
     )
-    operator = _operators(problem, kernel.target).get(kernel.design)
+    operator = _operators(problem, kernel.target, families).get(kernel.design)
     if operator is None:
         raise CompileError(
             f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
@@ -78,13 +79,15 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
 
 
 @functools.lru_cache(maxsize=64)
-def _operators(problem: Problem, target: str) -> dict[tuple[tuple[str, DesignValue], ...], Any]:
-    """Operators of the dense families for a problem, by their design in record form."""
+def _operators(
+    problem: Problem, target: str, families: tuple[str, ...]
+) -> dict[tuple[tuple[str, DesignValue], ...], Any]:
+    """Operators of ``families`` for a problem, by their design in record form."""
     found = cutlass.operators.get_operators(_arguments(problem), target_sm=target.removeprefix("sm_"))
     return {
         tuple(sorted(_design(operator).items())): operator
         for operator in found
-        if _family(operator) in FAMILIES and _is_as_described(operator)
+        if _family(operator) in families and _is_as_described(operator)
     }
 
 
