@@ -138,7 +138,8 @@ class Store:
 
     def put_record(self, kind: str, key: str, body: Any) -> None:
         """Commit a record. The blobs it names have to be here already."""
-        self._publish(seal(f"cutlass-aot {kind} record", SCHEMA, body), self.record_path(kind, key))
+        record = {"key": key, "body": body}
+        self._publish(seal(f"cutlass-aot {kind} record", SCHEMA, record), self.record_path(kind, key))
 
     def get_record(self, kind: str, key: str) -> Any | None:
         """A record's body, or None if it is absent. A damaged one is set aside and absent.
@@ -151,7 +152,7 @@ class Store:
         if data is None:
             return None
         try:
-            return unseal(data, f"cutlass-aot {kind} record", SCHEMA, str(path))
+            return _record_body(data, kind, key, str(path))
         except CorruptFile:
             self._set_aside(path)
             return None
@@ -217,12 +218,8 @@ class Store:
             for path in sorted((self.root / "records" / kind).glob("*/[0-9a-f]*")):
                 name = str(path.relative_to(self.root))
                 try:
-                    body = unseal(
-                        self._read(path, _MAX_RECORD_BYTES) or b"",
-                        f"cutlass-aot {kind} record",
-                        SCHEMA,
-                        name,
-                    )
+                    data = self._read(path, _MAX_RECORD_BYTES) or b""
+                    body = _record_body(data, kind, path.name, name)
                 except (CorruptFile, SchemaTooNew) as error:
                     found.append(Damage(name, str(error)))
                     continue
@@ -260,6 +257,14 @@ class Store:
         with _reported("set aside", path):
             damaged.mkdir(parents=True, exist_ok=True)
             path.replace(damaged / path.name)
+
+
+def _record_body(data: bytes, kind: str, key: str, what: str) -> Any:
+    """Open a record. It names its key, so that a file that was renamed or copied serves nobody."""
+    record = unseal(data, f"cutlass-aot {kind} record", SCHEMA, what)
+    if not isinstance(record, dict) or record.get("key") != key:
+        raise CorruptFile(f"{what} is not the record of this key")
+    return record.get("body")
 
 
 def _file_digest(file: Any) -> str:

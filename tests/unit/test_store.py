@@ -60,6 +60,15 @@ def test_a_record_of_another_kind_is_absent(store):
     assert store.get_record("kernel", KEY) is None
 
 
+def test_a_record_under_another_key_is_absent(store):
+    other = "cd" * 32
+    store.put_record("kernel", KEY, {"x": 1})
+    store.record_path("kernel", other).parent.mkdir(parents=True)
+    store.record_path("kernel", KEY).rename(store.record_path("kernel", other))
+    assert [damage.path for damage in store.check()] == [f"records/kernel/cd/{other}"]
+    assert store.get_record("kernel", other) is None
+
+
 def test_a_newer_record_is_refused_and_kept(store):
     path = store.record_path("kernel", KEY)
     path.parent.mkdir(parents=True)
