@@ -7,7 +7,6 @@ from __future__ import annotations
 
 __all__ = [
     "ArtifactError",
-    "BuildFailed",
     "BundleError",
     "CompileError",
     "CorruptFile",
@@ -56,10 +55,6 @@ class ArtifactError(CutlassAotError):
 
 class LinkError(CutlassAotError):
     """Linking a library failed."""
-
-
-class BuildFailed(CutlassAotError):
-    """A build finished with kernels that failed; the others are in the store."""
 
 
 class StoreError(CutlassAotError):

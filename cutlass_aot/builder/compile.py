@@ -10,7 +10,7 @@ import filelock
 
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
-from cutlass_aot.errors import GeneratorError
+from cutlass_aot.errors import CorruptFile, GeneratorError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.kernel import Kernel
@@ -68,8 +68,30 @@ def enumerate_kernels(
                 f"generator {question.generator.name!r} failed on {question.name}: {result.error}\n"
                 + result.log.rstrip()
             )
-        answers[result.job.tag] = [Kernel.from_record(item) for item in result.reply["kernels"]]
+        answers[result.job.tag] = _answer(questions[result.job.tag], result.reply["kernels"])
     return [(question, answers[index]) for index, question in enumerate(questions)]
+
+
+def _answer(question: Enumeration, records: Sequence[dict[str, Any]]) -> list[Kernel]:
+    """The kernels of an answer, held against the question."""
+    problem = question.problem
+    asked = (problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator)
+    kernels = []
+    for record in records:
+        try:
+            kernel = Kernel.from_record(record)
+        except CorruptFile as error:
+            raise GeneratorError(
+                f"generator {question.generator.name!r} on {question.name}: {error}"
+            ) from None
+        dtypes = tuple(operand.dtype for operand in kernel.operands)
+        if (kernel.operation, kernel.target, dtypes, kernel.layouts, kernel.accumulator) != asked:
+            raise GeneratorError(
+                f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
+                f"else: {kernel.name}"
+            )
+        kernels.append(kernel)
+    return kernels
 
 
 def compile_missing(
@@ -95,7 +117,7 @@ def compile_missing(
         if lock is None:
             return None
         # Another builder may have stored it between the plan and the lock.
-        artifact, _ = read_artifact(store, item.key)
+        artifact, _ = read_artifact(store, item.key, item.kernel)
         if artifact is not None:
             store.unlock(lock)
             artifacts[item.key] = artifact

@@ -38,9 +38,7 @@ def link_groups(
         LinkError: if the linker fails.
         StoreError: if an object is gone since it was planned.
     """
-    groups: dict[str, list[KernelEntry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.kernel.group_name, []).append(entry)
+    groups = named_groups(entries)
     packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
     wanted = []
     for pack_name, names in packs.items():
@@ -55,12 +53,29 @@ def link_groups(
     libraries: dict[str, dict[str, LinkedLibrary]] = {}
     for pack_name, host, members, link_key in wanted:
         path = found[link_key] or _link(members, linkers[host], link_key, store, workspace)
-        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, path)
+        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, path, path.name)
     return [
         GroupPlan(name=name, entries=tuple(groups[name]), libraries=libraries[pack_name])
         for pack_name, names in packs.items()
         for name in names
     ]
+
+
+def named_groups(entries: Sequence[KernelEntry]) -> dict[str, list[KernelEntry]]:
+    """Functionally equivalent kernels by the name of their group.
+
+    The readable name leaves out alignment and divisibility: groups that differ in nothing else get eight
+    digits of their digest in it.
+    """
+    groups: dict[str, list[KernelEntry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.kernel.group, []).append(entry)
+    names = [members[0].kernel.group_name for members in groups.values()]
+    named = {}
+    for group, members in groups.items():
+        name = members[0].kernel.group_name
+        named[name if names.count(name) == 1 else f"{name}-{group[:8]}"] = members
+    return named
 
 
 def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
@@ -90,7 +105,7 @@ def _link(
     members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
 ) -> Path:
     library = workspace / f"{link_key}.so"
-    linker.link(_objects(members, store, workspace), library, workspace / "cache")
+    linker.link(_objects(members, store, workspace), library, store.cache())
     sha256 = store.put_blob(library.read_bytes())
     store.put_record("library", link_key, {"sha256": sha256})
     return store.blob_path(sha256)

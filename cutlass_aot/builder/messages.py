@@ -12,14 +12,24 @@ _HEADER = struct.Struct("<I")
 _MAX_BYTES = 1 << 28
 
 
+def pack(message: dict[str, Any]) -> bytes:
+    """One message as bytes, ready to be sent.
+
+    Raises:
+        TypeError: if it holds something that has no encoding.
+        OverflowError: if a number does not fit into 64 bits.
+    """
+    data = encode(message)
+    return _HEADER.pack(len(data)) + data
+
+
 def send(channel: socket.socket, message: dict[str, Any]) -> None:
     """Send one message.
 
     Raises:
         OSError: if the other side is gone.
     """
-    data = encode(message)
-    channel.sendall(_HEADER.pack(len(data)) + data)
+    channel.sendall(pack(message))
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:

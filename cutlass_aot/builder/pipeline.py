@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ class _Inputs:
 
     def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
         modules = sorted({m for g in self.sources.instances.values() for m in g.modules})
-        return Pool(jobs, tuple(modules), directory, timeout)
+        return Pool(jobs, tuple(modules), directory, timeout, self.compiler.roots)
 
 
 def _inputs(manifest_path: Path) -> _Inputs:
@@ -81,14 +82,17 @@ def _inputs(manifest_path: Path) -> _Inputs:
 def make_plan(
     manifest_path: Path, store_path: Path, *, jobs: int, timeout: float, report: Report
 ) -> tuple[Selection, list[PlannedKernel]]:
-    """Say what a build of this manifest would do, and keep the enumeration for it.
+    """Say what a build of this manifest would do. A store is read if there is one; none is made or changed.
 
     Raises:
         CutlassAotError: for bad input; see the stages.
     """
     inputs = _inputs(manifest_path)
-    store = Store(store_path)
-    selection = _selection(inputs, store, jobs, timeout, report)
+    store = Store(store_path, create=False) if store_path.exists() else None
+    plan = _plan_digest(inputs)
+    selection = planning.load_selection(store, plan) if store else None
+    if selection is None:
+        selection = _enumerate(inputs, jobs, timeout, report)
     keys = planning.kernel_keys(selection, inputs.sources, inputs.compiler.fingerprint)
     return selection, planning.against_store(selection, keys, store)
 
@@ -150,16 +154,27 @@ def build(
 
 def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report: Report) -> Selection:
     """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
-    plan = planning.plan_digest(inputs.manifest, inputs.device, inputs.sources, inputs.compiler.fingerprint)
+    plan = _plan_digest(inputs)
     selection = planning.load_selection(store, plan)
     if selection is None:
-        questions = planning.enumerations(inputs.manifest, inputs.sources)
-        report.enumerating(len(questions))
-        with store.workspace() as workspace, inputs.pool(jobs, workspace, timeout) as pool:
-            answers = compiling.enumerate_kernels(pool, questions, inputs.device)
-        selection = planning.select(inputs.manifest, answers)
+        selection = _enumerate(inputs, jobs, timeout, report)
         planning.save_selection(store, plan, selection)
     return selection
+
+
+def _plan_digest(inputs: _Inputs) -> str:
+    return planning.plan_digest(inputs.manifest, inputs.device, inputs.sources, inputs.compiler.fingerprint)
+
+
+def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Selection:
+    questions = planning.enumerations(inputs.manifest, inputs.sources)
+    report.enumerating(len(questions))
+    with (
+        tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
+        inputs.pool(jobs, Path(folder), timeout) as pool,
+    ):
+        answers = compiling.enumerate_kernels(pool, questions, inputs.device)
+    return planning.select(inputs.manifest, answers, inputs.compiler.versions["nvidia-cutlass-dsl"])
 
 
 def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
+from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.errors import CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.generators.protocol import Generator, Problem
@@ -17,8 +19,6 @@ from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact
 from cutlass_aot.store.store import Store
-
-PLAN_SCHEMA = 1
 
 
 def load_sources(manifest: Manifest) -> Sources:
@@ -75,8 +75,12 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
     ]
 
 
-def select(manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]]) -> Selection:
+def select(
+    manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]], dsl_version: str
+) -> Selection:
     """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
+
+    Kernels known to be bad with this version of the DSL are left out, with a remark.
 
     Raises:
         ManifestError: if a table is left without kernels, saying which filter left nothing.
@@ -89,6 +93,13 @@ def select(manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Ker
         kept = _filtered(table, found)
         if not kept:
             raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
+        bad = {kernel.digest: why for kernel in kept if (why := known_bad(kernel, dsl_version))}
+        for why in sorted(set(bad.values())):
+            count = sum(reason == why for reason in bad.values())
+            remarks.append(f"{table.where}: {count} left out as known to be bad: {why}")
+        kept = [kernel for kernel in kept if kernel.digest not in bad]
+        if not kept:
+            raise ManifestError(f"{table.where}: no kernel is left: {'; '.join(sorted(set(bad.values())))}")
         groups: dict[str, list[Kernel]] = {}
         for kernel in kept:
             groups.setdefault(kernel.group, []).append(kernel)
@@ -149,7 +160,7 @@ def plan_digest(manifest: Manifest, device: DeviceProfile, sources: Sources, too
     return digest(
         encode(
             {
-                "schema": PLAN_SCHEMA,
+                "cutlass_aot": own_sources(),
                 "manifest": manifest.document,
                 "device": device_record(device),
                 "generators": sources.versions,
@@ -189,7 +200,7 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
     """Say of each kernel whether the store has it. An artifact counts only if its object verifies."""
     planned = []
     for kernel, kernel_key in zip(selection.kernels, keys, strict=True):
-        artifact, why = read_artifact(store, kernel_key)
+        artifact, why = read_artifact(store, kernel_key, kernel)
         planned.append(PlannedKernel(kernel, kernel_key, artifact, why))
     return planned
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -20,10 +21,16 @@ from typing import Any
 from cutlass_aot.builder import messages
 from cutlass_aot.errors import ToolchainError
 
-MAX_WORKER_BYTES = 1 << 30
-"""A worker that has grown to this size is replaced after its job (a compile leaves about 2.3 MB behind)."""
+MAX_GROWTH_BYTES = 600 << 20
+"""A worker that has grown by this much since its fork is replaced: every compile leaves some behind."""
+
+PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER")
+"""The builder's environment variables that workers see. No other reaches them: the compiler reads many (such
+as CUTE_DSL_LINEINFO) that change the code it makes, and none of them is part of a kernel's key."""
 
 _POLL_SECONDS = 0.2
+_IMPORT_SECONDS = 300
+_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +95,14 @@ class Pool:
         modules: what a worker needs imported.
         directory: a private directory for logs.
         timeout: seconds a job may take.
+        dsl_roots: directories that the DSL may be imported from; empty for anywhere.
     """
 
     size: int
     modules: tuple[str, ...]
     directory: Path
     timeout: float = 600.0
+    dsl_roots: tuple[Path, ...] = ()
     _zygotes: dict[str, _Zygote] = field(default_factory=dict)
     _workers: list[_Worker] = field(default_factory=list)
     _started: int = 0
@@ -134,6 +143,8 @@ class Pool:
 
     def _fill(self, waiting: dict[str, deque[Job]], admit: Callable[[Job], bool | None]) -> None:
         """Give every idle worker a job; start workers while there are fewer than wanted."""
+        for worker in [worker for worker in self._workers if worker.job is None and _has_ended(worker)]:
+            self._retire(worker)
         asked = sum(len(queue) for queue in waiting.values())
         while asked and any(waiting.values()):
             idle = next((worker for worker in self._workers if worker.job is None), None)
@@ -197,7 +208,8 @@ class Pool:
             reason = f"signal {-status}" if status < 0 else f"exit status {status}"
             return Result(job, {}, f"the compiler crashed ({reason})", log)
         log = _text(worker.log)
-        if reply.pop("memory_bytes") > MAX_WORKER_BYTES:
+        # One that answered just as its time was up has been killed all the same.
+        if reply.pop("grown_bytes") > MAX_GROWTH_BYTES or worker.killed:
             self._retire(worker)
         if "error" in reply:
             return Result(job, {}, str(reply["error"]), log + str(reply["traceback"]))
@@ -206,11 +218,15 @@ class Pool:
     def _new_worker(self, target: str) -> _Worker:
         zygote = self._zygote(target)
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(zygote.channel, [b"F"], [theirs.fileno()])
-        answer = messages.receive(zygote.channel)
+        try:
+            with theirs:
+                socket.send_fds(zygote.channel, [b"F"], [theirs.fileno()])
+            answer = messages.receive(zygote.channel)
+        except OSError:
+            answer = None
         if answer is None:
-            raise ToolchainError("the process that forks workers died: " + self._zygote_words(target))
+            ours.close()
+            raise self._zygote_died(zygote, target)
         self._started += 1
         worker = _Worker(
             pid=int(answer["pid"]),
@@ -228,27 +244,55 @@ class Pool:
             self._zygotes[architecture] = self._start_zygote(architecture)
         zygote = self._zygotes[architecture]
         if not zygote.ready:
-            answer = messages.receive(zygote.channel)
-            if answer is None or "error" in answer:
-                words = answer["error"] if answer else self._zygote_words(target)
-                raise ToolchainError(
-                    f"the build side cannot be imported: {words}\n"
-                    "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
-                )
+            self._await_imports(zygote, target)
             zygote.ready = True
         return zygote
 
+    def _await_imports(self, zygote: _Zygote, target: str) -> None:
+        zygote.channel.settimeout(_IMPORT_SECONDS)
+        try:
+            answer = messages.receive(zygote.channel)
+        except TimeoutError:
+            raise ToolchainError(
+                f"importing the build side took longer than {_IMPORT_SECONDS} s; see `cutlass-aot doctor`"
+            ) from None
+        zygote.channel.settimeout(None)
+        if answer is None:
+            raise self._zygote_died(zygote, target)
+        if "error" in answer:
+            raise ToolchainError(
+                f"the build side cannot be imported: {answer['error']}\n"
+                "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
+            )
+        dsl = answer["dsl"]
+        if (
+            self.dsl_roots
+            and dsl
+            and not any(Path(dsl).resolve().is_relative_to(root) for root in self.dsl_roots)
+        ):
+            raise ToolchainError(
+                f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
+                f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
+            )
+
     def _start_zygote(self, architecture: str) -> _Zygote:
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment |= {
             "CUTE_DSL_ARCH": architecture,
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONHASHSEED": "0",
+            "PYTHONUNBUFFERED": "1",
         }
+        # The builder's own search path, before anything is imported: the interpreter would look into the
+        # current directory first, where any package may lie.
+        program = (
+            f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; "
+            f"from cutlass_aot.builder.zygote import main; main({theirs.fileno()})"
+        )
         with theirs, self._zygote_log(architecture).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cutlass_aot.builder.zygote", str(theirs.fileno())],
+                [sys.executable, "-c", program],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -257,14 +301,22 @@ class Pool:
                 start_new_session=True,
             )
         zygote = _Zygote(process, ours)
-        messages.send(ours, {"modules": list(self.modules), "search_path": [p for p in sys.path if p]})
+        messages.send(ours, {"modules": list(self.modules)})
         return zygote
+
+    def _zygote_died(self, zygote: _Zygote, target: str) -> ToolchainError:
+        try:
+            status: int | str = zygote.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        words = _text(self._zygote_log(_foreign_architecture(target))).strip() or "it said nothing"
+        return ToolchainError(
+            f"the process that forks workers died (exit status {status}; -9 is often a lack of memory: "
+            f"use fewer -j): {words}"
+        )
 
     def _zygote_log(self, architecture: str) -> Path:
         return self.directory / f"zygote-{architecture}.log"
-
-    def _zygote_words(self, target: str) -> str:
-        return _text(self._zygote_log(_foreign_architecture(target))) or "it said nothing"
 
     def _retire(self, worker: _Worker) -> int:
         """End a worker and return its exit status, negative for a signal."""
@@ -275,7 +327,8 @@ class Pool:
             messages.send(worker.zygote.channel, {"pid": worker.pid})
             answer = messages.receive(worker.zygote.channel)
         except OSError:
-            return -signal.SIGKILL
+            answer = None
+        # Workers end with their zygote, which kills them.
         return int(answer["status"]) if answer else -signal.SIGKILL
 
     def _kill(self, worker: _Worker) -> None:
@@ -294,9 +347,17 @@ def _foreign_architecture(target: str) -> str:
     return "sm_100a" if target.startswith("sm_8") else "sm_80"
 
 
-def _text(path: Path, limit: int = 1 << 20) -> str:
+def _has_ended(worker: _Worker) -> bool:
+    """Whether an idle worker is gone: nothing else can make its channel readable."""
+    readable, _, _ = select.select([worker.channel], [], [], 0)
+    return bool(readable)
+
+
+def _text(path: Path) -> str:
+    """The end of a log: what went wrong stands there."""
     try:
         with path.open("rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

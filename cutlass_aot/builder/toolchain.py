@@ -28,45 +28,81 @@ class CompilerToolchain:
     Attributes:
         fingerprint: digest of every installed file of it, and of the Python version that traces kernels.
         versions: package to version.
+        roots: directories that its packages are installed in.
     """
 
     fingerprint: str
     versions: dict[str, str]
+    roots: tuple[Path, ...]
 
 
 def detect_compiler() -> CompilerToolchain:
     """Find the DSL and the operators package and digest their files; nothing is imported.
 
     Raises:
-        ToolchainError: if one is missing.
+        ToolchainError: if one is missing, or installed in a way that does not say which files it has.
     """
-    versions: dict[str, str] = {}
-    files: dict[str, Path] = {}
-    for distribution in metadata.distributions():
-        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        if not name.startswith(COMPILER_PACKAGES):
-            continue
-        versions[name] = distribution.version
-        for entry in distribution.files or ():
-            # Scripts outside site-packages carry the path of their interpreter.
-            outside = entry.parts[0] == ".."
-            skipped = entry.suffix in _SKIPPED_SUFFIXES or entry.name in _SKIPPED_NAMES
-            if not outside and not skipped:
-                files[entry.as_posix()] = Path(str(distribution.locate_file(entry)))
+    distributions = _compiler_distributions()
     missing = [name for name in _REQUIRED if not _installed(name)]
     if missing:
         raise ToolchainError(
             f"the build side is not installed: {', '.join(missing)} missing; "
             "install it with: pip install 'cutlass-aot[build]'"
         )
+    files: dict[str, Path] = {}
+    for name, distribution in distributions.items():
+        files |= {f"{name}/{path}": file for path, file in _files(name, distribution).items()}
     # hashlib releases the lock on large buffers: two threads read 250 MB twice as fast as one.
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = dict(zip(files, pool.map(_file_digest, files.values()), strict=True))
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return CompilerToolchain(
-        fingerprint=digest(encode({"files": digests, "python": python})),
-        versions=dict(sorted(versions.items())),
-    )
+    versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
+    identity = {
+        "files": digests,
+        "versions": versions,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "own": {path.name: _file_digest(path) for path in _own_code_generation()},
+    }
+    roots = sorted({Path(str(item.locate_file(""))).resolve() for item in distributions.values()})
+    return CompilerToolchain(digest(encode(identity)), versions, tuple(roots))
+
+
+def _compiler_distributions() -> dict[str, metadata.Distribution]:
+    """The compiler's distributions by name; of two with one name, the one that is imported."""
+    found: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name.startswith(COMPILER_PACKAGES):
+            # They come in the order of sys.path: a later one is shadowed.
+            found.setdefault(name, distribution)
+    return dict(sorted(found.items()))
+
+
+def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
+    """Installed files of a distribution that can decide what code comes out, by their path in it."""
+    if not distribution.files:
+        raise ToolchainError(
+            f"{name} {distribution.version} does not say which files it installed (no RECORD), so that "
+            "kernels could not be told apart when it changes: install its wheel with pip"
+        )
+    chosen = {}
+    for entry in distribution.files:
+        if entry.suffix == ".pth" and entry.name.startswith("__editable__"):
+            raise ToolchainError(
+                f"{name} {distribution.version} is an editable installation, whose files are not known: "
+                "install its wheel with pip"
+            )
+        # Scripts outside site-packages carry the path of their interpreter.
+        outside = entry.parts[0] == ".."
+        skipped = entry.suffix in _SKIPPED_SUFFIXES or entry.name in _SKIPPED_NAMES
+        if not outside and not skipped:
+            chosen[entry.as_posix()] = Path(str(distribution.locate_file(entry)))
+    return chosen
+
+
+def _own_code_generation() -> list[Path]:
+    """Our own modules that every object and its facts go through, whatever generator it is of."""
+    root = Path(cutlass_aot.__file__).parent
+    return [root / "builder" / "worker.py", root / "builder" / "audit.py", root / "schema" / "dtypes.py"]
 
 
 def own_sources() -> str:
@@ -92,4 +128,6 @@ def _file_digest(path: Path) -> str:
                 hasher.update(chunk)
     except FileNotFoundError:
         return "missing"
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be read: {error.strerror}") from None
     return hasher.hexdigest()

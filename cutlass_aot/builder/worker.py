@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 import time
 import traceback
 from functools import lru_cache
@@ -22,17 +23,29 @@ from cutlass_aot.schema.kernel import Kernel
 
 def serve(channel: socket.socket) -> None:
     """Answer requests until the channel closes. Output of the compiler goes to the request's log."""
+    start_bytes = _memory_bytes()
     while (request := messages.receive(channel)) is not None:
         with Path(request["log"]).open("wb", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         try:
             reply = _enumerate(request) if request["do"] == "enumerate" else _compile(request)
+            data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
         except BaseException as error:
-            text = "".join(traceback.format_exception(error))
-            reply = {"error": f"{type(error).__name__}: {error}", "traceback": text}
-        reply["memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        messages.send(channel, reply)
+            reply = {
+                "error": f"{type(error).__name__}: {error}",
+                "traceback": "".join(traceback.format_exception(error)),
+            }
+            data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
+        # What a generator printed is in Python's buffers, and the log is read when the answer is there.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.sendall(data)
+
+
+def _memory_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @lru_cache(maxsize=64)

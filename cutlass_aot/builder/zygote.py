@@ -1,8 +1,8 @@
 """A process that imports the DSL once and forks workers from there.
 
-Started as ``python -m cutlass_aot.builder.zygote FD`` with one end of a socket pair. It stays
-single-threaded, since a fork copies the calling thread alone. It and its workers ignore the terminal's
-interrupt: the builder decides what ends.
+:class:`~cutlass_aot.builder.pool.Pool` starts it with one end of a socket pair. It stays single-threaded,
+since a fork copies the calling thread alone. It and its workers ignore the terminal's interrupt: the builder
+decides what ends.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from cutlass_aot.builder import messages
 from cutlass_aot.builder.worker import serve
 
 
-def main() -> None:
+def main(descriptor: int) -> None:
     """Import what the builder names, then fork a worker for each request until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=descriptor)
     request = messages.receive(channel)
     if request is None:
         return
     try:
-        sys.path[:0] = [path for path in request["search_path"] if path not in sys.path]
         for module in request["modules"]:
             importlib.import_module(module)
     except BaseException:
         messages.send(channel, {"error": traceback.format_exc()})
         return
-    messages.send(channel, {"ready": True})
+    dsl = sys.modules.get("cutlass")
+    messages.send(channel, {"dsl": getattr(dsl, "__file__", None)})
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
@@ -75,7 +75,3 @@ def _wait(channel: socket.socket) -> None:
         return
     _, status = os.waitpid(int(request["pid"]), 0)
     messages.send(channel, {"status": os.waitstatus_to_exitcode(status)})
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from typing import Any
 
@@ -52,6 +53,8 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``cutlass-aot``; turns errors into one message and an exit status."""
+    # Asked to end from outside: clean up as for an interrupt from the terminal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: Any = group.main(args=arguments, prog_name="cutlass-aot", standalone_mode=False)
     except CutlassAotError as error:

@@ -8,9 +8,10 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
-from cutlass_aot.errors import GeneratorError
+from cutlass_aot.errors import GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.schema.encoding import digest, encode
 
@@ -56,9 +57,11 @@ class GeneratorReference:
         """
         module_name, _, class_name = self.location.partition(":")
         try:
-            found: object = importlib.import_module(module_name)
+            found: object = _import_light(module_name, f"generator {self.name!r}")
             for part in class_name.split("."):
                 found = getattr(found, part)
+        except GeneratorError:
+            raise
         except Exception as error:
             raise GeneratorError(
                 f"generator {self.name!r}: {self.location} cannot be imported: "
@@ -75,27 +78,33 @@ def import_plugin(module: str) -> None:
     Raises:
         GeneratorError: if it raises, registers nothing, or imports the DSL.
     """
-    had_dsl = "cutlass" in sys.modules
     before = set(_registered)
     try:
-        loaded = importlib.import_module(module)
+        loaded = _import_light(module, f"plugin {module!r}")
     except GeneratorError:
         raise
     except Exception as error:
         raise GeneratorError(
             f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    if not had_dsl and "cutlass" in sys.modules:
-        raise GeneratorError(
-            f"plugin {module!r} imports the DSL at module level: move `import cutlass` into a module that "
-            "compile() imports, so that queries stay light"
-        )
     own = any(cls.__module__ == module for cls in _registered.values())
     if set(_registered) == before and not own:
         raise GeneratorError(
             f"plugin {module!r} ({loaded.__file__}) registers no generator: "
             "decorate its class with cutlass_aot.generators.registry.register"
         )
+
+
+def _import_light(module: str, what: str) -> ModuleType:
+    """Import a module that must not bring the DSL: queries run without it."""
+    had_dsl = "cutlass" in sys.modules
+    loaded = importlib.import_module(module)
+    if not had_dsl and "cutlass" in sys.modules:
+        raise GeneratorError(
+            f"{what}: {module} imports the DSL at module level: move `import cutlass` into a module that "
+            "enumerate() or compile() imports, so that queries stay light"
+        )
+    return loaded
 
 
 def references() -> dict[str, GeneratorReference]:
@@ -126,11 +135,11 @@ def find(name: str) -> GeneratorReference:
     """The reference of one generator.
 
     Raises:
-        GeneratorError: if there is none of this name, listing those there are.
+        ManifestError: if there is none of this name, listing those there are.
     """
     known = references()
     if name not in known:
-        raise GeneratorError(
+        raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
             f"through the entry-point group {ENTRY_POINT_GROUP!r}, a module through `plugins` in the manifest"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ class Group:
         self.entry = entry
         self._root = root
         self._require = require
-        self._lock = threading.Lock()
         self._kernels: tuple[KernelEntry, ...] | None = None
         self._library = library
 
@@ -42,9 +40,8 @@ class Group:
             BundleError: if it cannot be read.
         """
         if self._kernels is None:
-            with self._lock:
-                if self._kernels is None:
-                    self._kernels = self._read()
+            # Without a lock, which a forked child could inherit held: two threads decode the same twice.
+            self._kernels = self._read()
         return self._kernels
 
     def _read(self) -> tuple[KernelEntry, ...]:

@@ -20,6 +20,7 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.encoding import seal, unseal
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.versions import release
 
 SCHEMA = 1
 MANIFEST_NAME = "MANIFEST.json"
@@ -132,7 +133,7 @@ class GroupEntry:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a bundle needs of the machine that loads it.
+    """What a bundle needs of the machine that loads it: three versions.
 
     Attributes:
         cuda_runtime: version of the CUDA runtime linked in; the driver has to support its major version.
@@ -198,6 +199,8 @@ class Catalog:
         """
         body = unseal(data, CATALOG_KIND, SCHEMA, what)
         try:
+            for version in body["needs"].values():
+                release(str(version))
             return cls(
                 name=str(body["name"]),
                 version=str(body["version"]),

@@ -43,6 +43,3 @@ _ALL = (
 
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _ALL}
 """Every known element type by name, widest first."""
-
-BY_DLPACK: dict[tuple[int, int], DType] = {dtype.dlpack: dtype for dtype in _ALL}
-"""Every known element type by DLPack code and bits."""

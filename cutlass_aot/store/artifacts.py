@@ -10,14 +10,16 @@ from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
 
 
-def read_artifact(store: Store | None, kernel_key: str) -> tuple[Artifact | None, str]:
-    """What the store has under a key, and why it does not count if it does not."""
+def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple[Artifact | None, str]:
+    """What the store has for a kernel under its key, and why it does not count if it does not."""
     if store is None:
         return None, "there is no store yet"
     record = store.get_record("kernel", kernel_key)
     if record is None:
         return None, "not built with this toolchain and generator"
     try:
+        if Kernel.from_record(record["kernel"]) != kernel:
+            return None, "its record is another kernel's"
         artifact = Artifact(
             object_sha256=str(record["sha256"]),
             object_bytes=int(record["size"]),

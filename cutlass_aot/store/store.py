@@ -8,7 +8,9 @@ Layout::
     logs/<2>/<key>.txt             the compiler's own words about a kernel that failed
     damaged/                       what a reader found altered, set aside
     locks/                         one a key while it is being compiled
-    tmp/                           files on their way
+    cache/                         what the linker keeps between calls
+    tmp/                           files on their way, a directory for each builder
+    .workspaces.lock               held while one of those is made or removed
 
 A reader takes no lock. Two builders that race for one key write the same bytes, and losing is harmless.
 No file is synced: after a power cut a torn file does not match its digest, and counts as absent.
@@ -16,6 +18,7 @@ No file is synced: after a power cut a torn file does not match its digest, and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -33,6 +36,7 @@ from cutlass_aot.schema.encoding import digest, seal, unseal
 
 SCHEMA = 1
 KINDS = ("kernel", "library", "plan", "bundle")
+_NEW = ".new-"
 _MAX_RECORD_BYTES = 1 << 28
 _MAX_BLOB_BYTES = 1 << 30
 
@@ -85,9 +89,11 @@ class Store:
                 return
             if not create:
                 raise StoreError(f"{root} is not a cutlass-aot store: it has no FORMAT file")
-            if root.is_dir() and any(root.iterdir()):
-                raise StoreError(f"{root} holds something that is no cutlass-aot store")
             root.mkdir(parents=True, exist_ok=True)
+            foreign = [path for path in root.iterdir() if not path.name.startswith(_NEW)]
+            # Another builder may make the same store at this moment: then the marker is there by now.
+            if foreign and not marker.is_file():
+                raise StoreError(f"{root} holds something that is no cutlass-aot store")
             self._publish(f"cutlass-aot store {SCHEMA}\n".encode(), marker)
 
     # --- blobs
@@ -97,11 +103,10 @@ class Store:
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes; returns their digest."""
+        """Keep bytes; returns their digest. A damaged blob of this name is replaced."""
         sha256 = digest(data)
-        path = self.blob_path(sha256)
-        if not path.is_file():
-            self._publish(data, path)
+        if self.get_blob(sha256) is None:
+            self._publish(data, self.blob_path(sha256))
         return sha256
 
     def adopt_blob(self, file: Path, sha256: str) -> None:
@@ -188,20 +193,39 @@ class Store:
 
     def unlock(self, lock: filelock.BaseFileLock) -> None:
         """Release a lock and remove its file; a builder that raced for it compiles the same bytes twice."""
-        Path(lock.lock_file).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+    def cache(self) -> Path:
+        """A directory for what the linker keeps between calls; deleting it costs a second."""
+        path = self.root / "cache"
+        with _reported("write", path):
+            path.mkdir(parents=True, exist_ok=True)
+        return path
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A private directory on the store's file system, removed at the end whatever happens."""
+        """A private directory on the store's file system, removed at the end whatever happens.
+
+        What a builder that was killed has left is removed by the next one: each directory is locked as long
+        as its owner lives.
+        """
         parent = self.root / "tmp"
         with _reported("write", parent):
             parent.mkdir(parents=True, exist_ok=True)
-            path = Path(tempfile.mkdtemp(dir=parent))
+            with filelock.FileLock(self.root / ".workspaces.lock"):
+                for left in parent.iterdir():
+                    if left.is_dir():
+                        _remove_abandoned(left)
+                path = Path(tempfile.mkdtemp(dir=parent))
+                owner = filelock.FileLock(path / ".owner")
+                owner.acquire()
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            owner.release()
 
     # --- check
 
@@ -243,7 +267,7 @@ class Store:
     def _publish(self, data: bytes, path: Path) -> None:
         with _reported("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(data)
@@ -256,7 +280,16 @@ class Store:
         damaged = self.root / "damaged"
         with _reported("set aside", path):
             damaged.mkdir(parents=True, exist_ok=True)
-            path.replace(damaged / path.name)
+            # Another reader may have been quicker.
+            with contextlib.suppress(FileNotFoundError):
+                path.replace(damaged / path.name)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove a workspace unless its owner still holds it."""
+    owner = filelock.FileLock(directory / ".owner")
+    with contextlib.suppress(filelock.Timeout, OSError), owner.acquire(blocking=False):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _record_body(data: bytes, kind: str, key: str, what: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,18 +26,26 @@ class Misbehaving:
     def enumerate(self, problem, target, device):
         if problem.accumulator == "f64":
             raise RuntimeError("cannot enumerate that")
+        if problem.accumulator == "i32":
+            yield gemm(design={"does": {"no", "encoding"}}, target=target, generator=self.name)
+            return
+        if problem.accumulator == "f16":
+            yield gemm(layouts="ttt", target=target, accumulator="f16", generator=self.name)
+            return
         for does in ("crash", "exit", "hang", "raise", "foreign"):
             yield gemm(design={"does": does}, target=target, generator=self.name)
 
     def compile(self, kernel):
         does = dict(kernel.design)["does"]
-        print(f"about to {does}", flush=True)
+        print(f"about to {does}")
         if does == "crash":
             os.abort()
         if does == "exit":
             os._exit(3)
         if does == "hang":
             time.sleep(600)
+        if does == "environment":
+            raise ValueError(" ".join(sorted(os.environ)) + " " + " ".join(sys.path))
         if does == "raise":
             raise ValueError("no such instruction")
         return _NotAnObject()

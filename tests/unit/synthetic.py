@@ -11,6 +11,7 @@ from typing import Any
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import KernelEntry, Needs
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.kernels import gemm
 
@@ -77,8 +78,10 @@ def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
     """A group of these kernels, with its library written to ``folder``."""
     name = members[0].group_name
     path = folder / f"linked-{name}.so"
-    path.write_bytes(shared_object(sorted(f"__tvm_ffi_{k.symbol}" for k in members), **library))
-    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": LinkedLibrary(name, path)})
+    data = shared_object(sorted(f"__tvm_ffi_{k.symbol}" for k in members), **library)
+    path.write_bytes(data)
+    linked = LinkedLibrary(name, path, digest(data))
+    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": linked})
 
 
 def plan(folder: Path, **changes: Any) -> BundlePlan:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from cutlass_aot.builder.known_bad import TABLE, known_bad
 from cutlass_aot.builder.plan import (
     against_store,
     enumerations,
@@ -49,7 +51,7 @@ def chosen(extra: str, answers=None):
     parsed = manifest(extra)
     questions = enumerations(parsed, load_sources(parsed))
     answers = answers or [(question, TILES) for question in questions]
-    return [dict(kernel.design)["tile_shape"] for kernel in select(parsed, answers).kernels]
+    return [dict(kernel.design)["tile_shape"] for kernel in select(parsed, answers, "4.8.1").kernels]
 
 
 def test_without_filters_everything_is_chosen():
@@ -91,13 +93,13 @@ def test_an_empty_enumeration_is_named():
     parsed = manifest()
     questions = enumerations(parsed, load_sources(parsed))
     with pytest.raises(ManifestError, match="has none for gemm"):
-        select(parsed, [(question, []) for question in questions])
+        select(parsed, [(question, []) for question in questions], "4.8.1")
 
 
 def test_a_target_that_gets_nothing_is_remarked():
     parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
     first, second = enumerations(parsed, load_sources(parsed))
-    selection = select(parsed, [(first, TILES), (second, [])])
+    selection = select(parsed, [(first, TILES), (second, [])], "4.8.1")
     assert selection.remarks == ("kernels[0]: gemm f16.f16.f16 tnt on sm_103a: the generator has none",)
 
 
@@ -123,7 +125,7 @@ def test_a_target_that_a_generator_cannot_serve_is_named():
 
 
 def test_an_unknown_generator_is_named():
-    with pytest.raises(GeneratorError, match="unknown generator 'nobody': expected one of cutlass"):
+    with pytest.raises(ManifestError, match="unknown generator 'nobody': expected one of cutlass"):
         load_sources(manifest(head=HEAD.replace("cutlass.operators", "nobody")))
 
 
@@ -144,6 +146,40 @@ def test_a_bad_plugin_is_named(tmp_path, monkeypatch, source, message):
     monkeypatch.delitem(__import__("sys").modules, "bad_plugin", raising=False)
     with pytest.raises(GeneratorError, match=message):
         load_sources(manifest(head='plugins = ["bad_plugin"]\n' + HEAD))
+
+
+TGV = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)}, target="sm_103a")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dsl", "bad"),
+    [
+        (TGV, "4.8.1", True),
+        (TGV, "4.0", True),
+        (TGV, "3.9.9", False),
+        (gemm(design=dict(TGV.design), target="sm_100a"), "4.8.1", False),
+        (gemm(design={"family": "Other"}, target="sm_103a"), "4.8.1", False),
+        (gemm(design=dict(TGV.design), target="sm_103a", generator="mine"), "4.8.1", False),
+    ],
+)
+def test_a_kernel_is_known_to_be_bad(kernel, dsl, bad):
+    assert bool(known_bad(kernel, dsl)) is bad
+
+
+def test_a_row_ends_with_the_version_that_mends_it():
+    row = dataclasses.replace(TABLE[0], until="4.10")
+    assert known_bad(TGV, "4.9", (row,))
+    assert not known_bad(TGV, "4.10", (row,))
+
+
+def test_known_bad_kernels_are_left_out_and_remarked():
+    parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
+    good, bad = enumerations(parsed, load_sources(parsed))
+    selection = select(parsed, [(good, TILES), (bad, [TGV])], "4.8.1")
+    assert TGV not in selection.kernels
+    assert any("1 left out as known to be bad: TgvGemm on sm_103" in remark for remark in selection.remarks)
+    with pytest.raises(ManifestError, match="no kernel is left: TgvGemm on sm_103 has raised device errors"):
+        select(parsed, [(good, []), (bad, [TGV])], "4.8.1")
 
 
 def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):

@@ -18,6 +18,7 @@ from cutlass_aot.errors import GeneratorError, ToolchainError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.store.store import Store
+from tests.unit.kernels import gemm
 
 MANIFEST = b"""
 plugins = ["tests.unit.misbehaving"]
@@ -57,7 +58,7 @@ def outcome(tmp_path_factory):
     with store.workspace() as workspace:
         with Pool(2, modules, workspace, timeout=60) as pool:
             answers = compiling.enumerate_kernels(pool, enumerations(manifest, sources), load_profile("h200"))
-        selection = select(manifest, answers)
+        selection = select(manifest, answers, "4.8.1")
         planned = against_store(selection, kernel_keys(selection, sources, "toolchain"), store)
         with Pool(2, modules, workspace, timeout=2) as pool:
             _, failures = compiling.compile_missing(pool, planned, sources, store, workspace, report)
@@ -103,15 +104,103 @@ def test_nothing_is_left_behind(outcome):
     assert store.check() == []
 
 
-def test_a_generator_that_raises_is_named(tmp_path):
-    text = MANIFEST + b'accumulator = "f64"'
+@pytest.mark.parametrize(
+    ("accumulator", "message"),
+    [
+        ("f64", r"'misbehaving' failed on gemm.*cannot enumerate that"),
+        ("i32", r"'misbehaving' failed on gemm.*set has no canonical encoding"),
+        ("f16", r"'misbehaving' answered gemm f16.f16.f16 tnt on sm_90a with a kernel for something else"),
+    ],
+)
+def test_a_generator_that_answers_wrong_is_named(tmp_path, accumulator, message):
+    text = MANIFEST + f'accumulator = "{accumulator}"'.encode()
     manifest = parse_manifest(text, tmp_path / "m.toml")
     sources = load_sources(manifest)
     with (
         Pool(1, sources.instances["misbehaving"].modules, tmp_path) as pool,
-        pytest.raises(GeneratorError, match=r"'misbehaving' failed on gemm.*cannot enumerate that"),
+        pytest.raises(GeneratorError, match=message),
     ):
         compiling.enumerate_kernels(pool, enumerations(manifest, sources), load_profile("h200"))
+
+
+def job(does, tmp_path):
+    kernel = gemm(design={"does": does}, generator="misbehaving")
+    request = {
+        "do": "compile",
+        "generator": ["misbehaving", "tests.unit.misbehaving:Misbehaving"],
+        "kernel": kernel.to_record(),
+        "object": str(tmp_path / "x.o"),
+    }
+    return Job(does, "sm_90a", request)
+
+
+def pool_of(size, tmp_path, **options):
+    return Pool(size, ("tests.unit.misbehaving",), tmp_path, **options)
+
+
+def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("ANYTHING", "1")
+    monkeypatch.chdir(tmp_path)
+    for name in ("socket.py", "signal.py", "cutlass_aot"):
+        (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("raise SystemError")
+    with pool_of(1, tmp_path) as pool:
+        (result,) = pool.run([job("environment", tmp_path)])
+    words = result.error.split()
+    assert result.error.startswith("ValueError: ")
+    assert not {"CUTE_DSL_LINEINFO", "PYTHONPATH", "ANYTHING"} & set(words)
+    assert {"PATH", "CUTE_DSL_ARCH"} <= set(words)
+    assert str(tmp_path) not in words
+
+
+def test_an_idle_worker_that_dies_is_replaced(tmp_path):
+    with pool_of(1, tmp_path) as pool:
+        (first,) = pool.run([job("raise", tmp_path)])
+        (worker,) = pool._workers
+        os.kill(worker.pid, signal.SIGKILL)
+        _wait_until_gone(worker.pid)
+        (second,) = pool.run([job("raise", tmp_path)])
+    assert first.error == second.error == "ValueError: no such instruction"
+
+
+def test_a_worker_that_answers_as_its_time_is_up_is_replaced(tmp_path):
+    with pool_of(1, tmp_path) as pool:
+        list(pool.run([job("raise", tmp_path)]))
+        pool._workers[0].killed = True
+        (second,) = pool.run([job("raise", tmp_path)])
+        (third,) = pool.run([job("raise", tmp_path)])
+    assert second.error == third.error == "ValueError: no such instruction"
+
+
+def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
+    with pool_of(1, tmp_path) as pool:
+        list(pool.run([job("raise", tmp_path)]))
+        (zygote,) = pool._zygotes.values()
+        zygote.process.kill()
+        zygote.process.wait()
+        _wait_until_gone(pool._workers[0].pid)
+        with pytest.raises(ToolchainError, match=r"forks workers died \(exit status -9"):
+            list(pool.run([job("raise", tmp_path)]))
+
+
+def test_a_dsl_from_elsewhere_is_refused(tmp_path):
+    (tmp_path / "cutlass.py").write_text("")
+    code = (
+        "import pathlib, sys\n"
+        "from cutlass_aot.builder.pool import Job, Pool\n"
+        f"root = pathlib.Path({str(tmp_path)!r})\n"
+        "with Pool(1, ('cutlass',), root, dsl_roots=(root / 'installed',)) as pool:\n"
+        "    list(pool.run([Job('x', 'sm_90a', {})]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the DSL was imported from" in result.stderr.splitlines()[-1]
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 
 import pytest
 
 from cutlass_aot.errors import SchemaTooNew, StoreError
+from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest, seal
+from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.store import SCHEMA, Store
+from tests.unit.kernels import gemm
 
 KEY = "ab" * 32
 
@@ -143,6 +147,51 @@ def test_many_writers_of_one_blob_agree(store):
         thread.join()
     assert store.get_blob(digest(data)) == data
     assert store.check() == []
+
+
+def test_a_damaged_blob_is_replaced_by_the_next_writer(store):
+    sha256 = store.put_blob(b"object code")
+    store.blob_path(sha256).write_bytes(b"")
+    assert store.put_blob(b"object code") == sha256
+    assert store.get_blob(sha256) == b"object code"
+
+
+def _make_store(root, barrier):
+    barrier.wait()
+    Store(root).put_blob(b"x")
+
+
+def test_many_builders_make_one_store(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for number in range(20):
+        barrier = context.Barrier(4)
+        root = tmp_path / str(number) / "store"
+        makers = [context.Process(target=_make_store, args=(root, barrier)) for _ in range(4)]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+        assert [maker.exitcode for maker in makers] == [0, 0, 0, 0]
+
+
+def test_what_a_killed_builder_left_is_removed_and_no_other(store):
+    left = store.root / "tmp" / "left"
+    left.mkdir(parents=True)
+    (left / ".owner").touch()
+    with store.workspace() as mine, Store(store.root).workspace() as other:
+        assert not left.exists()
+        assert mine.is_dir()
+        assert other.is_dir()
+
+
+def test_an_artifact_of_another_kernel_does_not_count(store, tmp_path):
+    kernel, other = gemm(), gemm(target="sm_100a")
+    file = tmp_path / "x.o"
+    file.write_bytes(b"object code")
+    artifact = Artifact(digest(b"object code"), 11, Facts("sm_90a", "12.9", 1, 0, 0, 1), 0.5)
+    keep_artifact(store, KEY, kernel, artifact, file)
+    assert read_artifact(store, KEY, kernel) == (artifact, "present")
+    assert read_artifact(store, KEY, other) == (None, "its record is another kernel's")
 
 
 def test_a_workspace_goes_whatever_happens(store):
