@@ -1,19 +1,26 @@
-"""A bundle's files: what a manifest says of them, and what is really there."""
+"""A bundle's files: what a manifest says of them, what is really there, and how two of them change places."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.files import MANIFEST_KIND, open_beneath
-from cutlass_aot.schema.catalog import SCHEMA, FileReference
+from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.runtime.files import MANIFEST_KIND, MAX_MANIFEST_BYTES, open_beneath, read_bounded
+from cutlass_aot.schema.catalog import MANIFEST_NAME, SCHEMA, FileReference
 
 _READ_BYTES = 1 << 20
+# Of renameat2, from the kernel's headers: linux/fcntl.h, linux/fs.h, asm/unistd.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_RENAMEAT2_CALL = {"x86_64": 316, "aarch64": 276}
 
 
 def manifest_to_bytes(references: Mapping[str, FileReference]) -> bytes:
@@ -113,3 +120,49 @@ def list_files(root: Path) -> Listing:
                 else:
                     special.append(shown)
     return Listing(tuple(sorted(regular)), tuple(sorted(links)), tuple(sorted(special)))
+
+
+def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
+    """Whether a bundle holds these files, unaltered, with their manifest, and nothing else.
+
+    Never raises for what it finds there.
+    """
+    try:
+        if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest_to_bytes(references):
+            return False
+        listing = list_files(bundle)
+        if listing.links or listing.special or set(listing.regular) != {*references, MANIFEST_NAME}:
+            return False
+        return all(matches(bundle, reference) for reference in references.values())
+    except (OSError, CutlassAotError):
+        return False
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let two files or directories of one file system change places, at once for whoever looks.
+
+    Returns:
+        ``False``, with nothing changed, where the kernel, the C library or the file system cannot do it.
+
+    Raises:
+        OSError: if it can be done and is refused.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    types = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    # The C library has the function since glibc 2.28, the kernel the call since Linux 3.15.
+    if hasattr(library, "renameat2"):
+        library.renameat2.argtypes = types
+        failed = library.renameat2(*names, _RENAME_EXCHANGE)
+    elif platform.machine() in _RENAMEAT2_CALL:
+        library.syscall.argtypes = (ctypes.c_long, *types)
+        library.syscall.restype = ctypes.c_long
+        failed = library.syscall(_RENAMEAT2_CALL[platform.machine()], *names, _RENAME_EXCHANGE)
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), os.fspath(first), None, os.fspath(second))

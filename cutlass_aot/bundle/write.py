@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.files import digest_file, list_files, manifest_to_bytes, matches
+import filelock
+
+from cutlass_aot.bundle.files import digest_file, exchange, is_exactly, manifest_to_bytes
 from cutlass_aot.errors import BundleError, CutlassAotError
-from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, read_bounded, read_manifest
+from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
@@ -45,10 +47,12 @@ class LinkedLibrary:
     Attributes:
         name: stem of its file in the bundle.
         path: where it was linked.
+        sha256: what was linked; a file with another digest is never packed.
     """
 
     name: str
     path: Path
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def write_bundle(plan: BundlePlan, output: Path) -> bool:
     """Write a bundle to the directory ``output``. Equal plans give equal bytes.
 
     An empty directory or another bundle there is replaced, at once and only when the new one is complete; a
-    symbolic link is followed.
+    symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock`` beside it, which
+    stays. Where the file system cannot exchange two directories, there is no bundle for a moment.
 
     Returns:
         Whether anything was written: ``False`` if exactly this bundle was there already.
@@ -119,27 +124,21 @@ def write_bundle(plan: BundlePlan, output: Path) -> bool:
     output = Path(os.path.realpath(output))
     try:
         contents = _contents(plan)
-        _check_replaceable(output)
-        if _is_exactly(output, contents):
+        # Without the lock, which is a file: none is left where there is nothing to do or nothing may be done.
+        if is_exactly(output, contents.references):
             return False
+        _check_replaceable(output, locked=False)
         output.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        with filelock.FileLock(output.parent / f".{output.name}.lock"):
+            return _write_alone(contents, output)
     except OSError as error:
         raise _disk_error(error, output) from error
-    try:
-        _fill(staging / "new", contents)
-        _swap_in(staging, output)
-    except OSError as error:
-        raise _disk_error(error, output) from error
-    finally:
-        # What could not be put back is the only copy of the bundle that was here.
-        if not (staging / "old").exists() or output.exists():
-            shutil.rmtree(staging, ignore_errors=True)
-    return True
 
 
 def bundle_is(output: Path, catalog_sha256: str) -> bool:
-    """Whether a complete, unaltered bundle with this catalog is at ``output``. Never raises for its contents.
+    """Whether a complete, unaltered bundle with this catalog is at ``output``, and no other file there.
+
+    Never raises for its contents.
 
     Args:
         output: the bundle's directory, which need not exist.
@@ -150,9 +149,15 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
         catalog = references.get(CATALOG_NAME)
         if catalog is None or catalog.sha256 != catalog_sha256:
             return False
-        return all(matches(output, reference) for reference in references.values())
+        used = {CATALOG_NAME}
+        for group in read_catalog(output).groups:
+            used.update(reference.path for reference in (group.child, *group.libraries.values()))
     except (OSError, CutlassAotError):
         return False
+    # The licences are listed in the manifest alone.
+    if any(path not in used and not path.startswith("licenses/") for path in references):
+        return False
+    return is_exactly(output, references)
 
 
 def _disk_error(error: OSError, output: Path) -> BundleError:
@@ -184,11 +189,16 @@ def _contents(plan: BundlePlan) -> _Contents:
         references[path] = FileReference(path, size, sha256)
         return references[path]
 
-    def add_library(path: str, source: Path) -> FileReference:
+    def add_library(path: str, library: LinkedLibrary) -> FileReference:
         if path not in references:
-            return add(path, source)
-        if sources[path] != source:
-            raise BundleError(f"{path} names two libraries, {sources[path]!r} and {source}")
+            found = add(path, library.path)
+            if found.sha256 != library.sha256:
+                raise BundleError(
+                    f"{library.path} has SHA-256 {found.sha256}, the library that was linked has "
+                    f"{library.sha256}: it was exchanged or damaged since, build again"
+                )
+        elif references[path].sha256 != library.sha256:
+            raise BundleError(f"{path} names two libraries, {sources[path]!r} and {library.path}")
         return references[path]
 
     groups = []
@@ -206,7 +216,7 @@ def _contents(plan: BundlePlan) -> _Contents:
                 count=len(ordered),
                 child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
                 libraries={
-                    host: add_library(f"lib/{host}/{library.name}.so", library.path)
+                    host: add_library(f"lib/{host}/{library.name}.so", library)
                     for host, library in sorted(group.libraries.items())
                 },
             )
@@ -273,14 +283,21 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
         )
 
 
-def _check_replaceable(output: Path) -> None:
+def _check_replaceable(output: Path, *, locked: bool = True) -> None:
+    """Refuse what is no bundle.
+
+    Args:
+        output: where the bundle is to be.
+        locked: whether no other writer is at work. One that is may be removing what was there, so that
+            half a bundle is let pass; it is looked at again with the lock.
+    """
     try:
         mode = output.lstat().st_mode
+        names = {path.name for path in output.iterdir()} if stat.S_ISDIR(mode) else set()
     except FileNotFoundError:
         return
     if stat.S_ISDIR(mode):
-        names = {path.name for path in output.iterdir()}
-        if not names or (names <= TOP_LEVEL and names & {CATALOG_NAME, MANIFEST_NAME}):
+        if not names or (names <= TOP_LEVEL and (not locked or names & {CATALOG_NAME, MANIFEST_NAME})):
             return
         extra = ", ".join(repr(name) for name in sorted(names - TOP_LEVEL)[:3])
         found = f"a directory that holds {extra}" if extra else "a directory that is no bundle"
@@ -292,18 +309,34 @@ def _check_replaceable(output: Path) -> None:
     )
 
 
-def _is_exactly(output: Path, contents: _Contents) -> bool:
-    try:
-        if read_bounded(output, MANIFEST_NAME, MAX_MANIFEST_BYTES) != contents.manifest:
-            return False
-        listing = list_files(output)
-        if listing.links or listing.special:
-            return False
-        return set(listing.regular) == {*contents.references, MANIFEST_NAME} and all(
-            matches(output, reference) for reference in contents.references.values()
-        )
-    except (OSError, CutlassAotError):
+def _write_alone(contents: _Contents, output: Path) -> bool:
+    """Write and swap in, with the lock held: whatever another writer was doing, it has finished or died."""
+    prefix = f".{output.name}.staging-"
+    _clear_up(output, prefix)
+    _check_replaceable(output)
+    if is_exactly(output, contents.references):
         return False
+    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+    try:
+        _fill(staging / "new", contents)
+        _swap_in(staging, output)
+    finally:
+        # What could not be put back is the only copy of the bundle that was here.
+        if not (staging / "old").exists() or output.exists():
+            shutil.rmtree(staging, ignore_errors=True)
+    return True
+
+
+def _clear_up(output: Path, prefix: str) -> None:
+    """Remove what killed writers left beside ``output``, and put back the bundle that one had moved aside."""
+    # Not a prefix alone: another bundle's name may begin with all of it.
+    ours = re.compile(re.escape(prefix) + "[a-z0-9_]+")
+    for staging in sorted(output.parent.iterdir()):
+        if not ours.fullmatch(staging.name) or not stat.S_ISDIR(staging.lstat().st_mode):
+            continue
+        if (staging / "old").exists() and not output.exists():
+            (staging / "old").rename(output)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _fill(folder: Path, contents: _Contents) -> None:
@@ -357,12 +390,15 @@ def _synchronise(folder: Path) -> None:
 
 
 def _swap_in(staging: Path, output: Path) -> None:
-    """Put ``staging/new`` at ``output``, and what was there at ``staging/old``, or change nothing."""
+    """Put ``staging/new`` at ``output``, and what was there somewhere in ``staging``, or change nothing."""
     moved = False
     try:
         if output.exists() and any(output.iterdir()):
             # Looked at again: the files were written since, and that takes time.
             _check_replaceable(output)
+            if exchange(staging / "new", output):
+                _synchronise(output.parent)
+                return
             moved = True
             output.rename(staging / "old")
         (staging / "new").rename(output)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import resource
+import shutil
 import signal
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from cutlass_aot.bundle import write
+from cutlass_aot.bundle import files, write
+from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.bundle.write import BundlePlan, LinkedLibrary, bundle_is, write_bundle
-from cutlass_aot.errors import BundleError
+from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
-from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, group_from_bytes
+from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference, group_from_bytes
+from cutlass_aot.schema.encoding import digest
 from tests.unit.synthetic import entry, group, kernels, plan, shared_object
 
 
@@ -38,7 +44,13 @@ def out(tmp_path):
 
 
 def left_behind(out):
-    return [path.name for path in out.parent.iterdir() if path != out]
+    """Whatever is beside the bundle but its lock, which stays."""
+    return [path.name for path in out.parent.iterdir() if path.name not in (out.name, f".{out.name}.lock")]
+
+
+def without_exchange(monkeypatch):
+    """As on a file system that cannot exchange two directories."""
+    monkeypatch.setattr(write, "exchange", lambda first, second: False)
 
 
 def test_what_is_written_reads_back_and_verifies(small, out):
@@ -173,7 +185,31 @@ def test_a_failure_while_writing_leaves_the_old_bundle(small, out, monkeypatch, 
     assert left_behind(out) == []
 
 
+def test_an_exchange_that_is_refused_leaves_the_old_bundle(small, out, monkeypatch):
+    write_bundle(small, out)
+    before = tree(out)
+
+    def fail(first, second):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(write, "exchange", fail)
+    with pytest.raises(BundleError, match="Input/output error"):
+        write_bundle(replace(small, version="0.2.0"), out)
+    assert tree(out) == before
+    assert left_behind(out) == []
+
+
+def test_where_nothing_can_be_exchanged_a_bundle_is_replaced_too(small, out, monkeypatch):
+    without_exchange(monkeypatch)
+    write_bundle(small, out)
+    assert write_bundle(replace(small, version="0.2.0"), out) is True
+    assert read_catalog(out).version == "0.2.0"
+    assert verify_bundle(out) == []
+    assert left_behind(out) == []
+
+
 def test_a_failure_at_the_swap_puts_the_old_bundle_back(small, out, monkeypatch):
+    without_exchange(monkeypatch)
     write_bundle(small, out)
     before = tree(out)
     rename = type(out).rename
@@ -191,6 +227,7 @@ def test_a_failure_at_the_swap_puts_the_old_bundle_back(small, out, monkeypatch)
 
 
 def test_an_old_bundle_that_cannot_be_put_back_is_kept_and_named(small, out, monkeypatch):
+    without_exchange(monkeypatch)
     write_bundle(small, out)
     before = tree(out)
     rename = type(out).rename
@@ -204,7 +241,8 @@ def test_an_old_bundle_that_cannot_be_put_back_is_kept_and_named(small, out, mon
     with pytest.raises(BundleError, match="it is whole, at ") as raised:
         write_bundle(replace(small, version="0.2.0"), out)
     monkeypatch.undo()
-    (staging,) = out.parent.iterdir()
+    (name,) = left_behind(out)
+    staging = out.parent / name
     assert str(staging / "old") in str(raised.value)
     assert tree(staging / "old") == before
 
@@ -219,7 +257,8 @@ def test_a_file_the_disk_refuses_is_a_clear_error(small, out):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert list(out.parent.iterdir()) == []
+    assert not out.exists()
+    assert left_behind(out) == []
 
 
 def test_a_parent_that_is_a_file_is_a_clear_error(small, tmp_path):
@@ -246,8 +285,9 @@ def test_a_missing_library_is_a_clear_error(small, out):
 def test_groups_may_share_a_library(small, tmp_path, out):
     together = [entry.kernel for group in small.groups for entry in group.entries]
     path = tmp_path / "together.so"
-    path.write_bytes(shared_object(sorted(f"__tvm_ffi_{kernel.symbol}" for kernel in together)))
-    shared = {"x86_64": LinkedLibrary("sm_90a-0", path)}
+    data = shared_object(sorted(f"__tvm_ffi_{kernel.symbol}" for kernel in together))
+    path.write_bytes(data)
+    shared = {"x86_64": LinkedLibrary("sm_90a-0", path, digest(data))}
     groups = tuple(replace(group, libraries=shared) for group in small.groups)
     write_bundle(replace(small, groups=groups), out)
     assert [file.name for file in (out / "lib" / "x86_64").iterdir()] == ["sm_90a-0.so"]
@@ -256,11 +296,21 @@ def test_groups_may_share_a_library(small, tmp_path, out):
 
 def test_two_libraries_of_one_name_are_refused(small, out):
     groups = tuple(
-        replace(group, libraries={"x86_64": LinkedLibrary("same", group.libraries["x86_64"].path)})
+        replace(group, libraries={"x86_64": replace(group.libraries["x86_64"], name="same")})
         for group in small.groups
     )
     with pytest.raises(BundleError, match=r"lib/x86_64/same\.so names two libraries"):
         write_bundle(replace(small, groups=groups), out)
+
+
+@pytest.mark.parametrize("damage", ["torn", "exchanged"])
+def test_a_library_that_is_not_what_was_linked_is_refused(small, out, damage):
+    library = small.groups[0].libraries["x86_64"].path
+    other = small.groups[1].libraries["x86_64"].path
+    library.write_bytes(library.read_bytes()[:-1] if damage == "torn" else other.read_bytes())
+    with pytest.raises(BundleError, match=r"linked-gemm.* has SHA-256 [0-9a-f]{64}, .* build again"):
+        write_bundle(small, out)
+    assert not out.exists()
 
 
 def test_a_library_that_changes_meanwhile_is_refused(small, out, monkeypatch):
@@ -274,7 +324,8 @@ def test_a_library_that_changes_meanwhile_is_refused(small, out, monkeypatch):
     monkeypatch.setattr(write, "digest_file", change_after)
     with pytest.raises(BundleError, match="changed while it was copied"):
         write_bundle(small, out)
-    assert list(out.parent.iterdir()) == []
+    assert not out.exists()
+    assert left_behind(out) == []
 
 
 @pytest.mark.parametrize(
@@ -328,8 +379,199 @@ def test_bundle_is_tells_this_bundle_from_any_other(small, tmp_path, out):
     assert not bundle_is(out, sha256)
 
 
+@pytest.mark.parametrize("extra", ["unlisted", "listed", "link", "pipe"])
+def test_a_bundle_with_a_foreign_file_is_not_this_bundle(small, out, extra):
+    write_bundle(small, out)
+    references = read_manifest(out)
+    evil = "lib/x86_64/evil.so"
+    if extra == "link":
+        (out / evil).symlink_to("nowhere")
+    elif extra == "pipe":
+        os.mkfifo(out / evil)
+    else:
+        (out / evil).write_bytes(b"evil")
+    if extra == "listed":
+        listed = {**references, evil: FileReference(evil, 4, digest(b"evil"))}
+        (out / MANIFEST_NAME).write_bytes(manifest_to_bytes(listed))
+    assert verify_bundle(out) != []
+    assert not bundle_is(out, references[CATALOG_NAME].sha256)
+
+
+def test_a_manifest_in_another_form_is_not_this_bundle(small, out):
+    write_bundle(small, out)
+    sha256 = read_manifest(out)[CATALOG_NAME].sha256
+    (out / MANIFEST_NAME).write_bytes((out / MANIFEST_NAME).read_bytes() + b" ")
+    assert verify_bundle(out) != []
+    assert not bundle_is(out, sha256)
+
+
 def test_a_wider_catalog_changes_its_digest(small, tmp_path):
     wider = replace(small, groups=(*small.groups, group(tmp_path / "linked", kernels(layouts="ttt"))))
     write_bundle(small, tmp_path / "one")
     write_bundle(wider, tmp_path / "two")
     assert not bundle_is(tmp_path / "two", read_manifest(tmp_path / "one")[CATALOG_NAME].sha256)
+
+
+def test_two_directories_change_places(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    if not exchange(tmp_path / "one", tmp_path / "two"):
+        pytest.skip("this file system cannot exchange two directories")
+    assert tree(tmp_path) == {"one/two": b"two", "two/one": b"one"}
+    with pytest.raises(FileNotFoundError) as raised:
+        exchange(tmp_path / "one", tmp_path / "absent")
+    assert raised.value.filename == str(tmp_path / "one")
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the call's number is not known")
+def test_an_old_c_library_is_no_obstacle(tmp_path, monkeypatch):
+    able = files.ctypes.CDLL
+
+    class Old:
+        def __init__(self, name, use_errno):
+            self.syscall = able(name, use_errno=use_errno).syscall
+
+    (tmp_path / "one").write_text("one")
+    (tmp_path / "two").write_text("two")
+    if not exchange(tmp_path / "one", tmp_path / "two"):
+        pytest.skip("this file system cannot exchange two files")
+    monkeypatch.setattr(files.ctypes, "CDLL", Old)
+    assert exchange(tmp_path / "one", tmp_path / "two")
+    assert tree(tmp_path) == {"one": b"one", "two": b"two"}
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "one", tmp_path / "absent")
+
+
+def test_what_cannot_be_exchanged_says_so(tmp_path):
+    # The kernel's answer to this is the one that a file system without an exchange gives.
+    (tmp_path / "inside").mkdir()
+    assert exchange(tmp_path, tmp_path / "inside") is False
+
+
+def test_a_writer_that_waited_looks_again(small, tmp_path, out, monkeypatch):
+    write_bundle(small, tmp_path / "elsewhere")
+
+    @contextmanager
+    def after_another_writer(path):
+        assert path == out.parent / f".{out.name}.lock"
+        shutil.copytree(tmp_path / "elsewhere", out)
+        yield
+
+    monkeypatch.setattr(write.filelock, "FileLock", after_another_writer)
+    assert write_bundle(small, out) is False
+    assert verify_bundle(out) == []
+
+
+def write_often(folder, out, exchanges, rounds):
+    """Another process: write two bundles by turns; how often something was written."""
+    if not exchanges:
+        write.exchange = lambda first, second: False
+    first = plan(folder)
+    both = (first, replace(first, version="0.2.0"))
+    return sum(write_bundle(both[turn % 2], out) for turn in range(rounds))
+
+
+def read_often(out, done):
+    """Another process: look at what is there until the writers are; how often a whole bundle was read."""
+    whole = 0
+    while not done.exists():
+        # Held open, so that its number is not given to the next directory.
+        folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                found = [str(problem) for problem in verify_bundle(out)]
+            except CutlassAotError as error:
+                found = [str(error)]
+            # One that was replaced while it was read is gone by right.
+            if os.path.samestat(os.fstat(folder), out.stat()):
+                assert found == []
+                whole += 1
+        finally:
+            os.close(folder)
+    return whole
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_many_writers_and_a_reader_do_not_disturb_one_another(small, tmp_path, out, exchanges):
+    write_bundle(small, out)
+    if exchanges:
+        (tmp_path / "probe").mkdir()
+        exchanges = exchange(tmp_path / "probe", tmp_path / "linked")
+        if exchanges:
+            exchange(tmp_path / "probe", tmp_path / "linked")
+    done, rounds = tmp_path / "done", 60 if exchanges else 20
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        writers = [
+            pool.submit(write_often, tmp_path / f"writer{n}", out, exchanges, rounds) for n in range(3)
+        ]
+        # Without the exchange there is no bundle for a moment, and a reader may find none.
+        reader = pool.submit(read_often, out, done) if exchanges else None
+        try:
+            written = [writer.result() for writer in writers]
+        finally:
+            done.touch()
+        assert sum(written) >= rounds
+        if reader is not None:
+            assert reader.result() > 0
+    assert verify_bundle(out) == []
+    assert left_behind(out) == []
+
+
+def write_and_be_killed(folder, out, at):
+    """Another process: write a bundle, and be killed at a given point of it."""
+
+    def kill(*arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def exchange_and_kill(first, second):
+        exchange(first, second)
+        kill()
+
+    rename = type(out).rename
+
+    def rename_or_kill(path, target):
+        kill() if path.name == "new" else rename(path, target)
+
+    if at == "filled":
+        write._swap_in = kill
+    elif at == "exchanged":
+        write.exchange = exchange_and_kill
+    else:
+        write.exchange = lambda first, second: False
+        type(out).rename = rename_or_kill
+    write_bundle(replace(plan(folder), version="0.2.0"), out)
+
+
+@pytest.mark.parametrize("at", ["filled", "exchanged", "moved aside"])
+def test_a_killed_writer_leaves_a_bundle_and_the_next_one_clears_up(small, tmp_path, out, monkeypatch, at):
+    write_bundle(small, out)
+    writer = multiprocessing.get_context("spawn").Process(
+        target=write_and_be_killed, args=(tmp_path / "killed", out, at)
+    )
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    assert len(left_behind(out)) == 1
+    if at != "moved aside":
+        assert verify_bundle(out) == []
+    else:
+        assert not out.exists()
+
+    # What looks like ours and is not: another bundle's, a file, a link.
+    out.with_name(".small.staging-x.staging-abcd").mkdir()
+    out.with_name(".small.staging-file").write_text("mine")
+    out.with_name(".small.staging-link").symlink_to(tmp_path)
+    foreign = {".small.staging-x.staging-abcd", ".small.staging-file", ".small.staging-link"}
+
+    # The next writer fails: even so the bundle that was moved aside is back.
+    with monkeypatch.context() as failing:
+        failing.setattr(write, "_fill", lambda folder, contents: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(BundleError, match="full"):
+            write_bundle(replace(small, version="0.3.0"), out)
+    assert verify_bundle(out) == []
+    assert set(left_behind(out)) == foreign
+    assert write_bundle(replace(small, version="0.3.0"), out) is True
+    assert read_catalog(out).version == "0.3.0"
+    assert verify_bundle(out) == []
+    assert set(left_behind(out)) == foreign
