@@ -6,6 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutlass_aot import errors as errors
+    from cutlass_aot.errors import ArtifactError as ArtifactError
+    from cutlass_aot.errors import BundleError as BundleError
+    from cutlass_aot.errors import CompileError as CompileError
+    from cutlass_aot.errors import CorruptFile as CorruptFile
+    from cutlass_aot.errors import CutlassAotError as CutlassAotError
+    from cutlass_aot.errors import DeviceError as DeviceError
+    from cutlass_aot.errors import GeneratorError as GeneratorError
+    from cutlass_aot.errors import Incompatible as Incompatible
+    from cutlass_aot.errors import KernelNotFound as KernelNotFound
+    from cutlass_aot.errors import LaunchError as LaunchError
+    from cutlass_aot.errors import LinkError as LinkError
+    from cutlass_aot.errors import ManifestError as ManifestError
+    from cutlass_aot.errors import OperandError as OperandError
+    from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
+    from cutlass_aot.errors import StoreError as StoreError
+    from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
@@ -20,10 +36,26 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Accepted": ("cutlass_aot.schema.operands", "Accepted"),
+    "ArtifactError": ("cutlass_aot.errors", "ArtifactError"),
     "Bundle": ("cutlass_aot.runtime.bundle", "Bundle"),
+    "BundleError": ("cutlass_aot.errors", "BundleError"),
+    "CompileError": ("cutlass_aot.errors", "CompileError"),
+    "CorruptFile": ("cutlass_aot.errors", "CorruptFile"),
+    "CutlassAotError": ("cutlass_aot.errors", "CutlassAotError"),
+    "DeviceError": ("cutlass_aot.errors", "DeviceError"),
+    "GeneratorError": ("cutlass_aot.errors", "GeneratorError"),
+    "Incompatible": ("cutlass_aot.errors", "Incompatible"),
     "KernelHandle": ("cutlass_aot.runtime.handle", "KernelHandle"),
+    "KernelNotFound": ("cutlass_aot.errors", "KernelNotFound"),
+    "LaunchError": ("cutlass_aot.errors", "LaunchError"),
+    "LinkError": ("cutlass_aot.errors", "LinkError"),
+    "ManifestError": ("cutlass_aot.errors", "ManifestError"),
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
+    "OperandError": ("cutlass_aot.errors", "OperandError"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
+    "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
+    "StoreError": ("cutlass_aot.errors", "StoreError"),
+    "ToolchainError": ("cutlass_aot.errors", "ToolchainError"),
     "describe": ("cutlass_aot.schema.operands", "describe"),
     "errors": ("cutlass_aot.errors", None),
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
@@ -33,10 +65,26 @@ _PUBLIC = {
 
 __all__ = [
     "Accepted",
+    "ArtifactError",
     "Bundle",
+    "BundleError",
+    "CompileError",
+    "CorruptFile",
+    "CutlassAotError",
+    "DeviceError",
+    "GeneratorError",
+    "Incompatible",
     "KernelHandle",
+    "KernelNotFound",
+    "LaunchError",
+    "LinkError",
+    "ManifestError",
     "OperandDescription",
+    "OperandError",
     "Rejected",
+    "SchemaTooNew",
+    "StoreError",
+    "ToolchainError",
     "__version__",
     "describe",
     "errors",

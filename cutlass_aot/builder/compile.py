@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-import filelock
 
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
@@ -16,6 +15,21 @@ from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What came of compiling.
+
+    Attributes:
+        artifacts: by key; what was compiled, and what another builder had stored by then.
+        failures: in the plan's order.
+        compiled: number of kernels compiled here.
+    """
+
+    artifacts: dict[str, Artifact]
+    failures: list[Failure]
+    compiled: int
 
 
 class Progress(Protocol):
@@ -32,14 +46,18 @@ class Progress(Protocol):
 
 
 def enumerate_kernels(
-    pool: Pool, questions: Sequence[Enumeration], device: DeviceProfile
+    pool: Pool, questions: Sequence[Enumeration], devices: Mapping[str, DeviceProfile]
 ) -> list[tuple[Enumeration, list[Kernel]]]:
     """Ask the generators, in workers; answers in the order of the questions.
+
+    Args:
+        pool: the workers.
+        questions: what to ask.
+        devices: target to device profile.
 
     Raises:
         GeneratorError: if a generator raises, with its traceback.
     """
-    profile = device_record(device)
     jobs = [
         Job(
             name=question.name,
@@ -54,7 +72,7 @@ def enumerate_kernels(
                     "accumulator": question.problem.accumulator,
                 },
                 "target": question.target,
-                "device": profile,
+                "device": device_record(devices[question.target]),
             },
             tag=index,
         )
@@ -68,11 +86,15 @@ def enumerate_kernels(
                 f"generator {question.generator.name!r} failed on {question.name}: {result.error}\n"
                 + result.log.rstrip()
             )
-        answers[result.job.tag] = _answer(questions[result.job.tag], result.reply["kernels"])
+        answers[result.job.tag] = _answer(
+            questions[result.job.tag], result.reply["kernels"], result.reply["design"]
+        )
     return [(question, answers[index]) for index, question in enumerate(questions)]
 
 
-def _answer(question: Enumeration, records: Sequence[dict[str, Any]]) -> list[Kernel]:
+def _answer(
+    question: Enumeration, records: Sequence[dict[str, Any]], declared: Container[str]
+) -> list[Kernel]:
     """The kernels of an answer, held against the question."""
     problem = question.problem
     asked = (problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator)
@@ -90,7 +112,18 @@ def _answer(question: Enumeration, records: Sequence[dict[str, Any]]) -> list[Ke
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
             )
+        unknown = sorted(name for name, _ in kernel.design if name not in declared)
+        if unknown:
+            raise GeneratorError(
+                f"generator {question.generator.name!r} does not declare {', '.join(unknown)} in its "
+                f"`design`, and {kernel.name} has it"
+            )
         kernels.append(kernel)
+    if len({kernel.digest for kernel in kernels}) != len(kernels):
+        raise GeneratorError(
+            f"generator {question.generator.name!r} answered {question.name} with equal records twice: "
+            "whatever tells two kernels apart has to be in their `design`"
+        )
     return kernels
 
 
@@ -101,29 +134,23 @@ def compile_missing(
     store: Store,
     workspace: Path,
     progress: Progress,
-) -> tuple[dict[str, Artifact], list[Failure]]:
-    """Compile the kernels that a plan has no artifact for.
-
-    Returns:
-        artifacts by key, and failures in the plan's order.
-    """
+) -> Compilation:
+    """Compile the kernels that a plan has no artifact for; one that fails stops no other."""
     artifacts: dict[str, Artifact] = {}
     failures: dict[str, Failure] = {}
-    locks: dict[str, filelock.BaseFileLock] = {}
+    compiled = 0
 
     def admit(job: Job) -> bool | None:
         item: PlannedKernel = job.tag
-        lock = store.try_lock(item.key)
-        if lock is None:
+        if not store.try_lock(item.key):
             return None
         # Another builder may have stored it between the plan and the lock.
         artifact, _ = read_artifact(store, item.key, item.kernel)
         if artifact is not None:
-            store.unlock(lock)
+            store.unlock(item.key)
             artifacts[item.key] = artifact
             progress.shared(item.kernel)
             return False
-        locks[item.key] = lock
         return True
 
     jobs = [
@@ -143,12 +170,13 @@ def compile_missing(
                 file = Path(result.job.request["object"])
                 keep_artifact(store, item.key, item.kernel, artifact, file)
                 artifacts[item.key] = artifact
+                compiled += 1
                 progress.compiled(item.kernel, artifact.seconds)
-            store.unlock(locks.pop(item.key))
+            store.unlock(item.key)
     finally:
-        for lock in locks.values():
-            store.unlock(lock)
-    return artifacts, [failures[item.key] for item in planned if item.key in failures]
+        store.unlock_all()
+    ordered = [failures[item.key] for item in planned if item.key in failures]
+    return Compilation(artifacts, ordered, compiled)
 
 
 def _job(item: PlannedKernel, sources: Sources, object_path: Path) -> Job:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,8 @@ from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection, Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
-from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, Outcome, bundle_is, write_bundle
+from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device import DeviceProfile, load_profile
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.artifact import Artifact
@@ -63,7 +65,7 @@ class _Inputs:
     """What a build starts from, looked up once."""
 
     manifest: Manifest
-    device: DeviceProfile
+    devices: Mapping[str, DeviceProfile]
     sources: Sources
     compiler: CompilerToolchain
     linkers: Mapping[str, LinkToolchain] = field(default_factory=dict)
@@ -75,8 +77,20 @@ class _Inputs:
 
 def _inputs(manifest_path: Path) -> _Inputs:
     manifest = load_manifest(manifest_path)
-    device = load_profile(manifest.device, manifest_path.parent)
-    return _Inputs(manifest, device, planning.load_sources(manifest), detect_compiler())
+    with _naming(manifest_path):
+        devices = {
+            target: load_profile(name, manifest_path.parent) for target, name in manifest.devices.items()
+        }
+        return _Inputs(manifest, devices, planning.load_sources(manifest), detect_compiler())
+
+
+@contextmanager
+def _naming(manifest_path: Path) -> Iterator[None]:
+    """Have the errors of a manifest begin with its path, at whatever stage it turns out to be wrong."""
+    try:
+        yield
+    except ManifestError as error:
+        raise ManifestError(f"{manifest_path}: {error}") from None
 
 
 def make_plan(
@@ -137,19 +151,18 @@ def build(
     report.planned(len(missing), len(planned) - len(missing), selection.remarks)
     artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
     failures: list[Failure] = []
+    compiled = 0
     if missing:
         with store.workspace() as workspace, inputs.pool(jobs, workspace, timeout) as pool:
-            fresh, failures = compiling.compile_missing(
-                pool, missing, inputs.sources, store, workspace, report
-            )
-        artifacts.update(fresh)
+            done = compiling.compile_missing(pool, missing, inputs.sources, store, workspace, report)
+        artifacts.update(done.artifacts)
+        failures, compiled = done.failures, done.compiled
     if failures:
-        return BuildResult(bundle, len(keys), len(missing) - len(failures), tuple(failures), False)
+        return BuildResult(bundle, len(keys), compiled, tuple(failures), False)
 
-    written = _write(inputs, store, bundle, selection.kernels, keys, artifacts, report)
-    catalog = (bundle / "catalog.msgpack").read_bytes()
-    store.put_record("bundle", inputs_digest, {"catalog_sha256": digest(catalog)})
-    return BuildResult(bundle, len(keys), len(missing), (), written)
+    outcome = _write(inputs, store, bundle, selection.kernels, keys, artifacts, report)
+    store.put_record("bundle", inputs_digest, {"catalog_sha256": outcome.catalog_sha256})
+    return BuildResult(bundle, len(keys), compiled, (), outcome.written)
 
 
 def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report: Report) -> Selection:
@@ -163,7 +176,7 @@ def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report:
 
 
 def _plan_digest(inputs: _Inputs) -> str:
-    return planning.plan_digest(inputs.manifest, inputs.device, inputs.sources, inputs.compiler.fingerprint)
+    return planning.plan_digest(inputs.manifest, inputs.devices, inputs.sources, inputs.compiler.fingerprint)
 
 
 def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Selection:
@@ -173,8 +186,9 @@ def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Se
         tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
         inputs.pool(jobs, Path(folder), timeout) as pool,
     ):
-        answers = compiling.enumerate_kernels(pool, questions, inputs.device)
-    return planning.select(inputs.manifest, answers, inputs.compiler.versions["nvidia-cutlass-dsl"])
+        answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
+    with _naming(inputs.manifest.path):
+        return planning.select(inputs.manifest, answers, inputs.compiler.versions["nvidia-cutlass-dsl"])
 
 
 def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:
@@ -185,7 +199,7 @@ def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:
                 "cutlass_aot": own_sources(),
                 "name": manifest.name,
                 "version": manifest.version,
-                "device": manifest.device,
+                "device": manifest.device_text,
                 "targets": sorted(manifest.targets),
                 "keys": sorted(keys),
                 "linkers": {host: linker.fingerprint for host, linker in inputs.linkers.items()},
@@ -203,7 +217,7 @@ def _write(
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
     report: Report,
-) -> bool:
+) -> Outcome:
     manifest = inputs.manifest
     entries = planning.kernel_entries(kernels, keys, artifacts, inputs.sources, inputs.compiler.fingerprint)
     first = inputs.linkers[manifest.hosts[0]]
@@ -213,7 +227,7 @@ def _write(
             BundlePlan(
                 name=manifest.name,
                 version=manifest.version,
-                device=manifest.device,
+                device=manifest.device_text,
                 targets=tuple(sorted(manifest.targets)),
                 hosts=tuple(sorted(manifest.hosts)),
                 needs=Needs(

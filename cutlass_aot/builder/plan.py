@@ -12,9 +12,10 @@ from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
-from cutlass_aot.manifest.model import KernelTable, Manifest
+from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import KernelEntry
+from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact
@@ -53,9 +54,11 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
             )
     for design_filter in (*table.filters, *(item for group in table.exclude for item in group)):
         if design_filter.name not in generator.design:
+            short = {full: name for name, full in SHORT_NAMES.items()}
+            known = [short.get(name, name) for name in generator.design]
             raise ManifestError(
-                f"{table.where}: unknown key {design_filter.written!r}: it is neither a key of a kernel "
-                f"table nor in the design of {generator.name!r}, which has {', '.join(generator.design)}"
+                f"{table.where}: unknown key {design_filter.written!r}: expected one of "
+                f"{', '.join(TABLE_KEYS)}, or of the design of {generator.name!r}: {', '.join(known)}"
             )
 
 
@@ -107,8 +110,9 @@ def select(
             if not _filtered(table, kernels):
                 why = "the generator has none" if not kernels else "the filters leave none"
                 remarks.append(f"{table.where}: {question.name}: {why}")
+        remarks += [f"{table.where}: {text}" for text in _matching_nothing(table, found)]
         for members in groups.values():
-            members.sort(key=lambda kernel: kernel.name)
+            members.sort(key=_design_order)
             limit = table.max_per_group or len(members)
             for position in spread(len(members), limit):
                 chosen[members[position].digest] = members[position]
@@ -124,6 +128,34 @@ def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
         return not any(all(f.accepts(design) for f in group) for group in table.exclude)
 
     return [kernel for kernel in kernels if wanted(kernel)]
+
+
+def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
+    """Values of filters, and exclusions, that no kernel of the table has: a slip, or meant for others."""
+    designs = [dict(kernel.design) for kernel in found]
+    texts = [
+        f"{single} matches nothing"
+        for item in table.filters
+        for single in item.singles()
+        if not any(single.accepts(design) for design in designs)
+    ]
+    texts += [
+        f"exclude {', '.join(map(str, group))} leaves nothing out"
+        for group in table.exclude
+        if not any(all(item.accepts(design) for item in group) for design in designs)
+    ]
+    return texts
+
+
+def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], str]:
+    """Order of kernels by their design: words first, then shapes and numbers as numbers, then the name."""
+    words = tuple(value for _, value in kernel.design if isinstance(value, str))
+    numbers = tuple(
+        value if isinstance(value, tuple) else (int(value),)
+        for _, value in kernel.design
+        if not isinstance(value, str)
+    )
+    return words, numbers, kernel.name
 
 
 def _reason(
@@ -155,14 +187,16 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
     return f"what is left has {', '.join(shown[:12])}" + (" and more" if len(shown) > 12 else "")
 
 
-def plan_digest(manifest: Manifest, device: DeviceProfile, sources: Sources, toolchain: str) -> str:
+def plan_digest(
+    manifest: Manifest, devices: Mapping[str, DeviceProfile], sources: Sources, toolchain: str
+) -> str:
     """Digest of everything that a selection follows from."""
     return digest(
         encode(
             {
                 "cutlass_aot": own_sources(),
                 "manifest": manifest.document,
-                "device": device_record(device),
+                "devices": {target: device_record(device) for target, device in devices.items()},
                 "generators": sources.versions,
                 "toolchain": toolchain,
             }

@@ -32,7 +32,9 @@ class Enumeration:
     def name(self) -> str:
         """How messages call it."""
         dtypes = ".".join(self.problem.dtypes)
-        return f"{self.problem.operation} {dtypes} {self.problem.layouts} on {self.target}"
+        problem = self.problem
+        accumulator = f"accumulator {problem.accumulator}"
+        return f"{problem.operation} {dtypes} {accumulator} {problem.layouts} on {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

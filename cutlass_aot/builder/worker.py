@@ -62,7 +62,7 @@ def _enumerate(request: dict[str, Any]) -> dict[str, Any]:
         accumulator=request["problem"]["accumulator"],
     )
     kernels = generator.enumerate(problem, request["target"], device_from_record(request["device"]))
-    return {"kernels": [kernel.to_record() for kernel in kernels]}
+    return {"kernels": [kernel.to_record() for kernel in kernels], "design": sorted(generator.design)}
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:

@@ -106,15 +106,28 @@ class _Contents:
     manifest: bytes
 
 
-def write_bundle(plan: BundlePlan, output: Path) -> bool:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What :func:`write_bundle` did; true if it wrote anything.
+
+    Attributes:
+        written: whether anything was written; ``False`` if exactly this bundle was there already.
+        catalog_sha256: digest of the bundle's catalog, by which :func:`bundle_is` knows it again.
+    """
+
+    written: bool
+    catalog_sha256: str
+
+    def __bool__(self) -> bool:
+        return self.written
+
+
+def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
     """Write a bundle to the directory ``output``. Equal plans give equal bytes.
 
     An empty directory or another bundle there is replaced, at once and only when the new one is complete; a
     symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock`` beside it, which
     stays. Where the file system cannot exchange two directories, there is no bundle for a moment.
-
-    Returns:
-        Whether anything was written: ``False`` if exactly this bundle was there already.
 
     Raises:
         BundleError: for a plan that contradicts itself, for anything else at ``output``, or if the disk
@@ -124,13 +137,14 @@ def write_bundle(plan: BundlePlan, output: Path) -> bool:
     output = Path(os.path.realpath(output))
     try:
         contents = _contents(plan)
+        catalog_sha256 = contents.references[CATALOG_NAME].sha256
         # Without the lock, which is a file: none is left where there is nothing to do or nothing may be done.
         if is_exactly(output, contents.references):
-            return False
+            return Outcome(False, catalog_sha256)
         _check_replaceable(output, locked=False)
         output.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(output.parent / f".{output.name}.lock"):
-            return _write_alone(contents, output)
+            return Outcome(_write_alone(contents, output), catalog_sha256)
     except OSError as error:
         raise _disk_error(error, output) from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -57,6 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: Any = group.main(args=arguments, prog_name="cutlass-aot", standalone_mode=False)
+        # What a plugin printed is still in the buffer, and a full disk has to be noticed here.
+        click.echo(nl=False)
     except CutlassAotError as error:
         _fail(str(error), error.exit_code)
     except click.exceptions.Exit as exit_:
@@ -70,9 +74,24 @@ def main(arguments: list[str] | None = None) -> None:
         # The reader (head, less) has gone. Leave without a traceback from the interpreter's own flush.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if not _is_of_output(error):
+            raise
+        # Closed, or the interpreter tries to write the rest once more.
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        _fail(f"cannot write the output: {error.strerror}", 1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _fail(message: str, status: int) -> None:
-    click.echo(f"error: {message}", err=True)
+    # Where standard error itself cannot be written, the exit status alone tells.
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {message}", err=True)
     sys.exit(status)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether an error comes from printing: everything here is printed by ``click.echo``."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is click.echo.__code__ for frame in frames)

@@ -37,7 +37,7 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, out: Path) -
     if result.failures:
         click.echo(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
         for failure in result.failures:
-            click.echo(f"  {failure.kernel.name}\n    {failure.reason}\n    log: {failure.log}", err=True)
+            click.echo(f"  {failure.kernel.name}\n    log: {failure.log}", err=True)
         click.echo("no bundle was written; what compiled is in the store", err=True)
         return 1
     state = "written" if result.written else "up to date"

@@ -49,7 +49,11 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     if run["possible"]:
         can_run = [f"yes: kernels for {' '.join(run['targets'])}"]
     else:
-        can_run = [f"no: {problem}" for problem in run["problems"]] or ["no: no known target runs here"]
+        # What a section above has said in full is not said again.
+        said = {facts[name]["problem"]: name for name in ("gpus", "driver") if "problem" in facts[name]}
+        titles = {"driver": "see driver above", "gpus": "see GPUs above"}
+        problems = [titles[said[text]] if text in said else text for text in run["problems"]]
+        can_run = [f"no: {problem}" for problem in problems] or ["no: no known target runs here"]
     return [*sections, ("can build", can_build), ("can run", can_run)]
 
 

@@ -7,38 +7,50 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.errors import CutlassAotError
 
 
 @click.command("generators")
 @click.option("--plugin", "plugins", multiple=True, help="Module to import first; may be repeated.")
 @json_option
 def command(plugins: tuple[str, ...], as_json: bool) -> int:
-    """List the known generators with their operations, targets and design names."""
+    """List the known generators with their operations, targets and design names.
+
+    One that cannot be used is named after the others, with its problem.
+    """
     from cutlass_aot.generators.registry import import_plugin, references, version_of
 
     for plugin in plugins:
         import_plugin(plugin)
     described: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
     for name, reference in references().items():
-        generator = reference.load()
-        described.append(
-            {
-                "name": name,
-                "location": reference.location,
+        where = {"name": name, "location": reference.location}
+        try:
+            generator = reference.load()
+            facts = {
                 "version": version_of(generator),
                 "operations": {
                     operation: list(generator.targets(operation)) for operation in generator.operations
                 },
                 "design": dict(generator.design),
             }
-        )
+        except CutlassAotError as error:
+            broken.append({**where, "problem": str(error)})
+        except Exception as error:  # Somebody else's code: whatever it raises must not hide the others.
+            problem = f"generator {name!r} ({reference.location}) raised {type(error).__name__}: {error}"
+            broken.append({**where, "problem": problem})
+        else:
+            described.append({**where, **facts})
     if as_json:
-        print_json(described)
-        return 0
+        print_json([*described, *broken])
+        return 1 if broken else 0
     for item in described:
         click.echo(f"{item['name']}  ({item['location']}, version {item['version']})")
         for operation, targets in item["operations"].items():
             click.echo(f"  {operation}: {' '.join(targets)}")
         for name, meaning in item["design"].items():
             click.echo(f"    {name}: {meaning}")
-    return 0
+    for item in broken:
+        click.echo(f"error: {item['problem']}", err=True)
+    return 1 if broken else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from cutlass_aot.cli.render import json_option, plural, print_json, table
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle
+
+_SHOWN = 16
+"""Values of one filter that are named where nothing matches."""
 
 _FILTERS = {
     "operation": "Operation, such as gemm.",
@@ -41,8 +45,13 @@ def _filter_options(function: Any) -> Any:
 )
 @json_option
 def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tuple[str, ...]) -> int:
-    """List the kernels of BUNDLE. Each option takes a pattern and may be repeated; all have to match."""
+    """List the kernels of BUNDLE that match every option given.
+
+    Each option takes a shell pattern. An option that is repeated gives alternatives, of which one has to match;
+    so does a name repeated in --where.
+    """
     from cutlass_aot.runtime.bundle import open_bundle
+    from cutlass_aot.runtime.listing import values
 
     wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
     for item in where:
@@ -59,12 +68,23 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         (handle.name, handle.facts.registers, handle.facts.spill_bytes, handle.facts.cubin_bytes)
         for handle in kernels
     ]
+    if not rows and wanted:
+        everything = opened.kernels()
+        click.echo(f"nothing of {opened.name} {opened.version} matches; it has")
+        for name in wanted:
+            click.echo(f"  {name}: {_few(values(everything, name))}")
+        return 0
     if rows:
         click.echo(table(rows, ("kernel", "registers", "spill bytes", "cubin bytes")))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     click.echo(f"{shown}, for {', '.join(targets) or 'no target'}")
     return 0
+
+
+def _few(texts: Sequence[str]) -> str:
+    shown = ", ".join(text or "''" for text in texts[:_SHOWN])
+    return shown + (f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
 
 
 def kernel_summary(handle: KernelHandle) -> dict[str, Any]:

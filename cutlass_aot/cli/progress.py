@@ -46,7 +46,7 @@ class PlainReport:
     def failed(self, failure: Failure) -> None:
         """A kernel failed."""
         self._failed += 1
-        click.echo(f"failed: {failure.kernel.name}: {failure.reason} (log: {failure.log})", err=True)
+        click.echo(_failure_line(failure), err=True)
         self._step()
 
     def linking(self, groups: int) -> None:
@@ -58,7 +58,8 @@ class PlainReport:
         stride = max(1, self._total // 10)
         if self._done % stride == 0 or self._done == self._total:
             elapsed = time.monotonic() - self._start
-            click.echo(f"compiled: {self._done}/{self._total} in {elapsed:.0f} s", err=True)
+            failed = f", {self._failed} failed" if self._failed else ""
+            click.echo(f"finished: {self._done}/{self._total} in {elapsed:.0f} s{failed}", err=True)
 
     def close(self) -> None:
         """Nothing is left on the screen."""
@@ -94,12 +95,7 @@ class BarReport(PlainReport):
     def failed(self, failure: Failure) -> None:
         """A kernel failed: a line above the bar."""
         self._failed += 1
-        self._console.print(
-            f"failed: {failure.kernel.name}: {failure.reason} (log: {failure.log})",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._console.print(_failure_line(failure), markup=False, highlight=False, soft_wrap=True)
         self._step()
 
     def linking(self, groups: int) -> None:
@@ -120,6 +116,14 @@ class BarReport(PlainReport):
     def close(self) -> None:
         """Leave the bar as it stands."""
         self._progress.stop()
+
+
+def _failure_line(failure: Failure) -> str:
+    """One line of a failure; its log has the rest."""
+    reason = failure.reason.strip().partition("\n")[0].rstrip()
+    if reason.startswith("timed out after"):
+        reason += "; --timeout gives more"
+    return f"failed: {failure.kernel.name}: {reason or 'no reason given'} (log: {failure.log})"
 
 
 def make_report() -> PlainReport:

@@ -52,13 +52,15 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         ("operation", kernel.operation + (f", epilogue {kernel.epilogue}" if kernel.epilogue else "")),
         ("target", kernel.target),
     ]
+    names = max((len(operand.name) for operand in kernel.operands), default=0)
+    dtypes = max((len(operand.dtype) for operand in kernel.operands), default=0)
     for index, operand in enumerate(kernel.operands):
         order = "row-major" if operand.contiguous == -1 else "column-major"
         shape = ", ".join(operand.extents)
         lines.append(
             (
                 "" if index else "operands",
-                f"{operand.name:<4} {operand.dtype:<7} [{shape}] {order} ({operand.layout}), aligned to "
+                f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  [{shape}] {order} ({operand.layout}), aligned to "
                 f"{operand.alignment} bytes, contiguous extent and strides divisible by "
                 f"{operand.divisibility}" + (", written" if operand.written else ""),
             )

@@ -32,7 +32,9 @@ def command(path: Path, as_json: bool) -> int:
         print_json({"path": str(path), "problems": [asdict(problem) for problem in problems]})
     else:
         for problem in problems:
-            click.echo(f"{problem.path}: found {problem.found}; expected {problem.expected}", err=True)
+            # Some problems are a thing that was found, some a sentence about the file; this reads for both.
+            found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
+            click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
         click.echo(f"{path}: {plural(len(problems), 'problem') if problems else 'good'}")
     return 1 if problems else 0
 
@@ -42,6 +44,6 @@ def _store(path: Path) -> list[Problem]:
     from cutlass_aot.store.store import Store
 
     return [
-        Problem(damage.path, damage.problem, "what its name says; the next build makes it again")
+        Problem(damage.path, damage.problem, "what its name says; a build that needs it makes it again")
         for damage in Store(path, create=False).check()
     ]

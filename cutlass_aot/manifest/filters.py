@@ -36,14 +36,18 @@ class DesignFilter:
             return False
         return any(matches(allowed, design[self.name]) for allowed in self.values)
 
+    def singles(self) -> tuple[DesignFilter, ...]:
+        """One filter for each value."""
+        return tuple(DesignFilter(self.written, self.name, (value,)) for value in self.values)
+
     def __str__(self) -> str:
         return f"{self.written} = {list(self.values)}"
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """Indices of at most ``limit`` of ``count`` items, evenly spaced, first and last included."""
+    """At most ``limit`` of ``count`` indices, evenly spaced from first to last; one alone is the middle."""
     if count <= limit:
         return list(range(count))
     if limit == 1:
-        return [0]
+        return [count // 2]
     return [index * (count - 1) // (limit - 1) for index in range(limit)]

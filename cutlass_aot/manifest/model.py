@@ -24,6 +24,8 @@ _COMMON_KEYS = (
     "generator", "operation", "accumulator", "layouts", "targets", "exclude", "max_per_group",
 )  # fmt: skip
 _OPERAND_KEYS = ("ab", "out", "dtypes")
+TABLE_KEYS = (*_COMMON_KEYS, *_OPERAND_KEYS)
+"""Keys of a kernel table; every other key filters on the design."""
 DEFAULT_ACCUMULATORS = {"f64": "f64", "i8": "i32", "u8": "i32"}
 """Accumulator for each A/B dtype where a table names none; every other dtype gets f32."""
 
@@ -65,7 +67,7 @@ class Manifest:
         version: the bundle's version (PEP 440).
         targets: GPU code targets, as written.
         hosts: CPU architectures to link for.
-        device: device profile.
+        devices: target to its device profile.
         plugins: modules to import for their generators.
         tables: the ``[[kernels]]`` tables.
         document: the parsed TOML, for the plan's digest.
@@ -76,10 +78,18 @@ class Manifest:
     version: str
     targets: tuple[str, ...]
     hosts: tuple[str, ...]
-    device: str
+    devices: Mapping[str, str]
     plugins: tuple[str, ...]
     tables: tuple[KernelTable, ...]
     document: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def device_text(self) -> str:
+        """The device profiles in words: one name, or one a target."""
+        names = sorted(set(self.devices.values()))
+        if len(names) == 1:
+            return names[0]
+        return ", ".join(f"{target} {name}" for target, name in sorted(self.devices.items()))
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -126,11 +136,20 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         version=version,
         targets=targets,
         hosts=hosts,
-        device=_text(bundle, "device", "bundle"),
+        devices=_devices(bundle, targets),
         plugins=tuple(_strings(document, "plugins", "", ())),
         tables=tuple(_table(table, f"kernels[{i}]", targets) for i, table in enumerate(tables)),
         document=document,
     )
+
+
+def _devices(bundle: dict[str, Any], targets: tuple[str, ...]) -> dict[str, str]:
+    """The device profile of each target: one for all, or a table by target."""
+    if not isinstance(bundle.get("device"), dict):
+        return dict.fromkeys(targets, _text(bundle, "device", "bundle"))
+    table = bundle["device"]
+    _known(table, targets, "bundle.device")
+    return {target: _text(table, target, "bundle.device") for target in targets}
 
 
 def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> KernelTable:
@@ -158,7 +177,7 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
         combinations=combinations,
         layouts=layouts,
         targets=_words(table, "targets", where, targets, targets),
-        filters=_filters(table, where, (*_COMMON_KEYS, *_OPERAND_KEYS)),
+        filters=_filters(table, where, TABLE_KEYS),
         exclude=tuple(_filters(item, f"{where}.exclude", ()) for item in exclude),
         max_per_group=limit,
     )
@@ -202,6 +221,8 @@ def _filters(table: Mapping[str, Any], where: str, reserved: Sequence[str]) -> t
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(item, (str, int, bool)) for item in values):
             raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
+        if any(isinstance(item, int) and abs(item) >= 2**63 for item in values):
+            raise ManifestError(f"{where}.{key}: a number of more than 64 bits matches nothing")
         typed: list[FilterValue] = values
         found.append(DesignFilter.make(key, typed))
     return tuple(found)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound
+from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
 from cutlass_aot.runtime import compatibility, device, lookup, machine
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.group import Group
@@ -20,6 +20,7 @@ from cutlass_aot.runtime.operands import common_device, describe_operand, is_tor
 from cutlass_aot.runtime.select import sort_key
 from cutlass_aot.schema.catalog import Catalog, GroupEntry
 from cutlass_aot.schema.operands import OperandDescription
+from cutlass_aot.schema.targets import Target
 
 MAX_REMEMBERED = 65536
 """Choices that :meth:`Bundle.gemm` remembers; it forgets all of them when there are more."""
@@ -96,10 +97,9 @@ class Bundle:
         return self.catalog.groups
 
     def __repr__(self) -> str:
-        return (
-            f"<Bundle {self.name} {self.version}: {sum(g.count for g in self.groups)} kernels, "
-            f"{', '.join(self.targets)}>"
-        )
+        count = sum(group.count for group in self.groups)
+        kernels = f"{count} kernel{'' if count == 1 else 's'}"
+        return f"<Bundle {self.name} {self.version}: {kernels}, {', '.join(self.targets)}>"
 
     # -- lookup -----------------------------------------------------------------------------------------
 
@@ -120,12 +120,13 @@ class Bundle:
                 floating outputs, f64 for f64 and i32 for integers.
             operation: what is computed.
             epilogue: what is done before the result is stored.
-            target: GPU code target. None takes the best of those that run on the operands' GPU, or, for
-                descriptions on no device, every target of the bundle, one after the other.
+            target: exact name of a GPU code target: ``sm_90`` is not ``sm_90a``. None takes the best of
+                those that run on the operands' GPU, or, for descriptions on no device, every target of the
+                bundle, one after the other.
 
         Raises:
             KernelNotFound: if there is none; says what was asked and what comes nearest.
-            OperandError: if an operand cannot be described.
+            OperandError: if an operand cannot be described, or ``target`` is not the name of one.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
@@ -175,13 +176,13 @@ class Bundle:
             accumulator: element type, None for any.
             operation: what is computed.
             epilogue: what is done before the result is stored.
-            target: GPU code target.
+            target: exact name of a GPU code target, None for any that will do.
 
         Returns:
             A list of (group, verdict). ``str`` of it has one line a group.
 
         Raises:
-            OperandError: if an operand cannot be described.
+            OperandError: if an operand cannot be described, or ``target`` is not the name of one.
         """
         descriptions = tuple(describe_operand(operand) for operand in operands)
         try:
@@ -193,7 +194,7 @@ class Bundle:
         return lookup.explain(self.groups, request)
 
     def kernels(self, **filters: str | Sequence[str]) -> list[KernelHandle]:
-        """Kernels of the bundle, by group and then in the order of its index.
+        """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
 
         Args:
             filters: by ``operation``, ``target``, ``accumulator``, ``epilogue``, ``dtypes``
@@ -223,6 +224,12 @@ class Bundle:
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
         """Targets to look at, best first, and why these."""
         if target is not None:
+            try:
+                Target.parse(target)
+            except (TypeError, ValueError):
+                raise OperandError(
+                    f"target: expected a name such as sm_90a, sm_100f or sm_80, got {target!r}"
+                ) from None
             return (target,), f"target {target}"
         if ordinal < 0:
             return self.targets, f"any target of the bundle ({', '.join(self.targets)})"

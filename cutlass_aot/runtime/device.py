@@ -8,6 +8,8 @@ from typing import Any
 
 from cutlass_aot.errors import DeviceError
 
+DRIVER_LIBRARY = "libcuda.so.1"
+
 
 def device_count() -> int:
     """Number of GPUs that this process may use.
@@ -103,8 +105,12 @@ def _ask(name: str, driver: Any, *arguments: Any) -> Any:
         answer = getattr(driver, name)(*arguments)
     except Exception as error:
         # What the bindings raise where libcuda.so.1 is missing differs from release to release.
+        if _has_driver_library():
+            raise DeviceError(
+                f"the GPU driver cannot be asked {name} ({type(error).__name__}: {error}): install a newer driver"
+            ) from error
         raise DeviceError(
-            f"there is no NVIDIA driver on this machine ({error}): install the GPU driver"
+            f"there is no NVIDIA driver on this machine: {DRIVER_LIBRARY} was not found; install the GPU driver"
         ) from error
     status, *results = answer
     if int(status) != 0:
@@ -117,6 +123,16 @@ def _ask(name: str, driver: Any, *arguments: Any) -> Any:
         }.get(label, "see nvidia-smi for the state of the driver")
         raise DeviceError(f"the GPU driver answered {label} to {name}: {advice}")
     return results[0] if results else None
+
+
+def _has_driver_library() -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.handle import KernelHandle
@@ -26,6 +27,9 @@ _OF_KERNEL: Mapping[str, Callable[[KernelHandle], str]] = {
     "generator": lambda handle: handle.kernel.generator,
     "name": lambda handle: handle.name,
 }
+_FIRST = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
+"""What a listing is sorted by in the design before everything else."""
+
 GENERAL_FILTERS = tuple(sorted({*_OF_GROUP, *_OF_KERNEL}))
 """Filters that every kernel has; all others are names in a design."""
 
@@ -38,20 +42,63 @@ def group_matches(group: GroupEntry, filters: Filters) -> bool:
 
 
 def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHandle]:
-    """Kernels, of groups that match, that pass the other filters too.
+    """Kernels, of groups that match, that pass the other filters too; in the order of a listing.
 
     Raises:
         BundleError: for a filter that none of them has.
     """
     wanted = {full_name(name): patterns for name, patterns in filters.items() if name not in _OF_GROUP}
+    if handles:
+        _check_names(handles, wanted)
+    return sorted((handle for handle in handles if _kernel_matches(handle, wanted)), key=_position)
+
+
+def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
+    """What a filter can be asked for: each value that kernels have, once, numbers by their size.
+
+    Raises:
+        BundleError: for a filter that none of them has.
+    """
+    name = full_name(name)
+    if name in _OF_GROUP:
+        return sorted({_OF_GROUP[name](handle.group) for handle in handles})
+    if name in _OF_KERNEL:
+        return sorted({_OF_KERNEL[name](handle) for handle in handles})
+    _check_names(handles, (name,))
+    # A switch is true in one kernel and 1 in none, so values of one type stay apart from another's.
+    found = {(type(value), value) for handle in handles if (value := handle.design.get(name)) is not None}
+    return [_text(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
+
+
+def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
     known = {name for handle in handles for name in handle.design}
-    for name in sorted(wanted):
-        if handles and name not in known and name not in _OF_KERNEL:
+    for name in sorted(names):
+        if name not in known and name not in _OF_KERNEL:
             raise BundleError(
                 f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design: "
                 f"{', '.join(sorted(known))}"
             )
-    return [handle for handle in handles if _kernel_matches(handle, wanted)]
+
+
+def _position(handle: KernelHandle) -> tuple[Any, ...]:
+    design = handle.design
+    first = [_comparable(design[name]) if name in design else () for name in _FIRST]
+    rest = [(name, _comparable(design[name])) for name in sorted(design) if name not in _FIRST]
+    return handle.group.name, first, rest, handle.name
+
+
+def _comparable(value: DesignValue) -> tuple[Any, ...]:
+    """A design value as a sort key: numbers and shapes by size, and apart from text."""
+    if isinstance(value, str):
+        return (1, value)
+    return (0, *value) if isinstance(value, tuple) else (0, value)
+
+
+def _text(value: DesignValue) -> str:
+    """A design value as a filter reads it."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _kernel_matches(handle: KernelHandle, filters: Filters) -> bool:

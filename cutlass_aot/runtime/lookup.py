@@ -48,9 +48,13 @@ class Explanation(list[tuple[GroupEntry, Verdict]]):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{group.name}: {verdict.reason or f'supported, {group.count} kernels'}"
+            f"{group.name}: {verdict.reason or _supported(group)}"
             for group, verdict in self
         )
+
+
+def _supported(group: GroupEntry) -> str:
+    return f"supported, {group.count} kernel{'' if group.count == 1 else 's'}"
 
 
 def judge(group: GroupEntry, request: Request) -> Verdict:
@@ -120,6 +124,12 @@ def not_found(bundle: str, groups: Sequence[GroupEntry], request: Request) -> st
     asked = f"bundle {bundle} has no kernel for {request}"
     if not groups:
         return f"{asked}. The bundle is empty"
+    targets = sorted({group.target for group in groups})
+    if not set(targets) & set(request.targets):
+        return (
+            f"bundle {bundle} has nothing for {request.where}: it has kernels for {', '.join(targets)}, and a "
+            "target is an exact name"
+        )
     explanation = explain(groups, request)
     nearest, verdict = explanation[0]
     more = "; explain() has the reason for each group" if len(groups) > 1 else ""

@@ -36,6 +36,9 @@ def matches(allowed: str | int | bool, value: DesignValue) -> bool:
         return False
     pattern = str(allowed)
     if isinstance(value, tuple):
+        # A shape is text: in a list of numbers each would speak of the first extent alone.
+        if not isinstance(allowed, str):
+            return False
         # "256x128" speaks of the first two extents of 256x128x64.
         return fnmatchcase("x".join(str(extent) for extent in value[: pattern.count("x") + 1]), pattern)
     return fnmatchcase(str(value), pattern)

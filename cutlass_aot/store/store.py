@@ -74,6 +74,7 @@ class Store:
 
     def __init__(self, root: Path, *, create: bool = True) -> None:
         self.root = root
+        self._locks: dict[str, filelock.BaseFileLock] = {}
         marker = root / "FORMAT"
         with _reported("open the store", root):
             if marker.is_file():
@@ -179,23 +180,33 @@ class Store:
         with _reported("remove", self.log_path(key)):
             self.log_path(key).unlink(missing_ok=True)
 
-    def try_lock(self, key: str) -> filelock.BaseFileLock | None:
-        """The lock of a key, or None while another builder holds it. Release it with :meth:`unlock`."""
+    def try_lock(self, key: str) -> bool:
+        """Take the lock of a key; False while another builder holds it. Give it back with :meth:`unlock`."""
         path = self.root / "locks" / f"{key}.lock"
         with _reported("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(path)
+            # Noted before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
+            lock = self._locks[key] = filelock.FileLock(path)
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout:
-                return None
-        return lock
+                del self._locks[key]
+                return False
+        return True
 
-    def unlock(self, lock: filelock.BaseFileLock) -> None:
-        """Release a lock and remove its file; a builder that raced for it compiles the same bytes twice."""
-        with contextlib.suppress(OSError):
-            Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+    def unlock(self, key: str) -> None:
+        """Give back a lock and remove its file; a builder that raced for it compiles the same bytes twice."""
+        lock = self._locks[key]
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+        del self._locks[key]
+
+    def unlock_all(self) -> None:
+        """Give back every lock that this store object holds."""
+        for key in list(self._locks):
+            self.unlock(key)
 
     def cache(self) -> Path:
         """A directory for what the linker keeps between calls; deleting it costs a second."""
@@ -237,7 +248,7 @@ class Store:
                 with path.open("rb") as file:
                     actual = _file_digest(file)
                 if actual != path.name:
-                    found.append(Damage(str(path.relative_to(self.root)), f"holds bytes of digest {actual}"))
+                    found.append(Damage(str(path.relative_to(self.root)), f"bytes of digest {actual}"))
         for kind in KINDS:
             for path in sorted((self.root / "records" / kind).glob("*/[0-9a-f]*")):
                 name = str(path.relative_to(self.root))
@@ -245,11 +256,11 @@ class Store:
                     data = self._read(path, _MAX_RECORD_BYTES) or b""
                     body = _record_body(data, kind, path.name, name)
                 except (CorruptFile, SchemaTooNew) as error:
-                    found.append(Damage(name, str(error)))
+                    found.append(Damage(name, f"an unreadable record ({error})"))
                     continue
                 blob = body.get("sha256") if isinstance(body, dict) else None
                 if blob is not None and not self.blob_path(str(blob)).is_file():
-                    found.append(Damage(name, f"names blob {blob}, which is not there"))
+                    found.append(Damage(name, f"a record that names blob {blob}, which is not there"))
         return found
 
     def _read(self, path: Path, limit: int) -> bytes | None:

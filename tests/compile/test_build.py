@@ -225,5 +225,7 @@ def test_two_builds_on_one_store_compile_each_kernel_once(tmp_path, built):
     builders = [start(tmp_path / "out1"), start(tmp_path / "out2")]
     outputs = [builder.communicate(timeout=300)[0] for builder in builders]
     assert [builder.returncode for builder in builders] == [0, 0], outputs
+    counts = [int(re.search(r"(\d+) compiled", output).group(1)) for output in outputs]
+    assert sum(counts) == 5, outputs
     assert contents(tmp_path / "out1" / "smoke") == contents(built / "out" / "smoke")
     assert contents(tmp_path / "out2" / "smoke") == contents(built / "out" / "smoke")

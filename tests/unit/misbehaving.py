@@ -29,6 +29,13 @@ class Misbehaving:
         if problem.accumulator == "i32":
             yield gemm(design={"does": {"no", "encoding"}}, target=target, generator=self.name)
             return
+        if problem.accumulator == "u8":
+            for _ in range(2):
+                yield gemm(design={"does": "raise"}, target=target, accumulator="u8", generator=self.name)
+            return
+        if problem.accumulator == "bf16":
+            yield gemm(design={"colour": "x"}, target=target, accumulator="bf16", generator=self.name)
+            return
         if problem.accumulator == "f16":
             yield gemm(layouts="ttt", target=target, accumulator="f16", generator=self.name)
             return

@@ -46,6 +46,15 @@ def test_operands_are_the_product_of_what_is_listed():
     assert table.filters == (DesignFilter("tile", "tile_shape", ("128x*",)),)
 
 
+def test_each_target_can_have_its_device_profile():
+    one = parse(GOOD)
+    assert one.devices == {"sm_100a": "b200", "sm_103a": "b200"}
+    assert one.device_text == "b200"
+    text = GOOD.replace('device = "b200"', 'device = { sm_103a = "gb300", sm_100a = "b200" }')
+    assert parse(text).devices == {"sm_100a": "b200", "sm_103a": "gb300"}
+    assert parse(text).device_text == "sm_100a b200, sm_103a gb300"
+
+
 def test_any_operation_can_list_its_operands():
     text = GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]', 'dtypes = [["f32", "f32"]]')
     text = text.replace('["tnt", "ttt"]', '["tt"]').replace('"gemm"', '"copy"')
@@ -77,6 +86,15 @@ MISTAKES = {
     "empty filter": (GOOD + "stages = []", r"kernels\[0\].stages"),
     "exclude is text": (GOOD + 'exclude = "x"', r"kernels\[0\].exclude"),
     "both ways": (GOOD + 'dtypes = [["f16", "f16", "f16"]]', "give either `dtypes` or `ab`, not both"),
+    "device of another target": (
+        GOOD.replace('device = "b200"', 'device = { sm_90a = "h200" }'),
+        "unknown key 'sm_90a' in bundle.device",
+    ),
+    "device of one target alone": (
+        GOOD.replace('device = "b200"', 'device = { sm_100a = "b200" }'),
+        "bundle.device.sm_103a: missing",
+    ),
+    "huge number": (GOOD + f"stages = {2**70}", "more than 64 bits"),
     "no TOML": ("[bundle\n", "not valid TOML.*line 1"),
     "missing ab": (GOOD.replace('ab = ["f16", "i8"]', ""), r"kernels\[0\].ab: missing"),
     "unknown host": (
@@ -122,6 +140,7 @@ DESIGN = {"tile_shape": (256, 128, 64), "use_2cta_mma": True, "tile_scheduler": 
         ("tile", "256x*", True),
         ("tile", "*x128", True),
         ("tile", "256", True),
+        ("tile", 256, False),
         ("tile", "128x256", False),
         ("tile", "256x12", False),
         ("tile_shape", "256x128", True),
@@ -145,5 +164,5 @@ def test_a_filter_accepts(written, value, accepted):
 
 def test_a_cap_spreads_over_what_there_is():
     assert spread(3, 5) == [0, 1, 2]
-    assert spread(10, 1) == [0]
+    assert spread(10, 1) == [5]
     assert spread(10, 4) == [0, 3, 6, 9]

@@ -84,6 +84,16 @@ def test_a_filter_that_matches_nothing_is_named_with_what_there_is():
         chosen('tile = "512x*"')
 
 
+def test_a_value_that_matches_nothing_beside_others_is_remarked():
+    parsed = manifest('tile = ["64x64", "512x*"]\nexclude = [{tile = "999x*"}]')
+    questions = enumerations(parsed, load_sources(parsed))
+    selection = select(parsed, [(question, TILES) for question in questions], "4.8.1")
+    assert selection.remarks == (
+        "kernels[0]: tile = ['512x*'] matches nothing",
+        "kernels[0]: exclude tile = ['999x*'] leaves nothing out",
+    )
+
+
 def test_an_exclude_that_leaves_nothing_is_named():
     with pytest.raises(ManifestError, match="`exclude` leaves none of 4"):
         chosen('exclude = {tile = "*"}')
@@ -100,13 +110,18 @@ def test_a_target_that_gets_nothing_is_remarked():
     parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
     first, second = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(first, TILES), (second, [])], "4.8.1")
-    assert selection.remarks == ("kernels[0]: gemm f16.f16.f16 tnt on sm_103a: the generator has none",)
+    assert selection.remarks == (
+        "kernels[0]: gemm f16.f16.f16 accumulator f32 tnt on sm_103a: the generator has none",
+    )
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ("colour = 1", r"kernels\[0\]: unknown key 'colour': it is neither .* which has family, tile_shape"),
+        (
+            "colour = 1",
+            r"kernels\[0\]: unknown key 'colour': expected one of generator, .*: family, tile, cluster",
+        ),
         ("exclude = {colour = 1}", r"kernels\[0\]: unknown key 'colour'"),
         ('operation = "fft"', r"kernels\[0\].operation: generator 'cutlass.operators' has no 'fft'"),
     ],
@@ -186,7 +201,7 @@ def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
     store = Store(tmp_path / "store")
     parsed = manifest()
     sources = load_sources(parsed)
-    device = load_profile("h200")
+    device = {"sm_90a": load_profile("h200")}
     plan = plan_digest(parsed, device, sources, "toolchain")
     assert load_selection(store, plan) is None
     selection = Selection(tuple(TILES), ("a remark",))
@@ -194,7 +209,7 @@ def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
     assert load_selection(store, plan) == selection
     assert plan == plan_digest(manifest(), device, load_sources(manifest()), "toolchain")
     assert plan != plan_digest(manifest('tile = "*"'), device, sources, "toolchain")
-    assert plan != plan_digest(parsed, load_profile("b200"), sources, "toolchain")
+    assert plan != plan_digest(parsed, {"sm_90a": load_profile("b200")}, sources, "toolchain")
     assert plan != plan_digest(parsed, device, sources, "other")
 
 

@@ -57,12 +57,14 @@ def outcome(tmp_path_factory):
     modules = sources.instances["misbehaving"].modules
     with store.workspace() as workspace:
         with Pool(2, modules, workspace, timeout=60) as pool:
-            answers = compiling.enumerate_kernels(pool, enumerations(manifest, sources), load_profile("h200"))
+            answers = compiling.enumerate_kernels(
+                pool, enumerations(manifest, sources), {"sm_90a": load_profile("h200")}
+            )
         selection = select(manifest, answers, "4.8.1")
         planned = against_store(selection, kernel_keys(selection, sources, "toolchain"), store)
         with Pool(2, modules, workspace, timeout=2) as pool:
-            _, failures = compiling.compile_missing(pool, planned, sources, store, workspace, report)
-    return store, {dict(failure.kernel.design)["does"]: failure for failure in failures}, report
+            done = compiling.compile_missing(pool, planned, sources, store, workspace, report)
+    return store, {dict(failure.kernel.design)["does"]: failure for failure in done.failures}, report
 
 
 def test_every_kernel_fails_alone(outcome):
@@ -109,7 +111,12 @@ def test_nothing_is_left_behind(outcome):
     [
         ("f64", r"'misbehaving' failed on gemm.*cannot enumerate that"),
         ("i32", r"'misbehaving' failed on gemm.*set has no canonical encoding"),
-        ("f16", r"'misbehaving' answered gemm f16.f16.f16 tnt on sm_90a with a kernel for something else"),
+        ("u8", r"equal records twice: whatever tells two kernels apart has to be in their `design`"),
+        ("bf16", r"does not declare colour in its `design`"),
+        (
+            "f16",
+            r"answered gemm f16.f16.f16 accumulator f16 tnt on sm_90a with a kernel for something else",
+        ),
     ],
 )
 def test_a_generator_that_answers_wrong_is_named(tmp_path, accumulator, message):
@@ -120,7 +127,7 @@ def test_a_generator_that_answers_wrong_is_named(tmp_path, accumulator, message)
         Pool(1, sources.instances["misbehaving"].modules, tmp_path) as pool,
         pytest.raises(GeneratorError, match=message),
     ):
-        compiling.enumerate_kernels(pool, enumerations(manifest, sources), load_profile("h200"))
+        compiling.enumerate_kernels(pool, enumerations(manifest, sources), {"sm_90a": load_profile("h200")})
 
 
 def job(does, tmp_path):

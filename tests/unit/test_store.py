@@ -128,14 +128,26 @@ def test_a_read_only_store_says_so(store):
 
 
 def test_one_builder_holds_a_key(store):
-    lock = store.try_lock(KEY)
-    assert lock is not None
-    assert Store(store.root).try_lock(KEY) is None
-    store.unlock(lock)
-    again = store.try_lock(KEY)
-    assert again is not None
-    store.unlock(again)
+    other = Store(store.root)
+    assert store.try_lock(KEY)
+    assert not other.try_lock(KEY)
+    store.unlock(KEY)
+    assert other.try_lock(KEY)
+    other.unlock_all()
     assert list((store.root / "locks").iterdir()) == []
+
+
+def test_an_interrupt_while_a_key_is_taken_leaves_no_lock(store, monkeypatch):
+    def interrupted(self, **_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("filelock.FileLock.acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.try_lock(KEY)
+    store.unlock_all()
+    assert store.try_lock(KEY)
+    store.unlock(KEY)
 
 
 def test_many_writers_of_one_blob_agree(store):

@@ -209,9 +209,9 @@ class LinkToolchain:
             raise LinkError(f"{what} failed: {error}; is the package ziglang complete?") from None
         if done.returncode != 0:
             words = (done.stderr + done.stdout).decode("utf-8", "replace").strip().splitlines()
+            said = "\n".join(words[-_ERROR_LINES:]) or "nothing (it crashed: is the disk full?)"
             raise LinkError(
-                f"{what} failed (exit status {done.returncode}); the linker's last words:\n"
-                + "\n".join(words[-_ERROR_LINES:])
+                f"{what} failed (exit status {done.returncode}); the linker's last words:\n{said}"
             )
 
     def licenses(self) -> dict[str, bytes]:
