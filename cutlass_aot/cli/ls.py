@@ -47,8 +47,8 @@ def _filter_options(function: Any) -> Any:
 def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tuple[str, ...]) -> int:
     """List the kernels of BUNDLE that match every option given.
 
-    Each option takes a shell pattern. An option that is repeated gives alternatives, of which one has to match;
-    so does a name repeated in --where.
+    Each option takes a shell pattern. An option that is repeated gives alternatives, of which one has to
+    match; so does a name repeated in --where.
     """
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.listing import values

@@ -60,8 +60,8 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         lines.append(
             (
                 "" if index else "operands",
-                f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  [{shape}] {order} ({operand.layout}), aligned to "
-                f"{operand.alignment} bytes, contiguous extent and strides divisible by "
+                f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  [{shape}] {order} ({operand.layout}), "
+                f"aligned to {operand.alignment} bytes, contiguous extent and strides divisible by "
                 f"{operand.divisibility}" + (", written" if operand.written else ""),
             )
         )

@@ -107,10 +107,12 @@ def _ask(name: str, driver: Any, *arguments: Any) -> Any:
         # What the bindings raise where libcuda.so.1 is missing differs from release to release.
         if _has_driver_library():
             raise DeviceError(
-                f"the GPU driver cannot be asked {name} ({type(error).__name__}: {error}): install a newer driver"
+                f"the GPU driver cannot be asked {name} ({type(error).__name__}: {error}): "
+                "install a newer driver"
             ) from error
         raise DeviceError(
-            f"there is no NVIDIA driver on this machine: {DRIVER_LIBRARY} was not found; install the GPU driver"
+            f"there is no NVIDIA driver on this machine: {DRIVER_LIBRARY} was not found; "
+            "install the GPU driver"
         ) from error
     status, *results = answer
     if int(status) != 0:

@@ -47,10 +47,7 @@ class Explanation(list[tuple[GroupEntry, Verdict]]):
     """Every group of a bundle with its verdict, nearest first; ``str`` gives one line a group."""
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{group.name}: {verdict.reason or _supported(group)}"
-            for group, verdict in self
-        )
+        return "\n".join(f"{group.name}: {verdict.reason or _supported(group)}" for group, verdict in self)
 
 
 def _supported(group: GroupEntry) -> str:
@@ -127,8 +124,8 @@ def not_found(bundle: str, groups: Sequence[GroupEntry], request: Request) -> st
     targets = sorted({group.target for group in groups})
     if not set(targets) & set(request.targets):
         return (
-            f"bundle {bundle} has nothing for {request.where}: it has kernels for {', '.join(targets)}, and a "
-            "target is an exact name"
+            f"bundle {bundle} has nothing for {request.where}: it has kernels for {', '.join(targets)}, "
+            "and a target is an exact name"
         )
     explanation = explain(groups, request)
     nearest, verdict = explanation[0]

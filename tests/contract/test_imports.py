@@ -103,6 +103,16 @@ def test_the_runtime_works_where_nothing_else_is_installed(tmp_path: Path) -> No
     assert imported(blocked + FIND.format(path=str(root)))
 
 
+def test_every_error_is_exported() -> None:
+    assert imported(
+        "import cutlass_aot\n"
+        "assert 'cutlass_aot.errors' not in sys.modules\n"
+        "for name in cutlass_aot.errors.__all__:\n"
+        "    assert name in cutlass_aot.__all__, name\n"
+        "    assert getattr(cutlass_aot, name) is getattr(cutlass_aot.errors, name)"
+    )
+
+
 def test_public_names_resolve() -> None:
     assert imported(
         "import cutlass_aot\n"

@@ -122,9 +122,9 @@ def test_record_lists_every_file_with_its_digest(wheel):
     rows = list(csv.reader(io.StringIO(files[f"{DIST_INFO}/RECORD"].decode())))
     assert [row[0] for row in rows] == list(files)
     assert rows[-1] == [f"{DIST_INFO}/RECORD", "", ""]
-    for path, digest, size in rows[:-1]:
+    for path, sha256, size in rows[:-1]:
         found = base64.urlsafe_b64encode(hashlib.sha256(files[path]).digest()).decode()
-        assert digest == "sha256=" + found.rstrip("=")
+        assert sha256 == "sha256=" + found.rstrip("=")
         assert int(size) == len(files[path])
 
 
@@ -203,7 +203,7 @@ def test_names_are_normalised(tmp_path, name, package):
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):
     needs = Needs(cuda_runtime="13.0", tvm_ffi="0.1.15", glibc="two")
-    with pytest.raises(BundleError, match="is not sound: .*'two' is not a version"):
+    with pytest.raises(BundleError, match=r"is not sound: .*'two' is not a version"):
         build_wheel(make(tmp_path / "glibc", needs=needs), tmp_path)
     needs = Needs(cuda_runtime="13.0", tvm_ffi="main", glibc="2.28")
     with pytest.raises(BundleError, match="'main' is not a version"):
@@ -217,7 +217,9 @@ def test_a_bundle_for_two_hosts_is_refused(tmp_path):
     one = group(tmp_path / "linked", kernels())
     other = tmp_path / "linked" / "aarch64.so"
     other.write_bytes(shared_object([f"__tvm_ffi_{k.symbol}" for k in kernels()], machine=183))
-    both = replace(one, libraries={**one.libraries, "aarch64": LinkedLibrary("other", other, digest(other.read_bytes()))})
+    both = replace(
+        one, libraries={**one.libraries, "aarch64": LinkedLibrary("other", other, digest(other.read_bytes()))}
+    )
     bundle = make(tmp_path, hosts=("x86_64", "aarch64"), groups=(both,))
     with pytest.raises(BundleError, match="aarch64, x86_64, a wheel is for one host"):
         build_wheel(bundle, tmp_path)

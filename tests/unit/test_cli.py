@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from cutlass_aot.builder.records import Failure
 from cutlass_aot.cli import _COMMANDS, main
 from cutlass_aot.cli.render import plural, size, table
+from cutlass_aot.errors import DeviceError
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.store.store import Store
+from tests.unit.bundles import FAKE_LIBRARY, designs, write_bundle
+from tests.unit.kernels import gemm, operand
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -101,6 +110,177 @@ def test_doctor_answers_anywhere(run):
     for title in ("machine", "runtime packages", "driver", "GPUs", "can build", "can run"):
         assert f"\n{title}\n" in f"\n{out}"
     assert json.loads(run("doctor", "--json")[1])["cutlass_aot"]
+
+
+def test_a_broken_generator_hides_no_other(run, monkeypatch):
+    from cutlass_aot.generators import registry
+
+    points = [
+        EntryPoint("a_broken", "no_such_module:Generator", registry.ENTRY_POINT_GROUP),
+        EntryPoint("b_raises", "tests.unit.test_cli:RaisesWhenAsked", registry.ENTRY_POINT_GROUP),
+        EntryPoint("c_good", "tests.unit.misbehaving:Misbehaving", registry.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_registered", {})
+    status, out, errors = run("generators")
+    assert status == 1
+    assert out.startswith("c_good  (tests.unit.misbehaving:Misbehaving, version 1")
+    first, second = errors.splitlines()
+    assert first.startswith("error: generator 'a_broken': no_such_module:Generator cannot be imported: ")
+    assert second == (
+        "error: generator 'b_raises' (tests.unit.test_cli:RaisesWhenAsked) raised ValueError: not today"
+    )
+    status, out, _ = run("generators", "--json")
+    assert status == 1
+    found = json.loads(out)
+    assert [item["name"] for item in found] == ["c_good", "a_broken", "b_raises"]
+    assert set(found[1]) == {"name", "location", "problem"}
+
+
+class RaisesWhenAsked:
+    """A generator that cannot say what it has."""
+
+    name = "b_raises"
+    version = "1"
+    operations = ("gemm",)
+    modules = ("tests.unit.test_cli",)
+    design: Mapping[str, str] = {}
+    enumerate = compile = None
+
+    def targets(self, operation):
+        raise ValueError("not today")
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    kernels = [*designs(), *designs(target="sm_100a")]
+    return write_bundle(tmp_path / "bundle", kernels)
+
+
+def test_a_filter_that_nothing_matches_is_said_with_what_there_is(run, bundle):
+    status, out, _ = run("ls", bundle, "--target", "sm_91", "--where", "tile_shape=9x9")
+    assert status == 0
+    assert out.splitlines() == [
+        "nothing of small 0.1.0 matches; it has",
+        "  target: sm_100a, sm_90a",
+        "  tile_shape: 64x128x64, 128x128x64, 128x256x64",
+    ]
+    status, out, _ = run("ls", bundle, "--name", "none")
+    assert "gemm-f16.f16.f16-f32-tnt-sm_100a-F-64x128x64" in out
+    assert run("ls", bundle, "--target", "sm_91", "--json")[:2] == (0, "[]\n")
+    status, _, errors = run("ls", bundle, "--target", "sm_91", "--where", "tyle=9")
+    assert (status, "unknown filter 'tyle'" in errors) == (1, True)
+
+
+def test_a_repeated_option_is_an_alternative(run, bundle):
+    _, out, _ = run("ls", bundle, "--target", "sm_100a", "--target", "sm_90a", "--where", "tile=64x*")
+    assert out.splitlines()[-1] == "2 kernels of small 0.1.0, for sm_100a, sm_90a"
+    assert "gives alternatives" in " ".join(run("ls", "--help")[1].split())
+
+
+def test_operands_with_long_names_stand_in_columns(run, tmp_path):
+    operands = (operand("a"), operand("b", "f8e4m3"), replace(operand("out"), name="residual"))
+    kernel = replace(gemm(), operands=operands)
+    root = write_bundle(tmp_path / "long", [kernel])
+    _, out, _ = run("show", root, kernel.name)
+    lines = [line for line in out.splitlines() if "-major" in line]
+    assert len(lines) == 3
+    assert len({line.index("[") for line in lines}) == 1
+    assert len({line.index("f") for line in lines}) == 1
+
+
+@pytest.fixture
+def failures(tmp_path):
+    reasons = ("unknown type:\n    at line 3\n    of the kernel", "timed out after 1 s")
+    return [
+        Failure(kernel, reason, tmp_path / f"{index}.log")
+        for index, (kernel, reason) in enumerate(zip(designs(), reasons, strict=False))
+    ]
+
+
+def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
+    run, failures, monkeypatch, tmp_path
+):
+    from cutlass_aot.builder import pipeline
+
+    def build(manifest, store, out, *, jobs, timeout, report):
+        report.planned(3, 0, ())
+        for failure in failures:
+            report.failed(failure)
+        report.compiled(designs()[2], 1.0)
+        return pipeline.BuildResult(out / "b", 3, 1, tuple(failures), False)
+
+    monkeypatch.setattr(pipeline, "build", build)
+    status, out, errors = run("build", "m.toml")
+    assert (status, out) == (1, "")
+    first, second = failures
+    assert errors.splitlines() == [
+        "plan: 3 kernels to build, 0 present",
+        f"failed: {first.kernel.name}: unknown type: (log: {first.log})",
+        "finished: 1/3 in 0 s, 1 failed",
+        f"failed: {second.kernel.name}: timed out after 1 s; --timeout gives more (log: {second.log})",
+        "finished: 2/3 in 0 s, 2 failed",
+        "finished: 3/3 in 0 s, 2 failed",
+        "2 kernels of 3 failed:",
+        f"  {first.kernel.name}",
+        f"    log: {first.log}",
+        f"  {second.kernel.name}",
+        f"    log: {second.log}",
+        "no bundle was written; what compiled is in the store",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["generators", "--json"]])
+def test_a_full_disk_is_no_traceback(arguments):
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "cutlass_aot", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 1
+    assert result.stderr == "error: cannot write the output: No space left on device\n"
+
+
+def test_an_error_that_is_not_of_the_output_is_not_taken_for_one(monkeypatch):
+    from cutlass_aot import cli
+
+    def fail(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli.group, "main", fail)
+    with pytest.raises(OSError, match="No space left"):
+        main([])
+
+
+def test_the_doctor_says_once_that_there_is_no_driver(run, monkeypatch):
+    from cutlass_aot.runtime import device
+
+    def missing():
+        raise DeviceError("there is no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(device, "_bindings", missing)
+    device._initialised.cache_clear()
+    _, out, _ = run("doctor")
+    assert out.count("no NVIDIA driver") == 1
+    assert "can run\n  no: see driver above\n" in out
+
+
+def test_problems_of_a_store_and_a_bundle_read_as_sentences(run, bundle, tmp_path):
+    store = Store(tmp_path / "store")
+    blob = store.blob_path(store.put_blob(b"object"))
+    blob.chmod(0o644)
+    blob.write_bytes(b"another")
+    status, _, errors = run("verify", store.root)
+    assert status == 1
+    assert errors == (
+        f"{blob.relative_to(store.root)}: bytes of digest {digest(b'another')}; expected what its name says; "
+        "a build that needs it makes it again\n"
+    )
+    library = next((bundle / "lib").rglob("*.so"))
+    library.write_bytes(b"short")
+    _, _, errors = run("verify", bundle)
+    name = library.relative_to(bundle)
+    assert f"{name}: 5 bytes; expected {len(FAKE_LIBRARY)} bytes\n" in errors
 
 
 def test_an_interrupt_is_no_traceback():

@@ -110,9 +110,19 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         device, "_bindings", lambda: types.SimpleNamespace(cuInit=refuse, cuDriverGetVersion=refuse)
     )
+    monkeypatch.setattr(device, "DRIVER_LIBRARY", "libcuda-of-no-machine.so.1")
     for ask in (device.driver_version, device.device_count, lambda: device.compute_capability(0)):
-        with pytest.raises(DeviceError, match=r"no NVIDIA driver .*libcuda\.so\.1 not found.*install"):
+        with pytest.raises(DeviceError) as caught:
             ask()
+        assert str(caught.value) == (
+            "there is no NVIDIA driver on this machine: libcuda-of-no-machine.so.1 was not found; "
+            "install the GPU driver"
+        )
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    # Where there is a driver, the bindings' own words say more.
+    monkeypatch.setattr(device, "DRIVER_LIBRARY", "libc.so.6")
+    with pytest.raises(DeviceError, match=r"cannot be asked cuInit \(RuntimeError: .*not found\)"):
+        device.device_count()
 
 
 def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
