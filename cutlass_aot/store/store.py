@@ -254,7 +254,7 @@ class Store:
                 name = str(path.relative_to(self.root))
                 try:
                     data = self._read(path, _MAX_RECORD_BYTES) or b""
-                    body = _record_body(data, kind, path.name, name)
+                    body = _record_body(data, kind, path.name, "it")
                 except (CorruptFile, SchemaTooNew) as error:
                     found.append(Damage(name, f"an unreadable record ({error})"))
                     continue
