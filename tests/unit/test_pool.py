@@ -20,6 +20,8 @@ from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.store.store import Store
 from tests.unit.kernels import gemm
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 MANIFEST = b"""
 plugins = ["tests.unit.misbehaving"]
 [bundle]
@@ -221,6 +223,7 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path):
 def test_workers_end_when_the_builder_is_killed(tmp_path):
     code = (
         "import sys, pathlib\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from cutlass_aot.builder.pool import Pool, Job\n"
         "from tests.unit.kernels import gemm\n"
         "kernel = gemm(design={'does': 'hang'}, generator='misbehaving')\n"
