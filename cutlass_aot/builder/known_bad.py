@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import release
 
 
@@ -16,7 +17,7 @@ class KnownBad:
     Attributes:
         generator: name of their generator.
         design: filters that all accept them.
-        targets: GPU code targets they are bad on.
+        capability: compute capability of the GPUs they are bad on; every target that runs there is left out.
         since: first version of the DSL that they are bad with.
         until: first version of the DSL that they are good with again, or ``""`` if none is known.
         reason: what happens, and who reported it.
@@ -24,7 +25,7 @@ class KnownBad:
 
     generator: str
     design: tuple[DesignFilter, ...]
-    targets: tuple[str, ...]
+    capability: tuple[int, int]
     since: str
     until: str
     reason: str
@@ -34,7 +35,7 @@ TABLE = (
     KnownBad(
         generator="cutlass.operators",
         design=(DesignFilter.make("family", ["TgvGemm"]),),
-        targets=("sm_103a", "sm_103f"),
+        capability=(10, 3),
         since="4.0",
         until="",
         reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
@@ -46,11 +47,12 @@ TABLE = (
 def known_bad(kernel: Kernel, dsl_version: str, table: tuple[KnownBad, ...] = TABLE) -> str:
     """Why a kernel is known to be bad with a version of the DSL, or ``""``."""
     version = release(dsl_version)
+    target = Target.parse(kernel.target)
     design = dict(kernel.design)
     for row in table:
         if (
             kernel.generator == row.generator
-            and kernel.target in row.targets
+            and target.runs_on(row.capability)
             and release(row.since) <= version
             and not (row.until and release(row.until) <= version)
             and all(design_filter.accepts(design) for design_filter in row.design)

@@ -105,7 +105,7 @@ def _link(
     members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
 ) -> Path:
     library = workspace / f"{link_key}.so"
-    linker.link(_objects(members, store, workspace), library, store.cache())
+    linker.link(_objects(members, store, workspace), library, workspace / "cache")
     sha256 = store.put_blob(library.read_bytes())
     store.put_record("library", link_key, {"sha256": sha256})
     return store.blob_path(sha256)

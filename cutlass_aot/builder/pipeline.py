@@ -102,7 +102,9 @@ def make_plan(
         CutlassAotError: for bad input; see the stages.
     """
     inputs = _inputs(manifest_path)
-    store = Store(store_path, create=False) if store_path.exists() else None
+    # An empty directory is a store that no build has begun yet.
+    begun = store_path.exists() and not (store_path.is_dir() and not any(store_path.iterdir()))
+    store = Store(store_path, create=False) if begun else None
     plan = _plan_digest(inputs)
     selection = planning.load_selection(store, plan) if store else None
     if selection is None:

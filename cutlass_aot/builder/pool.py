@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import cutlass_aot
 from cutlass_aot.builder import messages
 from cutlass_aot.errors import ToolchainError
 
@@ -264,15 +265,15 @@ class Pool:
                 f"the build side cannot be imported: {answer['error']}\n"
                 "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
             )
-        dsl = answer["dsl"]
-        if (
-            self.dsl_roots
-            and dsl
-            and not any(Path(dsl).resolve().is_relative_to(root) for root in self.dsl_roots)
-        ):
+        if Path(answer["package"]).resolve() != Path(cutlass_aot.__file__).resolve():
             raise ToolchainError(
-                f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
-                f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
+                f"workers import cutlass_aot from {answer['package']}, this is {cutlass_aot.__file__}: "
+                "kernels would be kept under the keys of other code; run the cutlass-aot command of this environment"
+            )
+        if answer["dsl"] and self.dsl_roots and not _lies_in(Path(answer["dsl"]), self.dsl_roots):
+            raise ToolchainError(
+                f"the DSL was imported from {answer['dsl']}, which is not the installed one: expected it "
+                f"under {', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
             )
 
     def _start_zygote(self, architecture: str) -> _Zygote:
@@ -345,6 +346,16 @@ def _foreign_architecture(target: str) -> str:
     to the byte and comes 0.1 s sooner.
     """
     return "sm_100a" if target.startswith("sm_8") else "sm_80"
+
+
+def _lies_in(file: Path, roots: tuple[Path, ...]) -> bool:
+    """Whether a file's directory is under one of the roots; the file itself may be a link to elsewhere."""
+    folders = (file.parent, file.parent.resolve())
+    return any(folder.is_relative_to(root) for folder in folders for root in (*roots, *_resolved(roots)))
+
+
+def _resolved(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(path.resolve() for path in paths)
 
 
 def _has_ended(worker: _Worker) -> bool:

@@ -79,6 +79,11 @@ def _compiler_distributions() -> dict[str, metadata.Distribution]:
 
 def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
     """Installed files of a distribution that can decide what code comes out, by their path in it."""
+    if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
+        raise ToolchainError(
+            f"{name} {distribution.version} is an editable installation, whose files are not known: "
+            "install its wheel with pip"
+        )
     if not distribution.files:
         raise ToolchainError(
             f"{name} {distribution.version} does not say which files it installed (no RECORD), so that "
@@ -86,11 +91,6 @@ def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
         )
     chosen = {}
     for entry in distribution.files:
-        if entry.suffix == ".pth" and entry.name.startswith("__editable__"):
-            raise ToolchainError(
-                f"{name} {distribution.version} is an editable installation, whose files are not known: "
-                "install its wheel with pip"
-            )
         # Scripts outside site-packages carry the path of their interpreter.
         outside = entry.parts[0] == ".."
         skipped = entry.suffix in _SKIPPED_SUFFIXES or entry.name in _SKIPPED_NAMES
@@ -102,7 +102,8 @@ def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
 def _own_code_generation() -> list[Path]:
     """Our own modules that every object and its facts go through, whatever generator it is of."""
     root = Path(cutlass_aot.__file__).parent
-    return [root / "builder" / "worker.py", root / "builder" / "audit.py", root / "schema" / "dtypes.py"]
+    builder = [root / "builder" / f"{name}.py" for name in ("audit", "pool", "worker", "zygote")]
+    return [*builder, root / "schema" / "dtypes.py"]
 
 
 def own_sources() -> str:

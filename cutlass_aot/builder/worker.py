@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -33,14 +34,20 @@ def serve(channel: socket.socket) -> None:
             data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
         except BaseException as error:
             reply = {
-                "error": f"{type(error).__name__}: {error}",
-                "traceback": "".join(traceback.format_exception(error)),
+                "error": _encodable(f"{type(error).__name__}: {error}"),
+                "traceback": _encodable("".join(traceback.format_exception(error))),
             }
             data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
         # What a generator printed is in Python's buffers, and the log is read when the answer is there.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         channel.sendall(data)
+
+
+def _encodable(text: str) -> str:
+    """Text with what UTF-8 cannot hold, such as the bytes of a file name, written out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _memory_bytes() -> int:

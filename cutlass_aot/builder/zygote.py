@@ -16,6 +16,7 @@ import sys
 import traceback
 from typing import Any
 
+import cutlass_aot
 from cutlass_aot.builder import messages
 from cutlass_aot.builder.worker import serve
 
@@ -34,7 +35,7 @@ def main(descriptor: int) -> None:
         messages.send(channel, {"error": traceback.format_exc()})
         return
     dsl = sys.modules.get("cutlass")
-    messages.send(channel, {"dsl": getattr(dsl, "__file__", None)})
+    messages.send(channel, {"dsl": getattr(dsl, "__file__", None), "package": cutlass_aot.__file__})
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
@@ -56,6 +57,8 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
             _end_with_parent()
             serve(socket.socket(fileno=descriptor))
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             # Not sys.exit: the zygote's own exit handlers are not this process's.
             os._exit(status)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import signal
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -56,7 +57,10 @@ def group() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``cutlass-aot``; turns errors into one message and an exit status."""
     # Asked to end from outside: clean up as for an interrupt from the terminal.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: Any = group.main(args=arguments, prog_name="cutlass-aot", standalone_mode=False)
         # What a plugin printed is still in the buffer, and a full disk has to be noticed here.

@@ -8,7 +8,6 @@ Layout::
     logs/<2>/<key>.txt             the compiler's own words about a kernel that failed
     damaged/                       what a reader found altered, set aside
     locks/                         one a key while it is being compiled
-    cache/                         what the linker keeps between calls
     tmp/                           files on their way, a directory for each builder
     .workspaces.lock               held while one of those is made or removed
 
@@ -207,13 +206,6 @@ class Store:
         """Give back every lock that this store object holds."""
         for key in list(self._locks):
             self.unlock(key)
-
-    def cache(self) -> Path:
-        """A directory for what the linker keeps between calls; deleting it costs a second."""
-        path = self.root / "cache"
-        with _reported("write", path):
-            path.mkdir(parents=True, exist_ok=True)
-        return path
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:

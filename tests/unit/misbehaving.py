@@ -51,6 +51,8 @@ class Misbehaving:
             os._exit(3)
         if does == "hang":
             time.sleep(600)
+        if does == "undecodable":
+            raise ValueError("no file \udcff")
         if does == "environment":
             raise ValueError(" ".join(sorted(os.environ)) + " " + " ".join(sys.path))
         if does == "raise":

@@ -173,6 +173,8 @@ TGV = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)}, target="sm_
         (TGV, "4.0", True),
         (TGV, "3.9.9", False),
         (gemm(design=dict(TGV.design), target="sm_100a"), "4.8.1", False),
+        (gemm(design=dict(TGV.design), target="sm_100f"), "4.8.1", True),
+        (gemm(design=dict(TGV.design), target="sm_103f"), "4.8.1", True),
         (gemm(design={"family": "Other"}, target="sm_103a"), "4.8.1", False),
         (gemm(design=dict(TGV.design), target="sm_103a", generator="mine"), "4.8.1", False),
     ],

@@ -193,6 +193,21 @@ def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
             list(pool.run([job("raise", tmp_path)]))
 
 
+def test_an_error_that_has_no_encoding_keeps_its_reason(tmp_path):
+    with pool_of(1, tmp_path) as pool:
+        (result,) = pool.run([job("undecodable", tmp_path)])
+    assert result.error == r"ValueError: no file \udcff"
+
+
+def test_a_builder_and_workers_of_different_code_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("cutlass_aot.__file__", str(tmp_path / "cutlass_aot" / "__init__.py"))
+    with (
+        pool_of(1, tmp_path) as pool,
+        pytest.raises(ToolchainError, match="kept under the keys of other code"),
+    ):
+        list(pool.run([job("raise", tmp_path)]))
+
+
 def test_a_dsl_from_elsewhere_is_refused(tmp_path):
     (tmp_path / "cutlass.py").write_text("")
     code = (

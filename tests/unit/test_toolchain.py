@@ -70,7 +70,8 @@ def test_an_installation_that_does_not_list_its_files_is_refused(first):
 
 
 def test_an_editable_installation_is_refused(first):
-    install(first, "nvidia-cutlass-dsl-libs-base", {"__editable__.x.pth": "/somewhere"})
+    record = '{"url": "file:///somewhere", "dir_info": {"editable": true}}'
+    (first / "nvidia_cutlass_operators-1.0.dist-info" / "direct_url.json").write_text(record)
     with pytest.raises(ToolchainError, match="is an editable installation"):
         fingerprint()
 
