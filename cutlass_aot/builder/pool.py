@@ -265,15 +265,16 @@ class Pool:
                 f"the build side cannot be imported: {answer['error']}\n"
                 "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
             )
-        if Path(answer["package"]).resolve() != Path(cutlass_aot.__file__).resolve():
+        package, dsl = answer["package"], answer["dsl"]
+        if Path(package).resolve() != Path(cutlass_aot.__file__).resolve():
             raise ToolchainError(
-                f"workers import cutlass_aot from {answer['package']}, this is {cutlass_aot.__file__}: "
-                "kernels would be kept under the keys of other code; run the cutlass-aot command of this environment"
+                f"workers import cutlass_aot from {package}, this is {cutlass_aot.__file__}: kernels would be "
+                "kept under the keys of other code; run the cutlass-aot command of this environment"
             )
-        if answer["dsl"] and self.dsl_roots and not _lies_in(Path(answer["dsl"]), self.dsl_roots):
+        if dsl and self.dsl_roots and not _lies_in(Path(dsl), self.dsl_roots):
             raise ToolchainError(
-                f"the DSL was imported from {answer['dsl']}, which is not the installed one: expected it "
-                f"under {', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
+                f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
+                f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
             )
 
     def _start_zygote(self, architecture: str) -> _Zygote:
