@@ -268,8 +268,8 @@ class Pool:
         package, dsl = answer["package"], answer["dsl"]
         if Path(package).resolve() != Path(cutlass_aot.__file__).resolve():
             raise ToolchainError(
-                f"workers import cutlass_aot from {package}, this is {cutlass_aot.__file__}: kernels would be "
-                "kept under the keys of other code; run the cutlass-aot command of this environment"
+                f"workers import cutlass_aot from {package}, this is {cutlass_aot.__file__}: kernels would "
+                "be kept under the keys of other code; run the cutlass-aot command of this environment"
             )
         if dsl and self.dsl_roots and not _lies_in(Path(dsl), self.dsl_roots):
             raise ToolchainError(
