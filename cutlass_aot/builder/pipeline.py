@@ -96,7 +96,7 @@ def _naming(manifest_path: Path) -> Iterator[None]:
 def make_plan(
     manifest_path: Path, store_path: Path, *, jobs: int, timeout: float, report: Report
 ) -> tuple[Selection, list[PlannedKernel]]:
-    """Say what a build of this manifest would do. A store is read if there is one; none is made or changed.
+    """Say what a build of this manifest would do. A store is read if there is one; none is made.
 
     Raises:
         CutlassAotError: for bad input; see the stages.

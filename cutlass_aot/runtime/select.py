@@ -17,7 +17,7 @@ It knows neither memory bandwidth nor latency: where the last 20 % matter, measu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -48,19 +48,14 @@ class Extents:
     k: int
 
 
-def default_order(kernels: Iterable[Kernel], extents: Extents, sm_count: int | None = None) -> list[Kernel]:
-    """Functionally equivalent kernels, the one with the lowest estimate first.
+def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
+    """What functionally equivalent kernels of one target are sorted by: the estimate, then what breaks ties.
 
     Args:
-        kernels: of one target.
+        kernel: one of them.
         extents: of the problem.
-        sm_count: SMs of the GPU; None for that of a typical GPU of the kernels' target.
+        sm_count: SMs of the GPU; None for that of a typical GPU of the kernel's target.
     """
-    return sorted(kernels, key=lambda kernel: sort_key(kernel, extents, sm_count))
-
-
-def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
-    """What :func:`default_order` sorts by: the estimate, then what breaks ties."""
     design = dict(kernel.design)
     tile_m, tile_n = _tile(design)
     cluster = _shape(design, "cluster_shape")

@@ -20,7 +20,9 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+# Blocks under a line that names a file are files of the tutorial's package: test_tutorial.py holds them.
+TOUR = re.sub(r"^`[\w./]+`\n```\w+\n.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", TOUR, re.MULTILINE | re.DOTALL)
 
 
 def blocks(kind):

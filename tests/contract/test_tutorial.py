@@ -30,8 +30,8 @@ class Block:
     text: str
 
 
-def blocks() -> list[Block]:
-    text = TUTORIAL.read_text(encoding="utf-8")
+def blocks(page: Path = TUTORIAL) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
         above = text[: match.start()].rstrip("\n").rsplit("\n", 1)[-1]
@@ -57,6 +57,17 @@ def test_a_block_equals_its_file(name: str) -> None:
     (block,) = (block for block in blocks() if block.file == name)
     assert block.language == {".py": "python", ".toml": "toml"}[Path(name).suffix]
     assert block.text == (PACKAGE / name).read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_the_same_files_and_commands() -> None:
+    readme = blocks(REPOSITORY / "README.md")
+    files = {block.file: block.text for block in readme if block.file}
+    assert files.keys() == files_of_the_package() - {"scale_add_kernels/__init__.py"}
+    for name, text in files.items():
+        assert text == (PACKAGE / name).read_text(encoding="utf-8"), name
+    executed = {line for block in blocks() if block.language == "bash" for line in block.text.splitlines()}
+    (commands,) = (block.text for block in readme if block.language == "bash package")
+    assert set(commands.splitlines()) <= executed
 
 
 def install(folder: Path) -> dict[str, str]:

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.runtime.select import Extents, default_order, estimate
+from cutlass_aot.runtime.select import Extents, estimate, sort_key
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.kernels import gemm
+
+
+def default_order(kernels, extents, sm_count=None):
+    return sorted(kernels, key=lambda kernel: sort_key(kernel, extents, sm_count))
 
 
 def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Kernel:
