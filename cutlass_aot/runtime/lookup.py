@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cutlass_aot.runtime.select import Extents
 from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.operands import OperandDescription, Rejected, Verdict, supports
+from cutlass_aot.schema.ranking import Extents
 
 NEAREST = 9
 """Rank of a refusal that has nothing against the operands."""

@@ -18,10 +18,10 @@ It knows neither memory bandwidth nor latency: where the last 20 % matter, measu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from cutlass_aot.schema.kernel import DesignValue, Kernel
+from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.targets import Target
 
 TRAFFIC = 32
@@ -36,16 +36,6 @@ _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
 
 SortKey = tuple[float, int, int, int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """Extents of a GEMM: ``batch`` products of (m, k) by (k, n)."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.runtime.select import Extents, estimate, sort_key
+from cutlass_aot.runtime.select import estimate, sort_key
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Extents
 from tests.unit.kernels import gemm
 
 

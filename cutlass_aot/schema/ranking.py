@@ -1,0 +1,123 @@
+"""Kernels of a group by speed, problem by problem: measured on a GPU, or modelled at build time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import seal, unseal
+
+RANKING_KIND = "cutlass-aot ranking"
+RANKING_SCHEMA = 1
+MAX_EXTENT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extents:
+    """Extents of a GEMM: ``batch`` products of (m, k) by (k, n)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        text = f"{self.m}x{self.n}x{self.k}"
+        return text if self.batch == 1 else f"{self.batch} of {text}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedProblem:
+    """The kernels of one group for one problem, best first; kernels that are not named rank behind.
+
+    Attributes:
+        extents: of the problem.
+        kernels: digests of the kernels (:attr:`cutlass_aot.schema.kernel.Kernel.digest`), at least one.
+        seconds: measured time of each, in the same order; empty where nothing was measured.
+    """
+
+    extents: Extents
+    kernels: tuple[str, ...]
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What is known of the speed of one group's kernels.
+
+    Attributes:
+        group: digest of the group (:attr:`cutlass_aot.schema.kernel.Kernel.group`).
+        gpu: model of the GPU that it holds for; as the driver names it (``NVIDIA H200``), if measured.
+        measured: whether times were measured on that GPU, or modelled at build time.
+        origin: where it comes from, in words for a reader: ``tuned 2026-11-21, driver 580.159.04``.
+        problems: by their extents, each once.
+    """
+
+    group: str
+    gpu: str
+    measured: bool
+    origin: str
+    problems: tuple[RankedProblem, ...]
+
+    def to_bytes(self) -> bytes:
+        """The file of a bundle. Digests are written once; a problem names them by their position."""
+        digests = sorted({digest for problem in self.problems for digest in problem.kernels})
+        position = {digest: index for index, digest in enumerate(digests)}
+        body = {
+            "group": self.group,
+            "gpu": self.gpu,
+            "measured": self.measured,
+            "origin": self.origin,
+            "kernels": digests,
+            "problems": [
+                [
+                    [p.extents.batch, p.extents.m, p.extents.n, p.extents.k],
+                    [position[digest] for digest in p.kernels],
+                    list(p.seconds),
+                ]
+                for p in sorted(self.problems, key=lambda problem: problem.extents)
+            ],
+        }
+        return seal(RANKING_KIND, RANKING_SCHEMA, body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Ranking:
+        """Read what :meth:`to_bytes` gave.
+
+        Raises:
+            CorruptFile: if it is truncated, altered or malformed.
+            SchemaTooNew: if a newer release wrote it.
+        """
+        body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
+        try:
+            digests = [str(digest) for digest in body["kernels"]]
+            return cls(
+                group=str(body["group"]),
+                gpu=str(body["gpu"]),
+                measured=bool(body["measured"]),
+                origin=str(body["origin"]),
+                problems=tuple(_problem(record, digests) for record in body["problems"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+
+
+def _problem(record: Any, digests: list[str]) -> RankedProblem:
+    (batch, m, n, k), positions, seconds = record
+    extents = (int(batch), int(m), int(n), int(k))
+    if not positions or min(positions) < 0 or not all(0 < extent <= MAX_EXTENT for extent in extents):
+        raise ValueError("a problem has no kernels, or impossible extents")
+    if len(seconds) not in (0, len(positions)):
+        raise ValueError("kernels and times differ in number")
+    return RankedProblem(
+        Extents(*extents),
+        tuple(digests[position] for position in positions),
+        tuple(float(second) for second in seconds),
+    )
+
+
+def by_extents(ranking: Ranking) -> Mapping[Extents, RankedProblem]:
+    """The problems of a ranking, to look them up."""
+    return {problem.extents: problem for problem in ranking.problems}
