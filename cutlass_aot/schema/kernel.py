@@ -17,6 +17,9 @@ KEY_SCHEMA = 1
 EXPORT_PREFIX = "__tvm_ffi_"
 """What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""
 
+LAUNCHER_FUNCTIONS = ("cutlass_aot_chooser", "cutlass_aot_launcher")
+"""What a bundle's launcher exports, after :data:`EXPORT_PREFIX`; see ``builder/native/launcher.c``."""
+
 LAYOUT_LETTERS = {-1: "t", -2: "n"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major."""
 

@@ -1,4 +1,4 @@
-"""The native side of the builder: our C shim, and linking objects with it into a library."""
+"""The native side of the builder: our shim and launcher in C, and linking."""
 
 SHIM_SYMBOLS = frozenset(
     {

@@ -1,4 +1,7 @@
-"""Link objects and our shim into one library that needs libtvm_ffi and the C library alone."""
+"""Link the native parts of a bundle: libraries of kernels with our shim, and the launcher.
+
+Either needs libtvm_ffi and the C library alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cutlass_aot.builder.native.packages import (
 )
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernel import EXPORT_PREFIX
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS
 from cutlass_aot.schema.targets import HOSTS
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -36,11 +39,12 @@ _LINK_FLAGS = (
     "-Wl,-z,relro",
     "-Wl,-z,now",
     "-Wl,-z,noexecstack",
-    # Objects say which device a launch is for through this function alone: see shim.c.
-    "-Wl,--wrap=TVMFFIEnvGetStream",
 )
+# Objects say which device a launch is for through this function alone: see shim.c.
+_KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _EXPORTS = f"{{ global: {EXPORT_PREFIX}*; local: *; }};\n"
 _SHIM = Path(__file__).with_name("shim.c")
+_LAUNCHER = Path(__file__).with_name("launcher.c")
 _CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)\s*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20
@@ -53,7 +57,7 @@ class LinkToolchain:
     Attributes:
         host: CPU architecture of the machines that load the libraries.
         zig: the compiler and linker.
-        includes: directories of the CUDA headers.
+        includes: directories of the headers of CUDA and of tvm-ffi.
         cudart: the static CUDA runtime.
         tvm_ffi: ``libtvm_ffi.so``; linked against, not linked in.
         versions: package to version, of everything above.
@@ -81,12 +85,20 @@ class LinkToolchain:
             )
         cuda_header = package_file("nvidia-cuda-runtime", "include/cuda_runtime_api.h")
         crt_header = package_file("nvidia-cuda-crt", "include/crt/host_defines.h")
+        ffi_header = module_file("apache-tvm-ffi", "tvm_ffi", "include/tvm/ffi/c_api.h")
+        dlpack_header = module_file("apache-tvm-ffi", "tvm_ffi", "include/dlpack/dlpack.h")
+        headers = (
+            cuda_header.parent,
+            crt_header.parent.parent,
+            ffi_header.parent.parent.parent,
+            dlpack_header.parent.parent,
+        )
         packages = ("apache-tvm-ffi", "nvidia-cuda-crt", "nvidia-cuda-runtime", "ziglang")
         return cls(
             host=host,
             # Listing ziglang's files takes a while (there are 20,000): ask the import system instead.
             zig=module_file("ziglang", "ziglang", "zig"),
-            includes=tuple(dict.fromkeys((cuda_header.parent, crt_header.parent.parent))),
+            includes=tuple(dict.fromkeys(headers)),
             cudart=package_file("nvidia-cuda-runtime", "lib/libcudart_static.a"),
             tvm_ffi=module_file("apache-tvm-ffi", "tvm_ffi", "lib/libtvm_ffi.so"),
             versions={name: distribution(name).version for name in packages},
@@ -112,7 +124,8 @@ class LinkToolchain:
                     "compile": _COMPILE_FLAGS,
                     "cudart": digest(self.cudart.read_bytes()),
                     "exports": _EXPORTS,
-                    "link": _LINK_FLAGS,
+                    "launcher": digest(_LAUNCHER.read_bytes()),
+                    "link": (*_LINK_FLAGS, *_KERNEL_FLAGS),
                     "shim": digest(_SHIM.read_bytes()),
                     "target": self._target,
                     "versions": dict(self.versions),
@@ -138,9 +151,6 @@ class LinkToolchain:
         """
         ordered = sorted(objects)
         symbols = [symbol for symbol, _ in ordered]
-        # Here, so that a machine without the build side is told what to install, by detect().
-        from cutlass_aot.builder.native.library import check_library
-
         if not ordered:
             raise LinkError(f"{output.name}: there are no objects to link")
         if len(set(symbols)) != len(symbols):
@@ -149,7 +159,37 @@ class LinkToolchain:
         for symbol in symbols:
             if not (symbol.isascii() and symbol.isidentifier()):
                 raise LinkError(f"{output.name}: {symbol!r} cannot be the name of a C function")
-        shim = self._shim_object(cache)
+        shim = self._object(_SHIM, cache)
+        inputs = {f"{n}-{symbol[:80]}.o": path for n, (symbol, path) in enumerate(ordered)}
+        inputs |= {path.name: path for path in (shim, self.cudart, self.tvm_ffi)}
+        self._link(inputs, _KERNEL_FLAGS, symbols, output, cache)
+
+    def link_launcher(self, output: Path, cache: Path) -> None:
+        """Link the launcher: what gives operands to kernels. Always the same bytes.
+
+        Args:
+            output: where the library goes; it is complete when it appears there.
+            cache: as for :meth:`link`.
+
+        Raises:
+            LinkError: if the compiler or the linker fails.
+        """
+        launcher = self._object(_LAUNCHER, cache)
+        inputs = {path.name: path for path in (launcher, self.tvm_ffi)}
+        self._link(inputs, (), LAUNCHER_FUNCTIONS, output, cache)
+
+    def _link(
+        self,
+        inputs: Mapping[str, Path],
+        flags: Sequence[str],
+        symbols: Sequence[str],
+        output: Path,
+        cache: Path,
+    ) -> None:
+        """Link files under the names given into a library that shows ``symbols``."""
+        # Here, so that a machine without the build side is told what to install, by detect().
+        from cutlass_aot.builder.native.library import check_library
+
         descriptor, beside = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
         os.close(descriptor)
         temporary = Path(beside)
@@ -158,13 +198,11 @@ class LinkToolchain:
                 work = Path(directory)
                 # Short names for everything: thousands of paths do not fit on a command line, and how to
                 # quote one in a response file is not written down anywhere.
-                inputs = {f"{n}-{symbol[:80]}.o": path for n, (symbol, path) in enumerate(ordered)}
-                inputs |= {path.name: path for path in (shim, self.cudart, self.tvm_ffi)}
                 for name, path in inputs.items():
                     (work / name).symlink_to(path.absolute())
                 (work / "inputs").write_text("\n".join(inputs), encoding="utf-8")
                 (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
-                arguments = [*_LINK_FLAGS, "-Wl,--version-script=exports.map", "@inputs"]
+                arguments = [*_LINK_FLAGS, *flags, "-Wl,--version-script=exports.map", "@inputs"]
                 self._zig(arguments, temporary, work, cache, f"linking {output.name}")
             check_library(temporary, symbols)
             temporary.chmod(0o644)
@@ -172,19 +210,19 @@ class LinkToolchain:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _shim_object(self, cache: Path) -> Path:
-        """The compiled shim, from the cache if it is there."""
+    def _object(self, source: Path, cache: Path) -> Path:
+        """A compiled source file of ours, from the cache if it is there."""
         cache.mkdir(parents=True, exist_ok=True)
-        shim = cache / f"shim-{self.fingerprint[:32]}.o"
-        if shim.is_file():
-            return shim
-        with tempfile.TemporaryDirectory(prefix="shim-", dir=cache) as work:
-            made = Path(work) / "shim.o"
+        compiled = cache / f"{source.stem}-{self.fingerprint[:32]}.o"
+        if compiled.is_file():
+            return compiled
+        with tempfile.TemporaryDirectory(prefix="compile-", dir=cache) as work:
+            made = Path(work) / "made.o"
             includes = [part for path in self.includes for part in ("-isystem", str(path))]
-            arguments = [*_COMPILE_FLAGS, *includes, "-c", str(_SHIM)]
-            self._zig(arguments, made, Path(work), cache, "compiling the shim")
-            made.replace(shim)
-        return shim
+            arguments = [*_COMPILE_FLAGS, *includes, "-c", str(source)]
+            self._zig(arguments, made, Path(work), cache, f"compiling {source.name}")
+            made.replace(compiled)
+        return compiled
 
     def _zig(self, arguments: Sequence[str], output: Path, work: Path, cache: Path, what: str) -> None:
         caches = str((cache / "zig").absolute())
@@ -215,7 +253,7 @@ class LinkToolchain:
             )
 
     def licenses(self) -> dict[str, bytes]:
-        """Licences of what is linked in, by file name: our shim, and NVIDIA's CUDA runtime.
+        """Licences of what is linked in, by file name: our shim and launcher, and NVIDIA's CUDA runtime.
 
         Nothing of the C library or of the compiler's own library is linked in.
 

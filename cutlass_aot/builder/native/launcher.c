@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What stands between a caller's operands and compiled kernels, in native code: two functions for TVM-FFI.
+ *
+ *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, width, written} of each operand...) -> launch
+ *     launch(operand..., [more...])
+ *
+ * launch gives the operands to the kernel, whose address (of a TVMFFISafeCallType) it was made with. It accepts a tensor
+ * without the batch as a batch of one, and gives modes of extent 1 the stride that compiled code expects of them. It checks
+ * what compiled code does not: all operands with the batch or all without, extents within 32 bits and not empty, strides neither
+ * negative nor beyond what a TMA descriptor holds, none of 0 in what is written. Everything else compiled code checks. Modes count from the end: contiguous is 1 for
+ * row-major, 2 for column-major; width is in bytes, divisibility in elements; what follows the operands is passed as it is.
+ *
+ *     cutlass_aot_chooser(alignment) -> choose
+ *     choose(operand...)          launches what is remembered for like operands, or returns false
+ *     choose(operand..., launch)  remembers launch for operands like these; returns how many it remembers
+ *
+ * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment.
+ *
+ * Nothing here takes a lock: remembered choices are published once and never change or move until the chooser itself goes, so
+ * that threads do not wait for each other and a forked child finds no lock held. Two threads that remember the same at once
+ * leave it there twice, which does no harm.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_RANK 8
+#define MAX_OPERANDS 16
+#define MAX_ARGUMENTS 24
+#define MAX_EXTENT INT32_MAX
+#define MAX_STRIDE_BYTES ((INT64_C(1) << 40) - 1) /* of a TMA descriptor: cuTensorMapEncodeTiled */
+#define HEADS 4096                                /* chains of remembered choices; a power of two */
+#define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
+#define INTEGERS_OF_AN_OPERAND 5
+
+static int refuse(const char *kind, const char *text) {
+  TVMFFIErrorSetRaisedFromCStr(kind, text);
+  return -1;
+}
+
+/* The tensor of an argument, NULL if it is none. A tensor object is its header, then the tensor (c_api.h, kTVMFFITensor). */
+static const DLTensor *tensor_of(const TVMFFIAny *argument) {
+  if (argument->type_index == kTVMFFITensor) return (const DLTensor *)((const TVMFFIObject *)argument->v_obj + 1);
+  if (argument->type_index == kTVMFFIDLTensorPtr) return argument->v_ptr;
+  return NULL;
+}
+
+static void return_function(TVMFFIAny *result, TVMFFIObjectHandle function) {
+  result->type_index = kTVMFFIFunction;
+  result->zero_padding = 0;
+  result->v_obj = function;
+}
+
+/* ---- launch ---- */
+
+struct operand {
+  int64_t rank, contiguous, divisibility, width, written;
+};
+
+struct launcher {
+  TVMFFISafeCallType kernel;
+  int count;
+  struct operand operands[];
+};
+
+/* A tensor as the kernel takes it, with room for its extents and strides. */
+struct view {
+  DLTensor tensor;
+  int64_t shape[MAX_RANK];
+  int64_t strides[MAX_RANK];
+};
+
+static int refuse_operand(int position, const char *problem, int64_t found) {
+  char text[160];
+  snprintf(text, sizeof text, "argument #%d: %s, got %lld", position, problem, (long long)found);
+  return refuse("ValueError", text);
+}
+
+static int check_mode(const struct operand *operand, int position, int64_t extent, int64_t stride) {
+  if (extent < 1 || extent > MAX_EXTENT) return refuse_operand(position, "expected extents from 1 to 2^31 - 1", extent);
+  if (extent == 1) return 0;
+  if (stride < 0 || (stride == 0 && operand->written)) return refuse_operand(position, "expected positive strides", stride);
+  if (stride > MAX_STRIDE_BYTES / operand->width)
+    return refuse_operand(position, "expected strides below 2^40 bytes", stride);
+  return 0;
+}
+
+/* Fill view if the tensor has to be given in another form. 1 if it has, 0 if it is good as it is, -1 after an error. */
+static int convert(const struct operand *operand, int position, const DLTensor *tensor, struct view *view) {
+  int64_t rank = operand->rank;
+  int missing = (int)rank - tensor->ndim;
+  if (missing < 0 || missing > 1) return 0; /* compiled code says what is wrong */
+  int contiguous = (int)(rank - operand->contiguous);
+  int regular = !missing && tensor->strides;
+  int64_t compact = 1, span = 1;
+  if (missing) view->shape[0] = 1;
+  for (int mode = tensor->ndim - 1; mode >= 0; mode--) {
+    int64_t extent = tensor->shape[mode];
+    int64_t stride = tensor->strides ? tensor->strides[mode] : compact;
+    if (check_mode(operand, position, extent, stride)) return -1;
+    compact = (int64_t)((uint64_t)compact * (uint64_t)extent); /* used where there are no strides, of memory that exists */
+    view->shape[mode + missing] = extent;
+    view->strides[mode + missing] = stride;
+    if (extent > 1) {
+      int64_t reach;
+      if (__builtin_mul_overflow(extent, stride, &reach) || reach > INT64_MAX - operand->divisibility)
+        return refuse_operand(position, "expected an operand within 2^63 elements, in a mode of stride", stride);
+      if (reach > span) span = reach;
+    } else if (mode + missing == contiguous ? stride != 1 : stride < 0 || stride % operand->divisibility) {
+      regular = 0;
+    }
+  }
+  if (regular) return 0;
+  /* Elements from one batch to a next one that there is not, as a compact tensor would have it. */
+  int64_t beyond = (span + operand->divisibility - 1) / operand->divisibility * operand->divisibility;
+  for (int mode = 0; mode < rank; mode++)
+    if (view->shape[mode] == 1) view->strides[mode] = mode == contiguous ? 1 : beyond;
+  view->tensor = *tensor;
+  view->tensor.ndim = (int32_t)rank;
+  view->tensor.shape = view->shape;
+  view->tensor.strides = view->strides;
+  return 1;
+}
+
+static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  const struct launcher *launcher = self;
+  TVMFFIAny given[MAX_ARGUMENTS];
+  struct view views[MAX_OPERANDS];
+  int all_missing = 0;
+  if (count < launcher->count || count > MAX_ARGUMENTS) {
+    char text[96];
+    snprintf(text, sizeof text, "expected %d operands, got %d", launcher->count, (int)count);
+    return refuse("TypeError", text);
+  }
+  memcpy(given, arguments, sizeof *arguments * (size_t)count);
+  for (int position = 0; position < launcher->count; position++) {
+    const DLTensor *tensor = tensor_of(&arguments[position]);
+    if (!tensor) continue; /* compiled code says what is wrong */
+    int missing = (int)launcher->operands[position].rank - tensor->ndim;
+    if (position == 0) all_missing = missing;
+    if (missing != all_missing) return refuse_operand(position, "expected a batch in all operands or in none", tensor->ndim);
+    int other = convert(&launcher->operands[position], position, tensor, &views[position]);
+    if (other < 0) return -1;
+    if (!other) continue;
+    given[position].type_index = kTVMFFIDLTensorPtr;
+    given[position].zero_padding = 0;
+    given[position].v_ptr = &views[position].tensor;
+  }
+  return launcher->kernel(NULL, given, count, result);
+}
+
+EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  (void)self;
+  int operands = (count - 1) / INTEGERS_OF_AN_OPERAND;
+  if (operands < 1 || operands > MAX_OPERANDS || count != 1 + operands * INTEGERS_OF_AN_OPERAND)
+    return refuse("TypeError", "expected the address of a kernel, and five integers for each of 1 to 16 operands");
+  for (int position = 0; position < count; position++)
+    if (arguments[position].type_index != kTVMFFIInt) return refuse("TypeError", "expected integers");
+  struct launcher *made = malloc(sizeof *made + (size_t)operands * sizeof *made->operands);
+  if (!made) return refuse("MemoryError", "out of memory");
+  made->kernel = (TVMFFISafeCallType)(uintptr_t)arguments[0].v_int64;
+  made->count = operands;
+  for (int position = 0; position < operands; position++) {
+    const TVMFFIAny *given = &arguments[1 + position * INTEGERS_OF_AN_OPERAND];
+    struct operand operand = {given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64, given[4].v_int64};
+    if (!made->kernel || operand.rank < 1 || operand.rank > MAX_RANK || operand.contiguous < 1 ||
+        operand.contiguous > operand.rank || operand.divisibility < 1 || operand.width < 1) {
+      free(made);
+      return refuse("ValueError", "impossible operand, or no kernel");
+    }
+    made->operands[position] = operand;
+  }
+  TVMFFIObjectHandle function = NULL;
+  if (TVMFFIFunctionCreate(made, launch, free, &function)) {
+    free(made);
+    return -1;
+  }
+  return_function(result, function);
+  return 0;
+}
+
+/* ---- choose ---- */
+
+struct choice {
+  struct choice *next;
+  TVMFFIObjectHandle function;
+  uint64_t hash;
+  int words;
+  int64_t key[];
+};
+
+struct chooser {
+  int64_t alignment;
+  int64_t count;
+  struct choice *heads[HEADS];
+};
+
+struct key {
+  uint64_t hash;
+  int words;
+  int64_t word[MAX_KEY];
+};
+
+/* What a choice can depend on. 0 if the arguments are not operands that can be remembered. */
+static int make_key(const struct chooser *chooser, const TVMFFIAny *arguments, int count, struct key *key) {
+  int words = 0;
+  if (count < 1 || count > MAX_OPERANDS) return 0;
+  for (int position = 0; position < count; position++) {
+    const DLTensor *tensor = tensor_of(&arguments[position]);
+    if (!tensor || tensor->ndim < 0 || tensor->ndim > MAX_RANK || !tensor->strides) return 0;
+    uint64_t type = (uint64_t)tensor->dtype.code << 24 | (uint64_t)tensor->dtype.bits << 16 | tensor->dtype.lanes;
+    uint64_t address = (uint64_t)(uintptr_t)tensor->data + tensor->byte_offset;
+    key->word[words++] = (int64_t)(type << 32 | (uint32_t)tensor->ndim);
+    key->word[words++] = (int64_t)((uint64_t)tensor->device.device_type << 32 | (uint32_t)tensor->device.device_id);
+    key->word[words++] = (int64_t)(address % (uint64_t)chooser->alignment);
+    size_t bytes = sizeof(int64_t) * (size_t)tensor->ndim;
+    memcpy(&key->word[words], tensor->shape, bytes);
+    memcpy(&key->word[words + tensor->ndim], tensor->strides, bytes);
+    words += 2 * tensor->ndim;
+  }
+  uint64_t hash = 0;
+  for (int index = 0; index < words; index++) {
+    hash = (hash ^ (uint64_t)key->word[index]) * UINT64_C(0x9e3779b97f4a7c15);
+    hash ^= hash >> 32;
+  }
+  key->hash = hash;
+  key->words = words;
+  return 1;
+}
+
+static struct choice **chain(struct chooser *chooser, uint64_t hash) { return &chooser->heads[hash & (HEADS - 1)]; }
+
+static const struct choice *recall(struct chooser *chooser, const struct key *key) {
+  const struct choice *choice = __atomic_load_n(chain(chooser, key->hash), __ATOMIC_ACQUIRE);
+  for (; choice; choice = choice->next)
+    if (choice->hash == key->hash && choice->words == key->words &&
+        !memcmp(choice->key, key->word, sizeof(int64_t) * (size_t)key->words))
+      return choice;
+  return NULL;
+}
+
+static int remember(struct chooser *chooser, const struct key *key, TVMFFIObjectHandle function) {
+  size_t bytes = sizeof(int64_t) * (size_t)key->words;
+  struct choice *made = malloc(sizeof *made + bytes);
+  if (!made) return refuse("MemoryError", "out of memory");
+  TVMFFIObjectIncRef(function);
+  made->function = function;
+  made->hash = key->hash;
+  made->words = key->words;
+  memcpy(made->key, key->word, bytes);
+  struct choice **head = chain(chooser, key->hash);
+  made->next = __atomic_load_n(head, __ATOMIC_ACQUIRE);
+  while (!__atomic_compare_exchange_n(head, &made->next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  }
+  __atomic_fetch_add(&chooser->count, 1, __ATOMIC_RELAXED);
+  return 0;
+}
+
+static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  struct chooser *chooser = self;
+  struct key key;
+  int teaching = count > 1 && arguments[count - 1].type_index == kTVMFFIFunction;
+  int known = make_key(chooser, arguments, count - teaching, &key);
+  if (teaching) {
+    if (known && remember(chooser, &key, arguments[count - 1].v_obj)) return -1;
+    result->type_index = kTVMFFIInt;
+    result->zero_padding = 0;
+    result->v_int64 = __atomic_load_n(&chooser->count, __ATOMIC_RELAXED);
+    return 0;
+  }
+  const struct choice *choice = known ? recall(chooser, &key) : NULL;
+  if (!choice) {
+    result->type_index = kTVMFFIBool;
+    result->zero_padding = 0;
+    result->v_int64 = 0;
+    return 0;
+  }
+  TVMFFIAny given[MAX_OPERANDS];
+  memcpy(given, arguments, sizeof *arguments * (size_t)count);
+  return TVMFFIFunctionCall(choice->function, given, count, result);
+}
+
+static void forget(void *self) {
+  struct chooser *chooser = self;
+  for (int head = 0; head < HEADS; head++) {
+    struct choice *choice = chooser->heads[head];
+    while (choice) {
+      struct choice *next = choice->next;
+      TVMFFIObjectDecRef(choice->function);
+      free(choice);
+      choice = next;
+    }
+  }
+  free(chooser);
+}
+
+EXPORT int __tvm_ffi_cutlass_aot_chooser(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  (void)self;
+  if (count != 1 || arguments[0].type_index != kTVMFFIInt || arguments[0].v_int64 < 1)
+    return refuse("TypeError", "expected an alignment in bytes");
+  struct chooser *made = calloc(1, sizeof *made);
+  if (!made) return refuse("MemoryError", "out of memory");
+  made->alignment = arguments[0].v_int64;
+  TVMFFIObjectHandle function = NULL;
+  if (TVMFFIFunctionCreate(made, choose, forget, &function)) {
+    free(made);
+    return -1;
+  }
+  return_function(result, function);
+  return 0;
+}
