@@ -1,4 +1,4 @@
-"""Link the groups' objects into libraries; a library that the store has is not linked again."""
+"""Link a bundle's libraries, of kernels and the launcher; what the store has is not linked again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.bundle.write import GroupPlan, LinkedLibrary
 from cutlass_aot.errors import StoreError
-from cutlass_aot.schema.catalog import KernelEntry
 from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.store.store import Store
 
 LINK_SCHEMA = 1
+LAUNCHER = "launcher"
+"""Stem of the launcher's file; libraries of kernels begin with their target."""
+
 KERNELS_A_LIBRARY = 128
 """Kernels up to which groups share a library: enough to make its copy of the CUDA runtime (0.75 MB) small
 beside them, few enough that verifying it at first use takes milliseconds."""
@@ -101,11 +104,40 @@ def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
     return packs
 
 
+def link_launchers(
+    linkers: Mapping[str, LinkToolchain], store: Store, workspace: Path
+) -> dict[str, LinkedLibrary]:
+    """The launcher for each host.
+
+    Args:
+        linkers: host to toolchain.
+        store: takes the libraries.
+        workspace: a private directory.
+
+    Raises:
+        LinkError: if the compiler or the linker fails.
+    """
+    launchers = {}
+    for host, linker in sorted(linkers.items()):
+        link_key = digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
+        path = _library(store, link_key)
+        if path is None:
+            made = workspace / f"{link_key}.so"
+            linker.link_launcher(made, workspace / "cache")
+            path = _keep(made, link_key, store)
+        launchers[host] = LinkedLibrary(LAUNCHER, path, path.name)
+    return launchers
+
+
 def _link(
     members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
 ) -> Path:
     library = workspace / f"{link_key}.so"
     linker.link(_objects(members, store, workspace), library, workspace / "cache")
+    return _keep(library, link_key, store)
+
+
+def _keep(library: Path, link_key: str, store: Store) -> Path:
     sha256 = store.put_blob(library.read_bytes())
     store.put_record("library", link_key, {"sha256": sha256})
     return store.blob_path(sha256)

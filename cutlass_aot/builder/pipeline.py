@@ -12,7 +12,7 @@ from typing import Protocol
 import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
-from cutlass_aot.builder.link_groups import link_groups
+from cutlass_aot.builder.link_groups import link_groups, link_launchers
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection, Sources
@@ -243,6 +243,7 @@ def _write(
                     "toolchain": inputs.compiler.fingerprint,
                 },
                 groups=groups,
+                launchers=link_launchers(inputs.linkers, store, workspace),
                 licenses=first.licenses(),
             ),
             bundle,

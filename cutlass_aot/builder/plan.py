@@ -14,9 +14,9 @@ from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.catalog import KernelEntry
 from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact
 from cutlass_aot.store.store import Store

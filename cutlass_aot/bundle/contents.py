@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from cutlass_aot.schema.catalog import (
     Catalog,
     FileReference,
     GroupEntry,
-    KernelEntry,
-    group_from_bytes,
+    RankingReference,
+    common_alignment,
 )
-from cutlass_aot.schema.kernel import EXPORT_PREFIX
+from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS, Kernel
+from cutlass_aot.schema.ranking import Ranking
 from cutlass_aot.schema.targets import Target
 
 ALLOWED_LIBRARIES = frozenset(
@@ -130,33 +132,42 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
     except CutlassAotError as error:
         yield Problem(CATALOG_NAME, str(error), "a catalog that this release reads")
         return
+    try:
+        groups = tuple(catalog.groups)
+    except CutlassAotError as error:
+        yield Problem(CATALOG_NAME, str(error), "a catalog that this release reads")
+        return
     yield from _parent(catalog)
-    used = {CATALOG_NAME}
+    files = [reference for group in groups for reference in group.files]
+    files += catalog.launchers.values()
+    for reference in dict.fromkeys(files):
+        if references.get(reference.path) != reference:
+            yield Problem(
+                reference.path,
+                "another size or digest in the manifest than in the catalog",
+                "the same in both",
+            )
+    sound = {
+        reference.path
+        for reference in files
+        if references.get(reference.path) == reference and reference.path not in damaged
+    }
     libraries: dict[FileReference, _Expected] = {}
-    for group in catalog.groups:
-        files = [group.child, *group.libraries.values()]
-        used.update(reference.path for reference in files)
-        for reference in files:
-            if references.get(reference.path) != reference:
-                yield Problem(
-                    reference.path,
-                    f"another size or digest in the manifest than group {group.name} gives",
-                    "the same in both",
-                )
-        sound = {
-            reference.path
-            for reference in files
-            if references.get(reference.path) == reference and reference.path not in damaged
-        }
-        symbols = (yield from _group(bundle, group)) if group.child.path in sound else None
+    for group in groups:
+        index = (yield from _group(bundle, group, sound)) if group.child.path in sound else None
+        symbols = None if index is None else {EXPORT_PREFIX + entry.kernel.symbol for entry in index}
         for host, reference in group.libraries.items():
-            if reference.path in sound:
-                libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+            libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+    for host, reference in catalog.launchers.items():
+        symbols = {EXPORT_PREFIX + name for name in LAUNCHER_FUNCTIONS}
+        libraries.setdefault(reference, _Expected(host)).add(host, symbols)
     for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
-        yield from _library(bundle, reference, expected)
+        if reference.path in sound:
+            yield from _library(bundle, reference, expected)
+    used = {CATALOG_NAME, *(reference.path for reference in files)}
     for path in references:
         if path not in used and not path.startswith("licenses/"):
-            yield Problem(path, "a file that no group uses", "no such file")
+            yield Problem(path, "a file that the catalog does not name", "no such file")
 
 
 def _index(bundle: Path, reference: FileReference) -> bytes:
@@ -180,6 +191,12 @@ def _parent(catalog: Catalog) -> Iterator[Problem]:
     ):
         if not values or values != sorted(set(values)):
             yield Problem(CATALOG_NAME, f"{what} {_few(values)}", "at least one, sorted, each once")
+    if sorted(catalog.launchers) != list(catalog.hosts):
+        found = _few(sorted(catalog.launchers))
+        yield Problem(CATALOG_NAME, f"launchers for {found}", f"for {_few(catalog.hosts)}")
+    if catalog.alignment != common_alignment(catalog.groups):
+        alignment = common_alignment(catalog.groups)
+        yield Problem(CATALOG_NAME, f"alignment {catalog.alignment}", f"{alignment}, its operands' own")
     for group in catalog.groups:
         where = f"{CATALOG_NAME}: group {group.name}"
         if group.target not in catalog.targets:
@@ -214,35 +231,50 @@ class _Expected:
         self.symbols |= symbols or set()
 
 
-def _group(bundle: Path, group: GroupEntry) -> Generator[Problem, None, set[str] | None]:
-    """Check a group's index; gives the symbols that its kernels need, None if it cannot be read."""
+def _group(bundle: Path, group: GroupEntry, sound: set[str]) -> Generator[Problem, None, GroupIndex | None]:
+    """Check a group's index and rankings; gives the index, None if it cannot be read."""
     try:
-        entries = group_from_bytes(_index(bundle, group.child), group.child.path)
+        index = group_from_bytes(_index(bundle, group.child), group, group.child.path)
+        entries = tuple(index)
     except CutlassAotError as error:
         yield Problem(group.child.path, str(error), "an index that this release reads")
         return None
-    yield from _child(group, entries)
-    return {EXPORT_PREFIX + entry.kernel.symbol for entry in entries}
-
-
-def _child(group: GroupEntry, entries: tuple[KernelEntry, ...]) -> Iterator[Problem]:
-    """A child, held against the parent's words on it, which are what a kernel is looked up by."""
     path = group.child.path
     if len(entries) != group.count or not entries:
         yield Problem(path, f"{len(entries)} kernels", f"{group.count}, and at least one")
     if len({entry.kernel.symbol for entry in entries}) != len(entries):
         yield Problem(path, "a kernel twice", "each kernel once")
-    if len({entry.kernel.group for entry in entries}) > 1:
-        yield Problem(path, "kernels that are not functionally equivalent", "one group's kernels")
     for entry in entries:
-        for name in ("operation", "operands", "accumulator", "epilogue", "target"):
-            found, expected = getattr(entry.kernel, name), getattr(group, name)
-            if found != expected:
-                yield Problem(
-                    f"{path}: {entry.kernel.name}",
-                    f"{name} {found!r}",
-                    f"{expected!r}, as the catalog says",
-                )
+        record = Kernel.from_record(entry.kernel.to_record())
+        if record.digest != entry.kernel.digest:
+            yield Problem(
+                f"{path}: {entry.kernel.name}",
+                f"digest {entry.kernel.digest}",
+                f"{record.digest}, its record's",
+            )
+    for reference in group.rankings:
+        if reference.file.path in sound:
+            yield from _ranking(bundle, group, reference, entries)
+    return index
+
+
+def _ranking(
+    bundle: Path, group: GroupEntry, reference: RankingReference, entries: Sequence[KernelEntry]
+) -> Iterator[Problem]:
+    path = reference.file.path
+    try:
+        ranking = Ranking.from_bytes(_index(bundle, reference.file), path)
+    except CutlassAotError as error:
+        yield Problem(path, str(error), "a ranking that this release reads")
+        return
+    if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
+        yield Problem(path, f"a ranking for {ranking.gpu}", f"one for {reference.gpu}, as the catalog says")
+    if entries and ranking.group != entries[0].kernel.group:
+        yield Problem(path, f"a ranking of group {ranking.group}", f"one of {group.name}")
+    named = {digest for problem in ranking.problems for digest in problem.kernels}
+    unknown = sorted(named - {entry.kernel.digest for entry in entries})
+    if unknown:
+        yield Problem(path, f"kernels {_few(unknown)}", f"kernels of {group.name} alone")
 
 
 def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Iterator[Problem]:

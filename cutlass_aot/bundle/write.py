@@ -27,14 +27,17 @@ from cutlass_aot.schema.catalog import (
     Catalog,
     FileReference,
     GroupEntry,
-    KernelEntry,
+    Groups,
     Needs,
-    group_to_bytes,
+    RankingReference,
+    common_alignment,
 )
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
+from cutlass_aot.schema.ranking import Ranking
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "groups", "lib", "licenses"})
+TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "groups", "lib", "licenses", "rankings"})
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""
 
 _COPY_BYTES = 1 << 20
@@ -83,7 +86,9 @@ class BundlePlan:
         needs: what it needs of a machine.
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
+        launchers: host to the library through which kernels are launched.
         licenses: file name to text, of what is linked in.
+        rankings: speeds of groups' kernels, in any order; each names a group of the bundle.
     """
 
     name: str
@@ -94,7 +99,9 @@ class BundlePlan:
     needs: Needs
     provenance: Mapping[str, str]
     groups: Sequence[GroupPlan]
+    launchers: Mapping[str, LinkedLibrary]
     licenses: Mapping[str, bytes]
+    rankings: Sequence[Ranking] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +171,10 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
         if catalog is None or catalog.sha256 != catalog_sha256:
             return False
         used = {CATALOG_NAME}
-        for group in read_catalog(output).groups:
-            used.update(reference.path for reference in (group.child, *group.libraries.values()))
+        opened = read_catalog(output)
+        for group in opened.groups:
+            used.update(reference.path for reference in group.files)
+        used.update(reference.path for reference in opened.launchers.values())
     except (OSError, CutlassAotError):
         return False
     # The licences are listed in the manifest alone.
@@ -233,6 +242,14 @@ def _contents(plan: BundlePlan) -> _Contents:
                     host: add_library(f"lib/{host}/{library.name}.so", library)
                     for host, library in sorted(group.libraries.items())
                 },
+                rankings=tuple(
+                    RankingReference(
+                        ranking.gpu,
+                        ranking.measured,
+                        add(f"rankings/{group.name}-{number}.msgpack", ranking.to_bytes()),
+                    )
+                    for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings))
+                ),
             )
         )
     for name, text in sorted(plan.licenses.items()):
@@ -245,10 +262,21 @@ def _contents(plan: BundlePlan) -> _Contents:
         hosts=tuple(sorted(plan.hosts)),
         needs=plan.needs,
         provenance=plan.provenance,
-        groups=tuple(groups),
+        launchers={
+            host: add_library(f"lib/{host}/{library.name}.so", library)
+            for host, library in sorted(plan.launchers.items())
+        },
+        groups=Groups.of(groups),
+        alignment=common_alignment(groups),
     )
     add(CATALOG_NAME, catalog.to_bytes())
     return _Contents(sources, references, manifest_to_bytes(references))
+
+
+def _rankings_of(group: str, rankings: Sequence[Ranking]) -> list[Ranking]:
+    """A group's rankings: the measured ones first, then by GPU."""
+    own = [ranking for ranking in rankings if ranking.group == group]
+    return sorted(own, key=lambda ranking: (not ranking.measured, ranking.gpu))
 
 
 def _check_plan(plan: BundlePlan) -> None:
@@ -266,8 +294,13 @@ def _check_plan(plan: BundlePlan) -> None:
     ):
         if not values or len(set(values)) != len(values):
             raise BundleError(f"bundle {plan.name!r} names no {what}, or one twice: {list(values)}")
-    libraries = (library.name for group in plan.groups for library in group.libraries.values())
-    for name in (*plan.hosts, *(group.name for group in plan.groups), *libraries, *plan.licenses):
+    if set(plan.launchers) != set(plan.hosts):
+        raise BundleError(
+            f"bundle {plan.name!r} has launchers for {sorted(plan.launchers)}, needs them for {plan.hosts}"
+        )
+    libraries = [library for group in plan.groups for library in group.libraries.values()]
+    names = [library.name for library in (*libraries, *plan.launchers.values())]
+    for name in (*plan.hosts, *(group.name for group in plan.groups), *names, *plan.licenses):
         if not FILE_NAME.fullmatch(name):
             raise BundleError(
                 f"{name!r} cannot name a file of a bundle: expected letters, digits, '.', '_', '+' and '-', "
@@ -275,6 +308,26 @@ def _check_plan(plan: BundlePlan) -> None:
             )
     for group in plan.groups:
         _check_group(group, plan)
+    _check_rankings(plan)
+
+
+def _check_rankings(plan: BundlePlan) -> None:
+    digests = {
+        group.entries[0].kernel.group: {entry.kernel.digest for entry in group.entries}
+        for group in plan.groups
+    }
+    seen: set[tuple[str, str, bool]] = set()
+    for ranking in plan.rankings:
+        what = f"the ranking of group {ranking.group[:12]} for {ranking.gpu}"
+        if ranking.group not in digests:
+            raise BundleError(f"{what} is of a group that bundle {plan.name!r} does not have")
+        if (ranking.group, ranking.gpu, ranking.measured) in seen:
+            raise BundleError(f"{what} is given twice to bundle {plan.name!r}")
+        seen.add((ranking.group, ranking.gpu, ranking.measured))
+        named = {digest for problem in ranking.problems for digest in problem.kernels}
+        unknown = sorted(named - digests[ranking.group])
+        if unknown:
+            raise BundleError(f"{what} names a kernel that bundle {plan.name!r} does not have: {unknown[0]}")
 
 
 def _check_group(group: GroupPlan, plan: BundlePlan) -> None:

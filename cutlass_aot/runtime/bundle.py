@@ -1,38 +1,41 @@
-"""An open bundle: find kernels for operands, explain, and launch the best one."""
+"""An open bundle: find kernels for operands, choose, explain, and launch."""
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.errors import CutlassAotError, DeviceError, Incompatible, KernelNotFound, OperandError
 from cutlass_aot.runtime import compatibility, device, lookup, machine
+from cutlass_aot.runtime.choice import Choice, best, ordered, prefer
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.launch import Plan, launch
+from cutlass_aot.runtime.launch import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.listing import by_name, group_matches, matching
-from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
-from cutlass_aot.runtime.select import sort_key
-from cutlass_aot.schema.catalog import Catalog, GroupEntry
-from cutlass_aot.schema.operands import OperandDescription
+from cutlass_aot.runtime.operands import common_device, describe_operand, exports, is_torch, native_classes
+from cutlass_aot.runtime.select import Preference
+from cutlass_aot.schema.catalog import Catalog, FileReference, GroupEntry
+from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.targets import Target
 
 MAX_REMEMBERED = 65536
 """Choices that :meth:`Bundle.gemm` remembers; it forgets all of them when there are more."""
 
 
-def open_bundle(path: str | os.PathLike[str], *, check: bool = True) -> Bundle:
+def open_bundle(path: str | os.PathLike[str], *, check: bool = True, rankings: bool = True) -> Bundle:
     """Open a bundle. Its manifest and its catalog are read and verified; everything else when needed.
 
     Args:
         path: the bundle's directory.
         check: refuse a bundle that this machine cannot load. False opens any bundle for a look at what is
             in it; the check then comes with the first launch.
+        rankings: choose by the speeds that the bundle knows. False leaves the default order alone, to see
+            what they bring.
 
     Raises:
         BundleError: if there is no bundle, or an incomplete one.
@@ -41,7 +44,7 @@ def open_bundle(path: str | os.PathLike[str], *, check: bool = True) -> Bundle:
         Incompatible: if this machine's CPU, C library or tvm-ffi is not one it can be used with.
     """
     root = Path(path)
-    bundle = Bundle(root, read_catalog(root))
+    bundle = Bundle(root, read_catalog(root), rankings=rankings)
     if check:
         bundle.check_machine()
     return bundle
@@ -50,31 +53,22 @@ def open_bundle(path: str | os.PathLike[str], *, check: bool = True) -> Bundle:
 class Bundle:
     """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads."""
 
-    def __init__(self, root: Path, catalog: Catalog) -> None:
+    def __init__(self, root: Path, catalog: Catalog, *, rankings: bool = True) -> None:
         self.path = root
         self.catalog = catalog
-        host = os.uname().machine
-        # Groups of one target may share a library, which is then mapped once.
-        libraries = {
-            reference: Library(root, reference)
-            for reference in dict.fromkeys(g.libraries[host] for g in catalog.groups if host in g.libraries)
-        }
-        self._groups = {
-            group.name: Group(
-                root,
-                group,
-                libraries[group.libraries[host]] if host in group.libraries else None,
-                self.require,
-            )
-            for group in catalog.groups
-        }
-        # Addresses matter to a choice as far as the strictest alignment of any operand tells them apart.
-        self._alignment = math.lcm(
-            1, *(operand.alignment for group in catalog.groups for operand in group.operands)
-        )
+        self._rankings = rankings
+        self._host = os.uname().machine
+        # Each made when it is first needed, without a lock: what two threads make at once is equal.
+        self._libraries: dict[FileReference, Library] = {}
+        self._groups: dict[str, Group] = {}
+        self._handles_of: dict[str, tuple[KernelHandle, ...]] = {}
         self._machine_checked = False
         self._runs: set[tuple[int, str, int]] = set()
-        self._choices: dict[Any, Plan] = {}
+        # Of the launch path: remembered choices by accumulator, the classes whose instances native code
+        # takes, and their framework's word on whether gradients are recorded.
+        self._choosers: dict[str | None, Any] = {}
+        self._native: frozenset[type] = frozenset()
+        self._gradients: Any = None
 
     @property
     def name(self) -> str:
@@ -92,7 +86,7 @@ class Bundle:
         return self.catalog.targets
 
     @property
-    def groups(self) -> tuple[GroupEntry, ...]:
+    def groups(self) -> Sequence[GroupEntry]:
         """Its groups of functionally equivalent kernels, by name."""
         return self.catalog.groups
 
@@ -130,36 +124,74 @@ class Bundle:
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
+        groups, handles, preference, extents, sms = self._served(
+            operands, accumulator, operation, epilogue, target, None
+        )
+        return ordered(preference, groups, handles, extents, sms)
+
+    def choose(
+        self,
+        *operands: Any,
+        accumulator: str | None = None,
+        operation: str = "gemm",
+        epilogue: str = "",
+        target: str | None = None,
+        gpu: str | None = None,
+    ) -> Choice:
+        """The kernel that a launch on the operands takes, with the tier that chose it and the reason.
+
+        Args:
+            operands: as for :meth:`find`, like the other arguments.
+            accumulator: element type, None for the usual one.
+            operation: what is computed.
+            epilogue: what is done before the result is stored.
+            target: exact name of a GPU code target, None for the best there is.
+            gpu: model of a GPU, such as ``NVIDIA H200``, to choose for operands on no device; their own
+                decides otherwise.
+
+        Raises:
+            KernelNotFound: as for :meth:`find`, like the other errors.
+        """
+        groups, handles, preference, *_ = self._served(
+            operands, accumulator, operation, epilogue, target, gpu
+        )
+        return best(preference, groups, handles)
+
+    def _served(
+        self,
+        operands: Sequence[Any],
+        accumulator: str | None,
+        operation: str,
+        epilogue: str,
+        target: str | None,
+        gpu: str | None,
+    ) -> tuple[list[Group], list[tuple[KernelHandle, ...]], Preference, Extents, int | None]:
+        """Groups of the best target that serve operands, their kernels, and what a tier says."""
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
         request = lookup.Request(operation, epilogue, accumulator, targets, where, descriptions)
-        found: list[KernelHandle] = []
+        possible = self.catalog.groups.with_signature(operation, [found.dtype for found in descriptions])
         for name in targets:
-            groups = lookup.serving(self.groups, request, name)
-            if not groups:
+            entries = lookup.serving(possible, request, name)
+            if not entries:
                 continue
             if target is None and ordinal >= 0:
                 self.require(name, ordinal)
-            found += self._in_order(groups, descriptions, ordinal)
-            if ordinal >= 0:
-                break
-        if not found:
-            raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
-        return found
+            groups = [self._group(entry) for entry in entries]
+            handles = [self._handles(entry) for entry in entries]
+            extents = lookup.problem_extents(entries[0], descriptions)
+            model, sms = self._gpu(ordinal) if ordinal >= 0 else (gpu, None)
+            return groups, handles, prefer(groups, extents, model, sms), extents, sms
+        raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
 
-    def _in_order(
-        self, groups: Sequence[GroupEntry], operands: Sequence[OperandDescription], ordinal: int
-    ) -> list[KernelHandle]:
-        """Kernels of groups of one target that serve the operands, best first."""
-        extents = lookup.problem_extents(groups[0], operands)
+    def _gpu(self, ordinal: int) -> tuple[str | None, int | None]:
+        """Model and SMs of a GPU."""
         try:
-            sms = device.sm_count(ordinal) if ordinal >= 0 else None
+            return device.device_name(ordinal), device.sm_count(ordinal)
         except DeviceError:
             # A target was named, for a GPU that is not here.
-            sms = None
-        handles = [handle for group in groups for handle in self._handles(group)]
-        return sorted(handles, key=lambda handle: sort_key(handle.kernel, extents, sms))
+            return None, None
 
     def explain(
         self,
@@ -217,9 +249,37 @@ class Bundle:
         """
         return by_name(self.name, [h for group in self.groups for h in self._handles(group)], name)
 
-    def _handles(self, entry: GroupEntry) -> list[KernelHandle]:
-        group = self._groups[entry.name]
-        return [KernelHandle(group, kernel) for kernel in group.kernels]
+    def _handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
+        handles = self._handles_of.get(entry.name)
+        if handles is None:
+            group = self._group(entry)
+            handles = tuple(KernelHandle(group, position) for position in range(len(group.index)))
+            handles = self._handles_of.setdefault(entry.name, handles)
+        return handles
+
+    def _group(self, entry: GroupEntry) -> Group:
+        group = self._groups.get(entry.name)
+        if group is None:
+            library = entry.libraries.get(self._host)
+            made = Group(
+                self.path,
+                entry,
+                None if library is None else self._library(library),
+                self._launcher(),
+                self.require,
+                self._rankings,
+            )
+            group = self._groups.setdefault(entry.name, made)
+        return group
+
+    def _library(self, reference: FileReference) -> Library:
+        # Groups of one target may share a library, which is then mapped once.
+        library = self._libraries.get(reference)
+        return library or self._libraries.setdefault(reference, Library(self.path, reference))
+
+    def _launcher(self) -> Library | None:
+        reference = self.catalog.launchers.get(self._host)
+        return None if reference is None else self._library(reference)
 
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
         """Targets to look at, best first, and why these."""
@@ -269,29 +329,64 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        operands = (a, b, out)
-        key = (self._like(a), self._like(b), self._like(out), accumulator)
-        plan = self._choices.get(key)
-        if plan is None:
-            kernel = self.find(a, b, out, accumulator=accumulator)[0]
-            plan = kernel.plan(operands, [describe_operand(operand) for operand in operands])
-            if len(self._choices) >= MAX_REMEMBERED:
-                self._choices.clear()
-            self._choices[key] = plan
-        launch(plan, operands, stream, workspace)
-
-    def _like(self, operand: Any) -> Any:
-        """Everything about an operand that a choice, or the plan of a launch, can depend on."""
-        if is_torch(operand):
+        if stream is None and type(a) in self._native:
+            operands = (a, b, out)
+            chooser = self._choosers.get(accumulator)
             try:
-                address = operand.data_ptr() % self._alignment
-                return operand.dtype, operand.shape, operand.stride(), address, operand.device
-            except RuntimeError:
-                # No plain strided memory; the description says so properly.
-                pass
-        found = describe_operand(operand)
-        address = found.address % self._alignment
-        return found.dtype, found.shape, found.strides, address, found.device
+                if (
+                    chooser is not None
+                    and not (self._gradients() and requires_gradient(operands))
+                    and chooser(a, b, out) is None
+                ):
+                    return
+            except Exception as error:
+                # torch may not export one of the element types; the long way knows how to.
+                if all(not is_torch(operand) or exports(operand) for operand in operands):
+                    raise self._failure(error, operands, accumulator) from error
+        self._gemm((a, b, out), accumulator, stream, workspace)
+
+    def _gemm(self, operands: Sequence[Any], accumulator: str | None, stream: Any, workspace: Any) -> None:
+        """A problem not seen before, or operands that the short way above does not serve."""
+        operands = without_gradients(("a", "b", "out"), operands)
+        ordinal = common_device([describe_operand(operand) for operand in operands])
+        chooser = self._choosers.get(accumulator)
+        if chooser is not None:
+            try:
+                if call(chooser, operands, ordinal, stream) is None:
+                    return
+            except Exception as error:
+                raise self._failure(error, operands, accumulator) from error
+        kernel = self.choose(*operands, accumulator=accumulator).kernel
+        kernel.launch(*operands, stream=stream, workspace=workspace)
+        if kernel.workspace_bytes:
+            # Whoever calls a remembered choice has no workspace for it.
+            return
+        self._remember(kernel, operands, accumulator, ordinal)
+        group = kernel.group
+        self._gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+        self._native |= native_classes([operand.dtype for operand in group.operands])
+
+    def _remember(
+        self, kernel: KernelHandle, operands: Sequence[Any], accumulator: str | None, ordinal: int
+    ) -> None:
+        """Teach the chooser that this kernel is for operands like these."""
+        launcher = self._launcher()
+        if launcher is None:
+            return
+        chooser = self._choosers.get(accumulator)
+        if chooser is None:
+            chooser = launcher.function("cutlass_aot_chooser")(self.catalog.alignment)
+            chooser = self._choosers.setdefault(accumulator, chooser)
+        if call(chooser, operands, ordinal, None, (kernel.native_function(ordinal),)) > MAX_REMEMBERED:
+            # Others may be calling it: it goes when the last of them is done.
+            self._choosers.pop(accumulator, None)
+
+    def _failure(self, error: Exception, operands: Sequence[Any], accumulator: str | None) -> CutlassAotError:
+        """Our error for one that a remembered choice raised."""
+        try:
+            return self.choose(*operands, accumulator=accumulator).kernel.failure(error, operands)
+        except CutlassAotError as found:
+            return found
 
     # -- this machine -----------------------------------------------------------------------------------
 

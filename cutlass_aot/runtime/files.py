@@ -136,12 +136,16 @@ def read_manifest(root: Path) -> dict[str, FileReference]:
         CorruptFile: if the file is malformed or of another kind.
         SchemaTooNew: if a newer release wrote it.
     """
+    return parse_manifest(_manifest_bytes(root), str(root / MANIFEST_NAME))
+
+
+def _manifest_bytes(root: Path) -> bytes:
     if root.is_dir() and not os.path.lexists(root / MANIFEST_NAME):
         raise BundleError(
             f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
             "(which is written last); build it again"
         )
-    return parse_manifest(read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES), str(root / MANIFEST_NAME))
+    return read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
@@ -151,6 +155,11 @@ def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
         CorruptFile: if they are malformed or of another kind.
         SchemaTooNew: if a newer release wrote them.
     """
+    return {path: _reference(path, entry, what) for path, entry in sorted(_listed(data, what).items())}
+
+
+def _listed(data: bytes, what: str) -> dict[str, Any]:
+    """What a manifest lists, not yet looked at."""
     try:
         body = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -171,7 +180,7 @@ def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
     files = body.get("files")
     if not isinstance(files, dict):
         raise CorruptFile(f"{what} lists no files: {_FETCH}")
-    return {path: _reference(path, entry, what) for path, entry in sorted(files.items())}
+    return files
 
 
 def _reference(path: str, entry: Any, what: str) -> FileReference:
@@ -192,20 +201,19 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
 def read_catalog(root: Path) -> Catalog:
     """Read a bundle's parent index, verified against its manifest. Two files are read, no more.
 
+    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
+    other.
+
     Raises:
         BundleError: if ``root`` is no bundle, or incomplete.
         CorruptFile: if a file is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
     """
-    files = read_manifest(root)
-    reference = files.get(CATALOG_NAME)
-    if reference is None:
-        raise CorruptFile(f"{root / MANIFEST_NAME} does not list {CATALOG_NAME}: {_FETCH}")
+    manifest = str(root / MANIFEST_NAME)
+    listed = _listed(_manifest_bytes(root), manifest)
+    if CATALOG_NAME not in listed:
+        raise CorruptFile(f"{manifest} does not list {CATALOG_NAME}: {_FETCH}")
+    reference = _reference(CATALOG_NAME, listed[CATALOG_NAME], manifest)
     if reference.size > MAX_INDEX_BYTES:
         raise CorruptFile(f"{root / CATALOG_NAME}: impossible size {reference.size}: {_FETCH}")
-    catalog = Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))
-    for group in catalog.groups:
-        for listed in (group.child, *group.libraries.values()):
-            if files.get(listed.path) != listed:
-                raise CorruptFile(f"{root}: catalog and manifest disagree about {listed.path}: {_FETCH}")
-    return catalog
+    return Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))

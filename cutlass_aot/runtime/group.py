@@ -1,82 +1,150 @@
-"""One group of an open bundle: its child index and its library, each loaded when first needed."""
+"""One group of an open bundle: its index, its library and its rankings, each loaded when first needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.library import Library
-from cutlass_aot.schema.catalog import GroupEntry, KernelEntry, group_from_bytes
+from cutlass_aot.runtime.select import Candidate
+from cutlass_aot.schema.catalog import GroupEntry, RankingReference
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
+from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 
 
 class Group:
-    """A group's index and library.
+    """A group's index, library and rankings.
 
     Args:
         root: the bundle.
         entry: the group's entry in the parent index.
         library: what has its kernels on this machine's CPU architecture, None if nothing has.
+        launcher: the bundle's launcher for this machine, None if there is none.
         require: called with a target and a device before anything is mapped; raises where it cannot run.
+        rankings: whether its rankings are to be used.
     """
 
     def __init__(
-        self, root: Path, entry: GroupEntry, library: Library | None, require: Callable[[str, int], None]
+        self,
+        root: Path,
+        entry: GroupEntry,
+        library: Library | None,
+        launcher: Library | None,
+        require: Callable[[str, int], None],
+        rankings: bool = True,
     ) -> None:
         self.entry = entry
+        self.rankings = entry.rankings if rankings else ()
         self._root = root
         self._require = require
-        self._kernels: tuple[KernelEntry, ...] | None = None
         self._library = library
+        self._launcher = launcher
+        # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
+        self._index: GroupIndex | None = None
+        self._candidates: tuple[Candidate, ...] | None = None
+        self._rankings: dict[RankingReference, Mapping[Extents, RankedProblem]] = {}
 
     @property
-    def kernels(self) -> tuple[KernelEntry, ...]:
-        """The group's kernels, in the order of its index; decoded once.
+    def index(self) -> GroupIndex:
+        """The group's kernels, in order of name; read once.
 
         Raises:
             CorruptFile: if the index is not what the parent says.
             BundleError: if it cannot be read.
         """
-        if self._kernels is None:
-            # Without a lock, which a forked child could inherit held: two threads decode the same twice.
-            self._kernels = self._read()
-        return self._kernels
+        if self._index is None:
+            entry = self.entry
+            what = str(self._root / entry.child.path)
+            index = group_from_bytes(read_file(self._root, entry.child), entry, what)
+            if len(index) != entry.count:
+                raise CorruptFile(
+                    f"{what} has {len(index)} kernels, the catalog says {entry.count}: build the bundle again"
+                )
+            self._index = index
+        return self._index
 
-    def _read(self) -> tuple[KernelEntry, ...]:
-        entry = self.entry
-        what = str(self._root / entry.child.path)
-        kernels = group_from_bytes(read_file(self._root, entry.child), what)
-        shared = (entry.operation, entry.operands, entry.accumulator, entry.epilogue, entry.target)
-        for found in kernels:
-            kernel = found.kernel
-            if shared != (
-                kernel.operation,
-                kernel.operands,
-                kernel.accumulator,
-                kernel.epilogue,
-                kernel.target,
-            ):
-                raise CorruptFile(f"{what} has a kernel of another group: build the bundle again")
-        if len(kernels) != entry.count:
-            raise CorruptFile(
-                f"{what} has {len(kernels)} kernels, the catalog says {entry.count}: build the bundle again"
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What choosing needs of each kernel, in the order of the index."""
+        if self._candidates is None:
+            index = self.index
+            self._candidates = tuple(
+                Candidate.make(index.digest(position), index.design(position))
+                for position in range(len(index))
             )
-        return kernels
+        return self._candidates
 
-    def function(self, kernel: KernelEntry, device: int) -> Any:
-        """The ``tvm_ffi.Function`` of one of the group's kernels.
+    def ranking(self, reference: RankingReference) -> Mapping[Extents, RankedProblem]:
+        """The problems of one of the group's rankings, read once.
+
+        Raises:
+            CorruptFile: if it is not what the parent says.
+            BundleError: if it cannot be read.
+        """
+        found = self._rankings.get(reference)
+        if found is None:
+            what = str(self._root / reference.file.path)
+            ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
+            found = self._rankings[reference] = {problem.extents: problem for problem in ranking.problems}
+        return found
+
+    def compiled(self, position: int, device: int) -> Any:
+        """The ``tvm_ffi.Function`` of compiled code itself, which takes operands with the batch alone.
 
         Raises:
             Incompatible: if it cannot run on this machine and device.
             CorruptFile: if the library is not what the catalog says.
             BundleError: if the library cannot be read or mapped.
         """
-        self._require(self.entry.target, device)
-        if self._library is None:
-            raise Incompatible(
-                f"{self._root}: group {self.entry.name} has no library for this machine, only for "
-                f"{', '.join(sorted(self.entry.libraries)) or 'no host'}"
+        return self._mapped(device).function(self.index[position].kernel.symbol)
+
+    def function(self, position: int, device: int) -> Any:
+        """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without.
+
+        Raises:
+            Incompatible: if it cannot run on this machine and device.
+            CorruptFile: if the library is not what the catalog says.
+            BundleError: if the library cannot be read or mapped.
+        """
+        library = self._mapped(device)
+        if self._launcher is None:
+            raise self._foreign_host()
+        address = library.address(self.index[position].kernel.symbol)
+        # For each operand what builder/native/launcher.c asks for.
+        numbers = (
+            number
+            for operand in self.entry.operands
+            for number in (
+                len(operand.extents),
+                -operand.contiguous,
+                operand.divisibility,
+                DTYPES[operand.dtype].bytes,
+                int(operand.written),
             )
-        return self._library.function(kernel.kernel.symbol)
+        )
+        return self._launcher.function("cutlass_aot_launcher")(address, *numbers)
+
+    def require(self, device: int) -> None:
+        """Refuse a device that the group's kernels cannot run on.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        self._require(self.entry.target, device)
+
+    def _mapped(self, device: int) -> Library:
+        self.require(device)
+        if self._library is None:
+            raise self._foreign_host()
+        return self._library
+
+    def _foreign_host(self) -> Incompatible:
+        return Incompatible(
+            f"{self._root}: group {self.entry.name} has no library for this machine, only for "
+            f"{', '.join(sorted(self.entry.libraries)) or 'no host'}"
+        )

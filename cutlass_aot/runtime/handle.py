@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import CutlassAotError, OperandError
 from cutlass_aot.runtime.group import Group
-from cutlass_aot.runtime.launch import Plan, launch, make_plan
-from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.runtime.launch import (
+    call,
+    requires_gradient,
+    translated,
+    without_gradients,
+    workspace_for,
+)
+from cutlass_aot.runtime.operands import describe_operand, native_classes
 from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.catalog import GroupEntry, KernelEntry
+from cutlass_aot.schema.catalog import GroupEntry
+from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.operands import OperandDescription, Verdict, supports
 
 
 class KernelHandle:
-    """A kernel of an open bundle. Bundles make these; they are light and may be kept."""
+    """A kernel of an open bundle. Bundles make these; they may be kept, and used from several threads."""
 
-    __slots__ = ("_group", "entry")
+    __slots__ = ("_function", "_gradients", "_group", "_native", "_position")
 
-    def __init__(self, group: Group, entry: KernelEntry) -> None:
+    def __init__(self, group: Group, position: int) -> None:
         self._group = group
-        self.entry = entry
+        self._position = position
+        # Of the launch path, from the first launch on: the function to call, the classes whose instances it
+        # takes with their framework's stream, and that framework's word on whether gradients are recorded.
+        self._function: Any = None
+        self._native: frozenset[type] = frozenset()
+        self._gradients: Any = None
+
+    @property
+    def entry(self) -> KernelEntry:
+        """Its entry in the group's index."""
+        entry: KernelEntry = self._group.index[self._position]
+        return entry
 
     @property
     def kernel(self) -> Kernel:
@@ -37,7 +56,7 @@ class KernelHandle:
     @property
     def digest(self) -> str:
         """SHA-256 of the record."""
-        return self.kernel.digest
+        return self._group.index.digest(self._position)
 
     @property
     def group(self) -> GroupEntry:
@@ -47,12 +66,12 @@ class KernelHandle:
     @property
     def target(self) -> str:
         """GPU code target, such as ``sm_90a``."""
-        return self.kernel.target
+        return self._group.entry.target
 
     @property
     def design(self) -> Mapping[str, DesignValue]:
         """How it computes: tile shape, cluster shape and so on."""
-        return dict(self.kernel.design)
+        return self._group.index.design(self._position)
 
     @property
     def facts(self) -> Facts:
@@ -79,7 +98,7 @@ class KernelHandle:
         Raises:
             OperandError: if an operand cannot be described.
         """
-        return supports(self.kernel.operands, [describe_operand(operand) for operand in operands])
+        return supports(self.group.operands, [describe_operand(operand) for operand in operands])
 
     def launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
         """Launch it; returns as soon as the work is queued.
@@ -101,27 +120,88 @@ class KernelHandle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        descriptions = [describe_operand(operand) for operand in operands]
-        verdict = supports(self.kernel.operands, descriptions)
-        if not verdict:
-            raise OperandError(f"kernel {self.name}: {verdict.reason}")
-        launch(self.plan(operands, descriptions), operands, stream, workspace)
+        try:
+            if (
+                stream is None
+                and type(operands[0]) in self._native
+                and not (self._gradients() and requires_gradient(operands))
+            ):
+                self._function(*operands)
+                return
+        except Exception as error:
+            raise self.failure(error, operands) from error
+        self._launch(operands, stream, workspace)
 
-    def plan(self, operands: Sequence[Any], descriptions: Sequence[OperandDescription]) -> Plan:
-        """Map the kernel and plan its launches on operands that it supports.
+    def _launch(self, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
+        """A first launch, or one that the short way above does not serve."""
+        names = [constraint.name for constraint in self.group.operands]
+        try:
+            operands = without_gradients(names, operands)
+            device = self._device(operands)
+            arguments = list(operands)
+            if self.workspace_bytes:
+                given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace)
+                arguments.append(given)
+            call(self.native_function(device), arguments, device, stream)
+        except Exception as error:
+            raise self.failure(error, operands) from error
+        if not self.workspace_bytes:
+            self._gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+            self._native = native_classes([operand.dtype for operand in self.group.operands])
+
+    def native_function(self, device: int) -> Any:
+        """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.
+
+        Args:
+            device: CUDA device ordinal that it is to run on.
 
         Raises:
-            OperandError: if an operand has no memory on a CUDA device.
-            Incompatible: if the kernel cannot run on the operands' device.
+            Incompatible: if the kernel cannot run there.
+            BundleError: if its library cannot be read or mapped.
         """
-        for constraint, operand, description in zip(
-            self.kernel.operands, operands, descriptions, strict=True
-        ):
-            if isinstance(operand, OperandDescription) or description.device is None:
-                raise OperandError(
-                    f"operand `{constraint.name}` is a description without memory: "
-                    "descriptions serve find, supports and explain; launch on tensors"
-                )
-        device = descriptions[0].device
-        function = self._group.function(self.entry, -1 if device is None else device)
-        return make_plan(self.kernel, self.name, function, descriptions, operands)
+        if self._function is None:
+            self._function = self._group.function(self._position, device)
+        else:
+            self._group.require(device)
+        return self._function
+
+    def compiled_function(self, device: int) -> Any:
+        """The ``tvm_ffi.Function`` of the compiled code itself: operands have the batch first, always.
+
+        Args:
+            device: CUDA device ordinal that it is to run on.
+
+        Raises:
+            Incompatible: if the kernel cannot run there.
+            BundleError: if its library cannot be read or mapped.
+        """
+        return self._group.compiled(self._position, device)
+
+    def _device(self, operands: Sequence[Any]) -> int:
+        """The CUDA device of the operands, as far as the first says; native code looks at all of them."""
+        if not operands or isinstance(operands[0], OperandDescription):
+            raise OperandError("there is no tensor to launch on")
+        device = describe_operand(operands[0]).device
+        return -1 if device is None else device
+
+    def failure(self, error: Exception, operands: Sequence[Any]) -> CutlassAotError:
+        """Our error for one that a launch on these operands raised: the first of these that there is one for.
+
+        A refusal of the operands, a description among them, a device it cannot run on, what native code said.
+        """
+        try:
+            descriptions = [describe_operand(operand) for operand in operands]
+            verdict = supports(self.group.operands, descriptions)
+            if not verdict:
+                return OperandError(f"kernel {self.name}: {verdict.reason}")
+            for constraint, operand, found in zip(self.group.operands, operands, descriptions, strict=True):
+                if isinstance(operand, OperandDescription) or found.device is None:
+                    return OperandError(
+                        f"operand `{constraint.name}` is a description without memory: "
+                        "descriptions serve find, supports and explain; launch on tensors"
+                    )
+            if not isinstance(error, CutlassAotError):
+                self._group.require(self._device(operands))
+        except CutlassAotError as found:
+            return found
+        return translated(error, self.name, [constraint.name for constraint in self.group.operands])

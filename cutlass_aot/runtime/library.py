@@ -47,48 +47,69 @@ class Library:
         self._mappings: dict[int, _Mapping] = {}
 
     def function(self, symbol: str) -> Any:
-        """The ``tvm_ffi.Function`` of a kernel.
+        """The ``tvm_ffi.Function`` of an exported function.
 
         Args:
-            symbol: :attr:`cutlass_aot.schema.kernel.Kernel.symbol`.
+            symbol: its name, such as :attr:`cutlass_aot.schema.kernel.Kernel.symbol`.
 
         Raises:
             CorruptFile: if the file is not what its digest says, or lacks the symbol.
             BundleError: if it cannot be read or mapped.
         """
-        process = os.getpid()
-        mapping = self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
+        mapping = self._mapping()
         function = mapping.functions.get(symbol)
         if function is None:
-            with mapping.lock:
-                function = mapping.functions.get(symbol)
-                if function is None:
-                    function = mapping.functions[symbol] = self._load(mapping, symbol)
+            import tvm_ffi
+
+            function = tvm_ffi.Function.__from_extern_c__(
+                self.address(symbol), keep_alive_object=mapping.library
+            )
+            # Two threads may both come here: then one of two equal functions stays.
+            mapping.functions[symbol] = function
         return function
 
-    def _load(self, mapping: _Mapping, symbol: str) -> Any:
-        # Before the library: it names libtvm_ffi.so as a need, which resolves to the one that is loaded.
-        import tvm_ffi
+    def address(self, symbol: str) -> int:
+        """The address of an exported function of TVM-FFI's calling convention, in this process.
 
+        Args:
+            symbol: as for :meth:`function`.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
+        mapping = self._mapping()
         if mapping.library is None:
-            data = read_file(self._root, self._reference)
-            if not data.startswith(_ELF):
-                raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
-            try:
-                mapping.library = map_library(data)
-            except OSError as error:
-                raise BundleError(
-                    f"{self._root / self._reference.path} cannot be mapped: {error}; "
-                    "see cutlass-aot doctor for what this machine has"
-                ) from error
+            with mapping.lock:
+                if mapping.library is None:
+                    mapping.library = self._map()
         try:
-            address = ctypes.cast(getattr(mapping.library, EXPORT_PREFIX + symbol), ctypes.c_void_p).value
+            function = getattr(mapping.library, EXPORT_PREFIX + symbol)
         except AttributeError:
             raise CorruptFile(
                 f"{self._root / self._reference.path} has no symbol {EXPORT_PREFIX}{symbol}: "
                 "catalog and library do not belong together, build the bundle again"
             ) from None
-        return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=mapping.library)
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def _mapping(self) -> _Mapping:
+        process = os.getpid()
+        return self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
+
+    def _map(self) -> ctypes.CDLL:
+        # Before the library, which names libtvm_ffi.so as a need: it resolves to the one that is loaded.
+        import tvm_ffi  # noqa: F401
+
+        data = read_file(self._root, self._reference)
+        if not data.startswith(_ELF):
+            raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
+        try:
+            return map_library(data)
+        except OSError as error:
+            raise BundleError(
+                f"{self._root / self._reference.path} cannot be mapped: {error}; "
+                "see cutlass-aot doctor for what this machine has"
+            ) from error
 
 
 def map_library(data: bytes) -> ctypes.CDLL:

@@ -1,9 +1,4 @@
-"""Describe the operands a caller has, and bring them into the form that compiled kernels take.
-
-Kernels take tensors of the full rank. A tensor without the batch gets a batch of one in front, and a mode of
-extent 1 gets a stride that its neighbours could have: no element has another address, but hardware
-descriptors are built from the strides as they stand.
-"""
+"""Describe the operands a caller has, and hand them over to native code."""
 
 from __future__ import annotations
 
@@ -14,14 +9,10 @@ from typing import Any
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import OperandConstraint
 from cutlass_aot.schema.operands import OperandDescription
 
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
-
-Form = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides that a kernel is given."""
 
 _BY_TORCH = {f"torch.{dtype.torch}": dtype.name for dtype in DTYPES.values()}
 _BY_NAME = {dtype.torch: dtype.name for dtype in DTYPES.values()}
@@ -148,7 +139,7 @@ def _torch_to_ffi(tensor: Any) -> Any:
 
 def exports(tensor: Any) -> bool:
     """Whether this release of torch exports tensors of this element type through DLPack."""
-    name = _BY_TORCH[str(tensor.dtype)]
+    name = _BY_TORCH.get(str(tensor.dtype), "")
     return not name.startswith("f8") or _torch_exports(name)
 
 
@@ -164,39 +155,19 @@ def _torch_exports(name: str) -> bool:
     return True
 
 
-def kernel_form(constraint: OperandConstraint, operand: OperandDescription) -> Form | None:
-    """Shape and strides to give a kernel for an operand that it supports; None to pass it as it is."""
-    missing = len(constraint.extents) - len(operand.shape)
-    shape = (1,) * missing + operand.shape
-    strides = (0,) * missing + operand.strides
-    contiguous = len(shape) + constraint.contiguous
-    regular = not missing and all(
-        extent != 1
-        or (stride == 1 if mode == contiguous else stride >= 0 and stride % constraint.divisibility == 0)
-        for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True))
-    )
-    if regular:
-        return None
-    span = max(
-        (extent * stride for extent, stride in zip(shape, strides, strict=True) if extent > 1),
-        default=1,
-    )
-    # Elements from one batch to a next one that there is not, as a compact tensor would have it.
-    beyond = -(-span // constraint.divisibility) * constraint.divisibility
-    return shape, tuple(
-        stride if extent != 1 else 1 if mode == contiguous else beyond
-        for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True))
-    )
+def native_classes(dtypes: Sequence[str]) -> frozenset[type]:
+    """Classes whose instances native code takes as they are, together with their framework's current stream.
 
+    Args:
+        dtypes: element types of the operands.
 
-def reshape(operand: Any, form: Form, dtype: str) -> Any:
-    """A view of the operand with another shape and strides over the same elements."""
-    shape, strides = form
-    if is_torch(operand):
-        return operand.as_strided(shape, strides)
-    from cutlass_aot.runtime.dlpack import view
-
-    return view(operand, shape, strides, dtype)
+    Returns:
+        torch's classes of plain tensors, if torch is loaded and exports tensors of these element types.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not all(not name.startswith("f8") or _torch_exports(name) for name in dtypes):
+        return frozenset()
+    return frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def common_device(descriptions: Sequence[OperandDescription]) -> int:

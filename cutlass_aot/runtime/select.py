@@ -1,6 +1,11 @@
-"""The default order of kernels for a problem: a stated estimate of time, not the first that fits.
+"""Which kernel for a problem: four tiers, each a pure function, the first that knows an answer decides.
 
-The estimate is in multiply-adds of one streaming multiprocessor (SM), for each step along K::
+1. ``tuned``: this very problem was measured on this model of GPU.
+2. ``nearest tuned``: problems near it were; their times are carried over by the default order's estimate.
+3. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
+4. ``default order``: a stated estimate of time, not the first that fits.
+
+The estimate of a kernel's time, in multiply-adds of one streaming multiprocessor (SM) for each step along K::
 
     blocks   = L * (blocks along M) * (blocks along N), both rounded up to the cluster
     waves    = ceil(blocks / SMs)
@@ -11,21 +16,26 @@ The second term of a wave is the traffic of its operands, which weighs more in s
 mild preference for larger ones, not a measurement. A kernel whose two blocks share a tile
 (``use_2cta_mma``) gives each SM half of it. K is left out: it is the same for all. Among equals: larger
 tiles, then smaller clusters, then the dynamic scheduler ("clc"), then the name.
-
-It knows neither memory bandwidth nor latency: where the last 20 % matter, measure and choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
 
 from cutlass_aot.schema.kernel import DesignValue, Kernel
-from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.ranking import Extents, RankedProblem
 from cutlass_aot.schema.targets import Target
 
 TRAFFIC = 32
 """Weight of loading one element of an operand, in multiply-adds."""
+
+NEAR = 2.0
+"""How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
+
+NEIGHBOURS = 4
+"""Ranked problems that are asked about a problem between them."""
 
 _USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
 """SMs of a typical GPU by major compute capability, where no device was asked: A100, H100, B200, RTX 5090."""
@@ -38,6 +48,173 @@ _TILES_SWAPPED = ("TgvGemm",)
 SortKey = tuple[float, int, int, int, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What choosing needs of a kernel.
+
+    Attributes:
+        digest: of the kernel's record.
+        tile_m: rows of the output that a block, or a pair of blocks, computes.
+        tile_n: columns of it.
+        pair: blocks that share a tile, 1 or 2.
+        cluster_m: blocks of a cluster along M.
+        cluster_n: blocks of a cluster along N.
+        swapped: whether the tile's first extent runs along N.
+        cluster: blocks of a cluster.
+        scheduler: its rank among equals.
+    """
+
+    digest: str
+    tile_m: int
+    tile_n: int
+    pair: int
+    cluster_m: int
+    cluster_n: int
+    swapped: bool
+    cluster: int
+    scheduler: int
+
+    @classmethod
+    def make(cls, digest: str, design: Mapping[str, DesignValue]) -> Candidate:
+        """A kernel's part of a choice, by its design; names that a design lacks get usual values."""
+        tile_m, tile_n = _tile(design)
+        cluster = _shape(design, "cluster_shape")
+        rows, columns = ((*cluster, 1, 1) if cluster else (1, 1))[:2]
+        return cls(
+            digest=digest,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            pair=2 if design.get("use_2cta_mma") is True else 1,
+            cluster_m=rows,
+            cluster_n=columns,
+            swapped=design.get("family") in _TILES_SWAPPED,
+            cluster=prod(cluster) if cluster else 1,
+            scheduler=_SCHEDULERS.get(str(design.get("tile_scheduler", "")), len(_SCHEDULERS)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What a tier says of a problem.
+
+    Attributes:
+        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``.
+        reason: why, in words.
+        digests: kernels it has a word on, best first, at least one of them a candidate.
+    """
+
+    tier: str
+    reason: str
+    digests: tuple[str, ...]
+
+
+def tuned(rankings: Iterable[Mapping[Extents, RankedProblem]], extents: Extents) -> Preference | None:
+    """The first tier: times of this very problem, out of any of the rankings, which are of one model of GPU."""
+    times: dict[str, float] = {}
+    for ranking in rankings:
+        problem = ranking.get(extents)
+        if problem is not None:
+            times.update(zip(problem.kernels, problem.seconds, strict=True))
+    if not times:
+        return None
+    ordered = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
+    return Preference(
+        "tuned",
+        f"{extents} was measured: {times[ordered[0]] * 1e6:.1f} µs, the best of {len(times)}",
+        ordered,
+    )
+
+
+def nearest_tuned(
+    rankings: Iterable[Mapping[Extents, RankedProblem]],
+    extents: Extents,
+    candidates: Mapping[str, Candidate],
+    sm_count: int,
+) -> Preference | None:
+    """The second tier: measured times of near problems, carried over.
+
+    A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, so
+    that what differs between them, whole waves above all, is counted. Near problems weigh in by distance.
+    """
+    totals: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    asked: list[Extents] = []
+    for ranking in rankings:
+        near = _near(ranking, extents)
+        asked += [problem.extents for _, problem in near]
+        for far, problem in near:
+            # What was not measured to the end was slower than all that was.
+            slowest = problem.seconds[-1] * 1.5
+            times = dict(zip(problem.kernels, problem.seconds, strict=True))
+            best = problem.seconds[0]
+            weight = 1.0 / (far + 0.05)
+            for digest, candidate in candidates.items():
+                there = estimate_of(candidate, problem.extents, sm_count)
+                here = estimate_of(candidate, extents, sm_count)
+                ratio = log2(times.get(digest, slowest) / best * here / there)
+                totals[digest] = totals.get(digest, 0.0) + weight * ratio
+                weights[digest] = weights.get(digest, 0.0) + weight
+    if not totals:
+        return None
+    ordered = tuple(sorted(totals, key=lambda digest: (totals[digest] / weights[digest], digest)))
+    return Preference(
+        "nearest tuned", f"measured near {extents}: {', '.join(map(str, sorted(set(asked))))}", ordered
+    )
+
+
+def modelled(
+    rankings: Iterable[tuple[str, Mapping[Extents, RankedProblem]]], extents: Extents
+) -> Preference | None:
+    """The third tier: the ranking of this problem, or of the nearest, out of the first that has one.
+
+    Args:
+        rankings: each with the name of the GPU it was modelled for.
+        extents: of the problem.
+    """
+    for gpu, ranking in rankings:
+        near = _near(ranking, extents)
+        if near:
+            problem = near[0][1]
+            where = "" if problem.extents == extents else f", near {extents}"
+            return Preference("modelled", f"{problem.extents} was ranked for {gpu}{where}", problem.kernels)
+    return None
+
+
+def default_order(candidates: Sequence[Candidate], extents: Extents, sm_count: int) -> Preference:
+    """The last tier: by the estimate, then by what breaks ties; the order given decides between equals."""
+    ordered = sorted(candidates, key=lambda candidate: _order(candidate, extents, sm_count))
+    return Preference(
+        "default order", f"the least estimated time on {sm_count} SMs", tuple(c.digest for c in ordered)
+    )
+
+
+def _near(ranking: Mapping[Extents, RankedProblem], extents: Extents) -> list[tuple[float, RankedProblem]]:
+    """The nearest ranked problems with their distances, nearest first; none beyond :data:`NEAR`."""
+    exact = ranking.get(extents)
+    if exact is not None:
+        return [(0.0, exact)]
+    found = []
+    for other, problem in ranking.items():
+        steps = [
+            abs(log2(mine / theirs)) if mine != theirs else 0.0
+            for mine, theirs in (
+                (extents.batch, other.batch),
+                (extents.m, other.m),
+                (extents.n, other.n),
+                (extents.k, other.k),
+            )
+        ]
+        if max(steps) <= NEAR:
+            found.append((sum(steps), other, problem))
+    found.sort(key=lambda item: item[:2])
+    return [(far, problem) for far, _, problem in found[:NEIGHBOURS]]
+
+
+def usual_sm_count(target: str) -> int:
+    """SMs of a typical GPU of a target, where no device was asked."""
+    return _USUAL_SMS.get(Target.parse(target).major, 132)
+
+
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
     """What functionally equivalent kernels of one target are sorted by: the estimate, then what breaks ties.
 
@@ -46,34 +223,35 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
         extents: of the problem.
         sm_count: SMs of the GPU; None for that of a typical GPU of the kernel's target.
     """
-    design = dict(kernel.design)
-    tile_m, tile_n = _tile(design)
-    cluster = _shape(design, "cluster_shape")
-    return (
-        estimate(kernel, extents, sm_count),
-        -tile_m * tile_n,
-        prod(cluster) if cluster else 1,
-        _SCHEDULERS.get(str(design.get("tile_scheduler", "")), len(_SCHEDULERS)),
-        kernel.name,
-    )
+    candidate = Candidate.make(kernel.digest, dict(kernel.design))
+    return (*_order(candidate, extents, sm_count or usual_sm_count(kernel.target)), kernel.name)
 
 
 def estimate(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> float:
     """Estimated time for each step along K, in multiply-adds of one SM; see the module's description."""
-    sms = sm_count or _USUAL_SMS.get(Target.parse(kernel.target).major, 132)
-    design = dict(kernel.design)
-    tile_m, tile_n = _tile(design)
-    pair = 2 if design.get("use_2cta_mma") is True else 1
-    if design.get("family") in _TILES_SWAPPED:
-        rows, columns = extents.n, extents.m
-    else:
-        rows, columns = extents.m, extents.n
-    cluster = (*(_shape(design, "cluster_shape") or ()), 1, 1)
-    blocks_m = _round_up(-(-rows // tile_m) * pair, cluster[0])
-    blocks_n = _round_up(-(-columns // tile_n), cluster[1])
-    waves = -(-max(extents.batch, 1) * blocks_m * blocks_n // sms)
-    wave = tile_m / pair * tile_n + TRAFFIC * (tile_m / pair + tile_n)
-    return waves * wave
+    candidate = Candidate.make("", dict(kernel.design))
+    return estimate_of(candidate, extents, sm_count or usual_sm_count(kernel.target))
+
+
+def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
+    """:func:`estimate`, of a candidate."""
+    rows, columns = (extents.n, extents.m) if candidate.swapped else (extents.m, extents.n)
+    tile_m, tile_n, pair = candidate.tile_m, candidate.tile_n, candidate.pair
+    # Written out: this is asked of every kernel of a group at each problem not seen before.
+    cluster_m, cluster_n = candidate.cluster_m, candidate.cluster_n
+    blocks_m = ((rows + tile_m - 1) // tile_m * pair + cluster_m - 1) // cluster_m * cluster_m
+    blocks_n = ((columns + tile_n - 1) // tile_n + cluster_n - 1) // cluster_n * cluster_n
+    waves = (max(extents.batch, 1) * blocks_m * blocks_n + sm_count - 1) // sm_count
+    return waves * (tile_m / pair * tile_n + TRAFFIC * (tile_m / pair + tile_n))
+
+
+def _order(candidate: Candidate, extents: Extents, sm_count: int) -> tuple[float, int, int, int]:
+    return (
+        estimate_of(candidate, extents, sm_count),
+        -candidate.tile_m * candidate.tile_n,
+        candidate.cluster,
+        candidate.scheduler,
+    )
 
 
 def _tile(design: Mapping[str, DesignValue]) -> tuple[int, int]:
@@ -86,7 +264,3 @@ def _shape(design: Mapping[str, DesignValue], name: str) -> tuple[int, ...] | No
     if isinstance(value, tuple) and all(isinstance(e, int) and e > 0 for e in value):
         return value
     return None
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

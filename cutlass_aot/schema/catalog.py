@@ -1,34 +1,37 @@
-"""The bundle's index: a small parent that maps problems to groups, and one child a group.
+"""The bundle's parent index: a small file that maps problems to groups of kernels.
 
-Files (all sealed msgpack, see :mod:`~cutlass_aot.schema.encoding`)::
+Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
 
     MANIFEST.json          every other file's size and SHA-256; written last
     catalog.msgpack        parent
-    groups/<group>.msgpack children
-    lib/<host>/*.so        linked libraries; groups of one target may share one
+    groups/<group>.msgpack one index a group (:mod:`~cutlass_aot.schema.group_index`)
+    rankings/*.msgpack     speeds of a group's kernels (:mod:`~cutlass_aot.schema.ranking`), where known
+    lib/<host>/*.so        linked libraries, which groups of one target may share, and the launcher
     licenses/*             licences of what is linked in
+
+Groups are kept by signature, operation and element types, each as bytes of its own: opening a bundle decodes
+none of them, and looking one up decodes those of its signature.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.encoding import seal, unseal
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.kernel import OperandConstraint
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
 MAX_INDEX_BYTES = 1 << 28
 CATALOG_KIND = "cutlass-aot catalog"
-GROUP_KIND = "cutlass-aot group"
 BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 """Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
 
@@ -69,6 +72,21 @@ def check_relative(path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class RankingReference:
+    """A ranking of a group's kernels, by what it holds for.
+
+    Attributes:
+        gpu: model of the GPU (:attr:`cutlass_aot.schema.ranking.Ranking.gpu`).
+        measured: whether it was measured, or modelled.
+        file: where it is.
+    """
+
+    gpu: str
+    measured: bool
+    file: FileReference
+
+
+@dataclass(frozen=True, slots=True)
 class GroupEntry:
     """One group in the parent: enough to look it up and to say why it does not fit.
 
@@ -82,6 +100,7 @@ class GroupEntry:
         count: number of kernels.
         child: the group's own index.
         libraries: host to library.
+        rankings: what is known of their speed; the measured ones first, then by GPU.
     """
 
     name: str
@@ -93,6 +112,17 @@ class GroupEntry:
     count: int
     child: FileReference
     libraries: Mapping[str, FileReference]
+    rankings: tuple[RankingReference, ...] = ()
+
+    @property
+    def files(self) -> tuple[FileReference, ...]:
+        """Everything in the bundle that it refers to."""
+        return (self.child, *self.libraries.values(), *(ranking.file for ranking in self.rankings))
+
+    @property
+    def signature(self) -> str:
+        """What groups are kept by."""
+        return signature(self.operation, [operand.dtype for operand in self.operands])
 
     @property
     def layouts(self) -> str:
@@ -111,6 +141,7 @@ class GroupEntry:
             "count": self.count,
             "child": self.child.to_record(),
             "libraries": {host: ref.to_record() for host, ref in self.libraries.items()},
+            "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
         }
 
     @classmethod
@@ -128,7 +159,16 @@ class GroupEntry:
             libraries={
                 str(host): FileReference.from_record(ref) for host, ref in record["libraries"].items()
             },
+            rankings=tuple(
+                RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
+                for gpu, measured, file in record["rankings"]
+            ),
         )
+
+
+def signature(operation: str, dtypes: Sequence[str]) -> str:
+    """Operation and element types in one word, such as ``gemm f16.f16.f32``."""
+    return f"{operation} {'.'.join(dtypes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +187,69 @@ class Needs:
     glibc: str
 
 
+class Groups(Sequence[GroupEntry]):
+    """A catalog's groups by name, each decoded when it is first needed.
+
+    Args:
+        records: signature to the encoded groups, each in order of name.
+        what: how to call the file in an error.
+    """
+
+    def __init__(self, records: Mapping[str, Sequence[bytes]], what: str) -> None:
+        self._records = records
+        self._what = what
+        self._by_signature: dict[str, tuple[GroupEntry, ...]] = {}
+        self._all: tuple[GroupEntry, ...] | None = None
+
+    @classmethod
+    def of(cls, entries: Sequence[GroupEntry]) -> Groups:
+        """Groups that are there already, in any order."""
+        records: dict[str, list[bytes]] = {}
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            records.setdefault(entry.signature, []).append(encode(entry.to_record()))
+        return cls(records, "catalog")
+
+    def to_record(self) -> dict[str, Sequence[bytes]]:
+        """Plain data for the canonical encoding."""
+        return dict(self._records)
+
+    def with_signature(self, operation: str, dtypes: Sequence[str]) -> tuple[GroupEntry, ...]:
+        """Those of one operation and these element types; the others are not decoded."""
+        word = signature(operation, dtypes)
+        found = self._by_signature.get(word)
+        if found is None:
+            found = tuple(self._decoded(data, word) for data in self._records.get(word, ()))
+            self._by_signature[word] = found
+        return found
+
+    def __len__(self) -> int:
+        return sum(map(len, self._records.values()))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and self._records == other._records
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._records))
+
+    def _entries(self) -> tuple[GroupEntry, ...]:
+        if self._all is None:
+            found = [self._decoded(data, word) for word, records in self._records.items() for data in records]
+            self._all = tuple(sorted(found, key=lambda entry: entry.name))
+        return self._all
+
+    def _decoded(self, data: bytes, word: str) -> GroupEntry:
+        try:
+            entry = GroupEntry.from_record(decode(data, self._what))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+        if entry.signature != word:
+            raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
+        return entry
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The parent index of a bundle.
@@ -159,7 +262,9 @@ class Catalog:
         hosts: CPU architectures it has libraries for, sorted.
         needs: what it needs of a machine.
         provenance: names and versions of what built it (no times, no paths).
-        groups: sorted by name.
+        launchers: host to the library through which kernels are launched.
+        groups: by name.
+        alignment: bytes; addresses matter to what serves an operand modulo this number.
     """
 
     name: str
@@ -169,7 +274,9 @@ class Catalog:
     hosts: tuple[str, ...]
     needs: Needs
     provenance: Mapping[str, str]
-    groups: tuple[GroupEntry, ...]
+    launchers: Mapping[str, FileReference]
+    groups: Groups
+    alignment: int = field(default=1)
 
     def to_bytes(self) -> bytes:
         """The parent's file."""
@@ -185,13 +292,15 @@ class Catalog:
                 "glibc": self.needs.glibc,
             },
             "provenance": self.provenance,
-            "groups": [group.to_record() for group in self.groups],
+            "launchers": {host: ref.to_record() for host, ref in self.launchers.items()},
+            "groups": self.groups.to_record(),
+            "alignment": self.alignment,
         }
         return seal(CATALOG_KIND, SCHEMA, body)
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Catalog:
-        """Read a parent.
+        """Read a parent. Its groups are decoded later, which may then raise ``CorruptFile``.
 
         Raises:
             CorruptFile: if it is truncated, altered or malformed.
@@ -201,6 +310,9 @@ class Catalog:
         try:
             for version in body["needs"].values():
                 release(str(version))
+            records = body["groups"]
+            if not all(isinstance(item, bytes) for group in records.values() for item in group):
+                raise TypeError("a group is not kept as bytes")
             return cls(
                 name=str(body["name"]),
                 version=str(body["version"]),
@@ -213,60 +325,22 @@ class Catalog:
                     glibc=str(body["needs"]["glibc"]),
                 ),
                 provenance={str(k): str(v) for k, v in body["provenance"].items()},
-                groups=tuple(GroupEntry.from_record(record) for record in body["groups"]),
+                launchers={
+                    str(host): FileReference.from_record(ref) for host, ref in body["launchers"].items()
+                },
+                groups=Groups(records, what),
+                alignment=_positive(body["alignment"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelEntry:
-    """One kernel in a child index.
-
-    Attributes:
-        kernel: the whole record.
-        object_sha256: digest of the object that was linked in.
-        facts: what was read back from it.
-        provenance: generator version and toolchain fingerprint that gave it.
-    """
-
-    kernel: Kernel
-    object_sha256: str
-    facts: Facts
-    provenance: Mapping[str, str]
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {
-            "kernel": self.kernel.to_record(),
-            "object_sha256": self.object_sha256,
-            "facts": self.facts.to_record(),
-            "provenance": self.provenance,
-        }
+def _positive(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
+        raise ValueError(f"impossible alignment {value!r}")
+    return value
 
 
-def group_to_bytes(entries: tuple[KernelEntry, ...]) -> bytes:
-    """A child's file; kernels in the order given."""
-    return seal(GROUP_KIND, SCHEMA, {"kernels": [entry.to_record() for entry in entries]})
-
-
-def group_from_bytes(data: bytes, what: str) -> tuple[KernelEntry, ...]:
-    """Read a child.
-
-    Raises:
-        CorruptFile: if it is truncated, altered or malformed.
-        SchemaTooNew: if a newer release wrote it.
-    """
-    body = unseal(data, GROUP_KIND, SCHEMA, what)
-    try:
-        return tuple(
-            KernelEntry(
-                kernel=Kernel.from_record(record["kernel"]),
-                object_sha256=str(record["object_sha256"]),
-                facts=Facts.from_record(record["facts"]),
-                provenance={str(k): str(v) for k, v in record["provenance"].items()},
-            )
-            for record in body["kernels"]
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptFile(f"{what} is malformed: {error!r}") from None
+def common_alignment(groups: Sequence[GroupEntry]) -> int:
+    """The :attr:`Catalog.alignment` of groups: the least common multiple of their operands' alignments."""
+    return math.lcm(1, *(operand.alignment for group in groups for operand in group.operands))

@@ -87,11 +87,11 @@ def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
     Args:
         data: the file's bytes.
         kind: the kind expected.
-        schema: the newest schema version this reader knows.
+        schema: the schema version this reader knows.
         what: how to call the file in an error.
 
     Raises:
-        CorruptFile: for another kind of file, or bytes that do not match their digest.
+        CorruptFile: for another kind of file, bytes that do not match their digest, or an older version.
         SchemaTooNew: for a schema version above ``schema``.
     """
     envelope = decode(data, what)
@@ -105,6 +105,11 @@ def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
         raise SchemaTooNew(
             f"{what} has schema version {version}, this cutlass-aot reads up to {schema}: "
             "upgrade cutlass-aot to a release that knows it"
+        )
+    if version < schema:
+        raise CorruptFile(
+            f"{what} has schema version {version}, which this cutlass-aot no longer reads: "
+            f"build it again, with version {schema}"
         )
     payload = envelope.get("body")
     if not isinstance(payload, bytes) or envelope.get("sha256") != digest(payload):

@@ -129,9 +129,10 @@ class Kernel:
         epilogue: str = "",
         constants: Mapping[str, int] | None = None,
         workspace_bytes: int = 0,
+        digest: str = "",
     ) -> Kernel:
-        """Build a record from mappings."""
-        return cls(
+        """Build a record from mappings; ``digest`` where it is known, to save computing it."""
+        made = cls(
             operation=operation,
             generator=generator,
             operands=operands,
@@ -142,6 +143,8 @@ class Kernel:
             constants=tuple(sorted((constants or {}).items())),
             workspace_bytes=workspace_bytes,
         )
+        object.__setattr__(made, "_digest", digest)
+        return made
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for the canonical encoding."""

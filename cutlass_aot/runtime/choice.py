@@ -1,0 +1,102 @@
+"""Ask the tiers of :mod:`~cutlass_aot.runtime.select`, in order, about the kernels of open groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cutlass_aot.runtime import select
+from cutlass_aot.runtime.group import Group
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.select import Preference
+from cutlass_aot.schema.ranking import Extents, RankedProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel that a bundle takes for a problem, and why.
+
+    Attributes:
+        kernel: to launch.
+        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``; see
+            :mod:`~cutlass_aot.runtime.select`.
+        reason: what the tier went by, in words.
+    """
+
+    kernel: KernelHandle
+    tier: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} ({self.tier}: {self.reason})"
+
+
+def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count: int | None) -> Preference:
+    """What the first tier that knows an answer says.
+
+    Args:
+        groups: of one target, that all serve the problem.
+        extents: of the problem.
+        gpu: model of the GPU, None if there is none to choose for.
+        sm_count: its SMs; None for those of a typical GPU of the target.
+    """
+    sms = sm_count or select.usual_sm_count(groups[0].entry.target)
+    measured: list[Mapping[Extents, RankedProblem]] = []
+    modelled: list[tuple[str, Mapping[Extents, RankedProblem]]] = []
+    for group in groups:
+        for reference in group.rankings:
+            if not reference.measured:
+                modelled.append((reference.gpu, group.ranking(reference)))
+            elif reference.gpu == gpu:
+                measured.append(group.ranking(reference))
+    if measured:
+        found = select.tuned(measured, extents) or select.nearest_tuned(
+            measured, extents, {c.digest: c for group in groups for c in group.candidates}, sms
+        )
+        if found is not None:
+            return found
+    return select.modelled(modelled, extents) or _default_order(groups, extents, sms)
+
+
+def best(
+    preference: Preference, groups: Sequence[Group], handles: Sequence[Sequence[KernelHandle]]
+) -> Choice:
+    """The kernel that a preference comes to.
+
+    Args:
+        preference: of :func:`prefer`.
+        groups: as given to it.
+        handles: the kernels of each group, in the order of its index.
+    """
+    for digest in preference.digests:
+        for group, members in zip(groups, handles, strict=True):
+            position = group.index.position(digest)
+            if position is not None:
+                return Choice(members[position], preference.tier, preference.reason)
+    raise AssertionError("a preference names a kernel of the groups")
+
+
+def ordered(
+    preference: Preference,
+    groups: Sequence[Group],
+    handles: Sequence[Sequence[KernelHandle]],
+    extents: Extents,
+    sm_count: int | None,
+) -> list[KernelHandle]:
+    """All kernels: those that a preference names in its order, then the others in the default order.
+
+    Args:
+        preference: of :func:`prefer`.
+        groups: as given to it.
+        handles: the kernels of each group, in the order of its index.
+        extents: as given to it.
+        sm_count: as given to it.
+    """
+    by_digest = {handle.digest: handle for members in handles for handle in members}
+    sms = sm_count or select.usual_sm_count(groups[0].entry.target)
+    names = dict.fromkeys((*preference.digests, *_default_order(groups, extents, sms).digests))
+    return [by_digest[digest] for digest in names if digest in by_digest]
+
+
+def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
+    return select.default_order([c for group in groups for c in group.candidates], extents, sms)

@@ -1,0 +1,163 @@
+"""A group's own index: its kernels, in columns; each becomes a record when it is first asked for.
+
+What the kernels of a group share stands in the parent (:class:`~cutlass_aot.schema.catalog.GroupEntry`) and
+not here. The file is sealed msgpack::
+
+    design      names that occur in a design
+    provenance  what built the kernels, each combination once
+    kernels     one row a kernel, in order of name:
+                digest, generator, design (a value for each name, None for none), constants, workspace
+                bytes, digest of the object, facts, position in provenance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.artifact import Facts
+from cutlass_aot.schema.catalog import SCHEMA, GroupEntry
+from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.schema.kernel import DesignValue, Kernel
+
+GROUP_KIND = "cutlass-aot group"
+_FACTS = tuple(item.name for item in fields(Facts))
+_COLUMNS = 8
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """One kernel in a group's index.
+
+    Attributes:
+        kernel: the whole record.
+        object_sha256: digest of the object that was linked in.
+        facts: what was read back from it.
+        provenance: generator version and toolchain fingerprint that gave it.
+    """
+
+    kernel: Kernel
+    object_sha256: str
+    facts: Facts
+    provenance: Mapping[str, str]
+
+
+class GroupIndex(Sequence[KernelEntry]):
+    """The kernels of a group, by position.
+
+    Args:
+        group: the group's entry in the parent.
+        body: what the file holds.
+        what: how to call it in an error.
+
+    Raises:
+        CorruptFile: if the columns are malformed; a row that is raises when it is asked for.
+    """
+
+    def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
+        self._group = group
+        self._what = what
+        try:
+            self._design_names = tuple(str(name) for name in body["design"])
+            self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
+            self._rows: list[Any] = list(body["kernels"])
+            if any(len(row) != _COLUMNS or len(row[0]) != _DIGEST_BYTES for row in self._rows):
+                raise ValueError("a row of another length")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+        self._entries: dict[int, KernelEntry] = {}
+        self._positions: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        entry = self._entries.get(position)
+        if entry is None:
+            entry = self._entries[position] = self._decoded(position)
+        return entry
+
+    def digest(self, position: int) -> str:
+        """Digest of a kernel's record, without making the record."""
+        value: bytes = self._rows[position][0]
+        return value.hex()
+
+    def design(self, position: int) -> dict[str, DesignValue]:
+        """A kernel's design, without making the record."""
+        values = self._rows[position][2]
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in zip(self._design_names, values, strict=True)
+            if value is not None
+        }
+
+    def position(self, digest: str) -> int | None:
+        """Where the kernel with this digest stands; None if it is not one of the group."""
+        if self._positions is None:
+            self._positions = {row[0].hex(): position for position, row in enumerate(self._rows)}
+        return self._positions.get(digest)
+
+    def _decoded(self, position: int) -> KernelEntry:
+        group = self._group
+        try:
+            digest, generator, _, constants, workspace, sha256, facts, provenance = self._rows[position]
+            kernel = Kernel.make(
+                operation=group.operation,
+                generator=str(generator),
+                operands=group.operands,
+                accumulator=group.accumulator,
+                epilogue=group.epilogue,
+                design=self.design(position),
+                target=group.target,
+                constants={str(name): int(value) for name, value in constants.items()},
+                workspace_bytes=int(workspace),
+                digest=digest.hex(),
+            )
+            return KernelEntry(
+                kernel=kernel,
+                object_sha256=sha256.hex(),
+                facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
+                provenance=self._provenance[provenance],
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+
+def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
+    """The file of a group's kernels, in the order given."""
+    names = sorted({name for entry in entries for name, _ in entry.kernel.design})
+    provenance = sorted({tuple(sorted(entry.provenance.items())) for entry in entries})
+    rows = []
+    for entry in entries:
+        kernel, design = entry.kernel, dict(entry.kernel.design)
+        facts = entry.facts.to_record()
+        rows.append(
+            [
+                bytes.fromhex(kernel.digest),
+                kernel.generator,
+                [design.get(name) for name in names],
+                dict(kernel.constants),
+                kernel.workspace_bytes,
+                bytes.fromhex(entry.object_sha256),
+                [facts[name] for name in _FACTS],
+                provenance.index(tuple(sorted(entry.provenance.items()))),
+            ]
+        )
+    body = {"design": names, "provenance": [dict(item) for item in provenance], "kernels": rows}
+    return seal(GROUP_KIND, SCHEMA, body)
+
+
+def group_from_bytes(data: bytes, group: GroupEntry, what: str) -> GroupIndex:
+    """Read what :func:`group_to_bytes` gave.
+
+    Raises:
+        CorruptFile: if it is truncated, altered or malformed.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    return GroupIndex(group, unseal(data, GROUP_KIND, SCHEMA, what), what)
