@@ -109,7 +109,7 @@ class Preference:
 
 
 def tuned(rankings: Iterable[Mapping[Extents, RankedProblem]], extents: Extents) -> Preference | None:
-    """The first tier: times of this very problem, out of any of the rankings, which are of one model of GPU."""
+    """The first tier: times of this very problem. The rankings are of one model of GPU, each of a group."""
     times: dict[str, float] = {}
     for ranking in rankings:
         problem = ranking.get(extents)
