@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
     from cutlass_aot.errors import StoreError as StoreError
     from cutlass_aot.errors import ToolchainError as ToolchainError
+    from cutlass_aot.errors import TuningError as TuningError
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
@@ -56,6 +57,7 @@ _PUBLIC = {
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
     "StoreError": ("cutlass_aot.errors", "StoreError"),
     "ToolchainError": ("cutlass_aot.errors", "ToolchainError"),
+    "TuningError": ("cutlass_aot.errors", "TuningError"),
     "describe": ("cutlass_aot.schema.operands", "describe"),
     "errors": ("cutlass_aot.errors", None),
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
@@ -85,6 +87,7 @@ __all__ = [
     "SchemaTooNew",
     "StoreError",
     "ToolchainError",
+    "TuningError",
     "__version__",
     "describe",
     "errors",

@@ -22,6 +22,7 @@ __all__ = [
     "SchemaTooNew",
     "StoreError",
     "ToolchainError",
+    "TuningError",
 ]
 
 
@@ -93,3 +94,7 @@ class KernelNotFound(CutlassAotError):
 
 class LaunchError(CutlassAotError):
     """A kernel refused its operands, or could not be launched."""
+
+
+class TuningError(CutlassAotError):
+    """A tuning file is missing, cannot be written, or was measured on another GPU or with other kernels."""
