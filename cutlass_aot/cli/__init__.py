@@ -22,6 +22,7 @@ _COMMANDS = {
     "ls": "List the kernels of a bundle.",
     "plan": "Say what a build would do, and why.",
     "show": "Show one kernel of a bundle.",
+    "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
     "wheel": "Pack a bundle into an installable wheel.",
 }

@@ -70,6 +70,28 @@ def device_memory(ordinal: int) -> int:
     return int(_ask("cuDeviceTotalMem", driver, _device(driver, ordinal)))
 
 
+def l2_bytes(ordinal: int) -> int:
+    """Size of a GPU's L2 cache in bytes.
+
+    Raises:
+        DeviceError: if there is no such GPU.
+    """
+    driver = _initialised(os.getpid())
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+    return int(_ask("cuDeviceGetAttribute", driver, attribute, _device(driver, ordinal)))
+
+
+def bus_id(ordinal: int) -> str:
+    """PCI bus address of a GPU, such as ``0000:1b:00.0``: what other libraries know it by.
+
+    Raises:
+        DeviceError: if there is no such GPU.
+    """
+    driver = _initialised(os.getpid())
+    name: bytes = _ask("cuDeviceGetPCIBusId", driver, 32, _device(driver, ordinal))
+    return name.split(b"\0")[0].decode("ascii", "replace")
+
+
 def driver_release() -> str | None:
     """Version of the driver package, such as ``580.159``; None if the management library has none."""
     import ctypes

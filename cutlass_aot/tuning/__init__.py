@@ -1,0 +1,1 @@
+"""Measure the kernels of a bundle on the GPU at hand. torch is imported where it is used."""

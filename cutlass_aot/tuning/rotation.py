@@ -1,0 +1,109 @@
+"""Where the operands of a problem lie: several sets of them in one piece of memory, used in turn.
+
+A launch then finds its operands in memory and not in the L2 cache, as the weights of a model are found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import OperandConstraint
+from cutlass_aot.schema.operands import OperandDescription, describe
+from cutlass_aot.schema.ranking import Extents
+
+MOST_SETS = 64
+"""More would take longer to capture than to run."""
+
+ALIGNMENT = 512
+"""Bytes; what an allocator gives, and enough for any operand."""
+
+NAMES = ("a", "b", "out")
+_EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One operand within a set.
+
+    Attributes:
+        dtype: element type.
+        offset: bytes from the beginning of the set.
+        memory: extents in the order of memory, compact: batch, then the other mode, then the contiguous one.
+        transposed: whether the contiguous mode is the last but one (column-major).
+    """
+
+    dtype: str
+    offset: int
+    memory: tuple[int, int, int]
+    transposed: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size."""
+        return math.prod(self.memory) * DTYPES[self.dtype].bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Sets of operands.
+
+    Attributes:
+        places: of a, b and out.
+        set_bytes: from one set to the next.
+        sets: number of sets.
+        flush_bytes: memory to write over before each batch of launches; 0 where the sets together exceed
+            twice the L2 cache, so that each launch evicts what a later one needs.
+    """
+
+    places: tuple[Place, ...]
+    set_bytes: int
+    sets: int
+    flush_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all sets."""
+        return self.set_bytes * self.sets
+
+
+def is_gemm(operands: Sequence[OperandConstraint]) -> bool:
+    """Whether operands are those of a plain GEMM: a, b and out, each with a batch first."""
+    return tuple(operand.extents for operand in operands) == _EXTENTS
+
+
+def describe_problem(operands: Sequence[OperandConstraint], extents: Extents) -> list[OperandDescription]:
+    """Compact operands of a problem, as constraints of a GEMM want them laid out."""
+    found = []
+    for operand in operands:
+        batch, major, minor = memory_shape(operand, extents)
+        if operand.contiguous == -2:
+            shape, strides = (batch, minor, major), (major * minor, 1, minor)
+        else:
+            shape, strides = (batch, major, minor), (major * minor, minor, 1)
+        found.append(describe(shape, operand.dtype, strides=strides))
+    return found
+
+
+def memory_shape(operand: OperandConstraint, extents: Extents) -> tuple[int, int, int]:
+    """Extents of an operand in the order of memory."""
+    sizes = {"L": extents.batch, "M": extents.m, "N": extents.n, "K": extents.k}
+    batch, rows, columns = (sizes[name] for name in operand.extents)
+    return (batch, columns, rows) if operand.contiguous == -2 else (batch, rows, columns)
+
+
+def plan_rotation(operands: Sequence[OperandConstraint], extents: Extents, l2_bytes: int) -> Rotation:
+    """Enough sets that together they exceed twice the L2 cache, up to :data:`MOST_SETS`."""
+    places, offset = [], 0
+    for operand in operands:
+        place = Place(operand.dtype, offset, memory_shape(operand, extents), operand.contiguous == -2)
+        places.append(place)
+        offset = _rounded(offset + place.bytes)
+    sets = min(2 * l2_bytes // offset + 1, MOST_SETS)
+    return Rotation(tuple(places), offset, sets, 2 * l2_bytes if sets * offset <= 2 * l2_bytes else 0)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

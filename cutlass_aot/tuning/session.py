@@ -1,0 +1,227 @@
+"""Measure groups problem by problem: what is left to do, what is kept after each, and how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cutlass_aot.errors import TuningError
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.listing import Filters
+from cutlass_aot.schema.operands import supports
+from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning, applies, fits
+from cutlass_aot.tuning.rotation import describe_problem, is_gemm
+
+SAVE_SECONDS = 1.0
+"""Results are written after a problem if the last time is longer ago than this: a kill loses no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One group to be measured.
+
+    Attributes:
+        digest: of the group.
+        name: readable name of it.
+        kernels: its kernels.
+        problems: those that its operands allow.
+    """
+
+    digest: str
+    name: str
+    kernels: tuple[KernelHandle, ...]
+    problems: tuple[Extents, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A problem that could not be measured on this GPU, and why."""
+
+    reason: str
+
+
+class Bench(Protocol):
+    """Measures the kernels of a group on one problem; :mod:`cutlass_aot.tuning.gpu` has the real one."""
+
+    def measure(self, job: Job, extents: Extents) -> TunedProblem | Skipped:
+        """Check and time all kernels of a job.
+
+        Raises:
+            DeviceError: if the GPU fails, after which it cannot be used by this process.
+        """
+
+
+class Report(Protocol):
+    """Is told how it goes."""
+
+    def measured(self, job: Job, problem: TunedProblem) -> None:
+        """A problem was measured."""
+
+    def kept(self, job: Job, problem: TunedProblem) -> None:
+        """A problem had been measured before."""
+
+    def skipped(self, job: Job, extents: Extents, reason: str) -> None:
+        """A problem could not be measured."""
+
+
+def plan(
+    bundle: Bundle, filters: Filters, extents: Sequence[Extents], capability: tuple[int, int]
+) -> tuple[list[Job], list[str]]:
+    """The groups to measure on a GPU, and notes on what is left out.
+
+    A group that a better target of the GPU has too is left out: nothing would choose it.
+
+    Args:
+        bundle: whose kernels are measured.
+        filters: as for :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
+        extents: problems.
+        capability: compute capability of the GPU.
+
+    Raises:
+        TuningError: if nothing is left.
+    """
+    targets = runnable_targets(bundle.targets, capability)
+    handles: dict[str, list[KernelHandle]] = {}
+    for handle in bundle.kernels(**filters):
+        handles.setdefault(handle.group.name, []).append(handle)
+    jobs, notes, seen = [], [], set()
+    entries = {group.name: group for group in bundle.groups}
+    order = sorted(handles, key=lambda name: (_index(targets, entries[name].target), name))
+    for name in order:
+        group = entries[name]
+        kind = (group.operation, group.operands, group.accumulator, group.epilogue)
+        if group.target not in targets:
+            notes.append(f"{name}: does not run on compute capability {capability[0]}.{capability[1]}")
+        elif group.operation != "gemm" or group.epilogue or not is_gemm(group.operands):
+            notes.append(f"{name}: no plain GEMM, so that its results cannot be checked")
+        elif kind in seen:
+            notes.append(f"{name}: this GPU takes {targets[0]} kernels of the same operands instead")
+        else:
+            seen.add(kind)
+            fitting = []
+            for problem in extents:
+                verdict = supports(group.operands, describe_problem(group.operands, problem))
+                if verdict:
+                    fitting.append(problem)
+                else:
+                    notes.append(f"{name}: {problem}: {verdict.reason}")
+            if fitting:
+                members = tuple(handles[name])
+                jobs.append(Job(members[0].kernel.group, name, members, tuple(fitting)))
+    if not jobs:
+        reasons = "; ".join(notes[:4]) or "no kernel matches the filters; cutlass-aot ls shows what there is"
+        raise TuningError(f"bundle {bundle.name} has nothing to measure: {reasons}")
+    return jobs, notes
+
+
+def _index(targets: Sequence[str], target: str) -> int:
+    return targets.index(target) if target in targets else len(targets)
+
+
+def objects(bundle: Bundle) -> Mapping[str, tuple[str, str]]:
+    """Digest of each kernel of a bundle to its group's digest and its object's."""
+    return {handle.digest: (handle.kernel.group, handle.entry.object_sha256) for handle in bundle.kernels()}
+
+
+def resumed(before: Tuning, now: Tuning, bundle: Bundle) -> Tuning:
+    """What was measured before, to go on from; with the date and versions of now.
+
+    Args:
+        before: a file that was read.
+        now: a tuning without groups, of this GPU, driver and bundle.
+        bundle: whose kernels are measured.
+
+    Raises:
+        TuningError: if it was measured on another GPU or driver, or has other kernels.
+    """
+    for verdict in (applies(before, now.gpu), fits(before, bundle.name, objects(bundle))):
+        if not verdict:
+            raise TuningError(verdict.reason)
+    if (before.driver, before.cuda) != (now.driver, now.cuda):
+        raise TuningError(
+            f"the tuning file was measured with driver {before.driver} (CUDA {before.cuda}), expected driver "
+            f"{now.driver} (CUDA {now.cuda}), which this machine has: measure again with --force, or into "
+            "another file"
+        )
+    return replace(now, groups=before.groups)
+
+
+def run(
+    jobs: Sequence[Job],
+    tuning: Tuning,
+    bench: Bench,
+    save: Callable[[Tuning], None],
+    report: Report,
+    clock: Callable[[], float],
+    *,
+    exhaustive: bool = False,
+) -> Tuning:
+    """Measure what ``tuning`` lacks, and save after each problem (:data:`SAVE_SECONDS`) and at the end.
+
+    Also saves what there is when it is interrupted or the bench fails, and lets that pass on.
+
+    Args:
+        jobs: what is to be there in the end.
+        tuning: what is there; groups and problems that no job names are kept.
+        bench: measures.
+        save: writes the tuning file.
+        report: is told.
+        clock: seconds.
+        exhaustive: whether a problem of which some kernels were stopped counts as not measured.
+    """
+    saved = clock()
+    changed = False
+    try:
+        for job in jobs:
+            found = {problem.extents: problem for problem in _problems(tuning, job.digest)}
+            members = frozenset(handle.digest for handle in job.kernels)
+            for extents in job.problems:
+                known = found.get(extents)
+                if known and known.kernels >= members and not (exhaustive and known.stopped):
+                    report.kept(job, known)
+                    continue
+                outcome = bench.measure(job, extents)
+                if isinstance(outcome, Skipped):
+                    report.skipped(job, extents, outcome.reason)
+                    continue
+                tuning = _with(tuning, job, outcome)
+                changed = True
+                report.measured(job, outcome)
+                if clock() - saved >= SAVE_SECONDS:
+                    save(tuning)
+                    saved, changed = clock(), False
+    finally:
+        if changed:
+            save(tuning)
+    return tuning
+
+
+def _problems(tuning: Tuning, digest: str) -> tuple[TunedProblem, ...]:
+    return next((group.problems for group in tuning.groups if group.digest == digest), ())
+
+
+def _with(tuning: Tuning, job: Job, problem: TunedProblem) -> Tuning:
+    """``tuning`` with a problem of a job's group put in, or in place of what was known of it."""
+    kernels = {
+        handle.digest: TunedKernel(handle.digest, handle.entry.object_sha256, handle.name)
+        for handle in job.kernels
+    }
+    problems = {problem.extents: problem}
+    groups = []
+    for group in tuning.groups:
+        if group.digest == job.digest:
+            kernels = {**{kernel.digest: kernel for kernel in group.kernels}, **kernels}
+            problems = {**{known.extents: known for known in group.problems}, **problems}
+        else:
+            groups.append(group)
+    group = TunedGroup(
+        job.digest,
+        job.name,
+        tuple(sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.digest))),
+        tuple(problems[extents] for extents in sorted(problems)),
+    )
+    return replace(tuning, groups=tuple(sorted((*groups, group), key=lambda item: (item.name, item.digest))))
