@@ -82,7 +82,7 @@ def command(
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
     torch = import_torch(gpu)
-    tuning = _empty(opened, gpu, torch.__version__)
+    tuning = _empty(opened, gpu, str(torch.__version__))
     path = output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
     if path.exists() and not force:
         tuning = resumed(read_tuning(path), tuning, opened)

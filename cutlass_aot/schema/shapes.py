@@ -77,13 +77,13 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
             continue
         if not isinstance(table, Mapping):
             raise ManifestError(f"{what}: unknown key `{name}`: expected `m`, and tables with `nk`")
+        if "nk" not in table:
+            notes.append(f"{what}: table [{name}] has no `nk`: left out")
+            continue
         unknown = sorted(set(table) - set(_KEYS))
         if unknown:
             known = ", ".join(f"`{key}`" for key in _KEYS)
             raise ManifestError(f"{what}: unknown key `{name}.{unknown[0]}`: expected one of {known}")
-        if "nk" not in table:
-            notes.append(f"{what}: table [{name}] has no `nk`: left out")
-            continue
         if "groups" in table:
             notes.append(f"{what}: table [{name}] has `groups`: its `nk` are taken as dense problems")
         batch = _extent(table.get("batch", 1), f"{name}.batch", what)
