@@ -139,7 +139,7 @@ def test_a_gpu_that_fails_is_an_error_of_the_device(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(members[0], "launch", fail)
-    with pytest.raises(DeviceError, match="failed while gemm-.* was measured on 2 of 24x40x72: CUDA error"):
+    with pytest.raises(DeviceError, match=r"failed while gemm-.* was measured on 2 of 24x40x72: CUDA error"):
         measure(gpu, members)
 
 
