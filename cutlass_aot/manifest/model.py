@@ -11,6 +11,8 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, FilterValue
+from cutlass_aot.manifest.keys import known, strings, text, unknown, words
+from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.schema.catalog import BUNDLE_NAME
 from cutlass_aot.schema.dtypes import DTYPES
@@ -70,6 +72,7 @@ class Manifest:
         devices: target to its device profile.
         plugins: modules to import for their generators.
         tables: the ``[[kernels]]`` tables.
+        select: the ``[select]`` table.
         document: the parsed TOML, for the plan's digest.
     """
 
@@ -81,6 +84,7 @@ class Manifest:
     devices: Mapping[str, str]
     plugins: tuple[str, ...]
     tables: tuple[KernelTable, ...]
+    select: SelectSettings
     document: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -106,27 +110,27 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     try:
         return _parse(parse_toml(data, str(path)), path)
     except ManifestError as error:
-        text = str(error)
-        raise ManifestError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+        message = str(error)
+        raise ManifestError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    _known(document, ("bundle", "kernels", "plugins"), "the top level")
+    known(document, ("bundle", "kernels", "plugins", "select"), "the top level")
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
-    _known(bundle, _BUNDLE_KEYS, "[bundle]")
-    name = _text(bundle, "name", "bundle")
+    known(bundle, _BUNDLE_KEYS, "[bundle]")
+    name = text(bundle, "name", "bundle")
     if not BUNDLE_NAME.fullmatch(name):
         raise ManifestError(
             f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
         )
-    version = _text(bundle, "version", "bundle", "0.1.0")
+    version = text(bundle, "version", "bundle", "0.1.0")
     if not _VERSION.fullmatch(version):
         raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
     release(version)
-    targets = _words(bundle, "targets", "bundle", KNOWN_TARGETS)
-    hosts = _words(bundle, "hosts", "bundle", tuple(HOSTS), ("x86_64",))
+    targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
+    hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), ("x86_64",))
     tables = document.get("kernels")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError("[[kernels]] is missing: at least one table says which kernels to build")
@@ -137,8 +141,11 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         targets=targets,
         hosts=hosts,
         devices=_devices(bundle, targets),
-        plugins=tuple(_strings(document, "plugins", "", ())),
+        plugins=tuple(strings(document, "plugins", "", ())),
         tables=tuple(_table(table, f"kernels[{i}]", targets) for i, table in enumerate(tables)),
+        select=parse_select(document["select"], targets, path.parent)
+        if "select" in document
+        else SelectSettings(),
         document=document,
     )
 
@@ -146,14 +153,14 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
 def _devices(bundle: dict[str, Any], targets: tuple[str, ...]) -> dict[str, str]:
     """The device profile of each target: one for all, or a table by target."""
     if not isinstance(bundle.get("device"), dict):
-        return dict.fromkeys(targets, _text(bundle, "device", "bundle"))
+        return dict.fromkeys(targets, text(bundle, "device", "bundle"))
     table = bundle["device"]
-    _known(table, targets, "bundle.device")
-    return {target: _text(table, target, "bundle.device") for target in targets}
+    known(table, targets, "bundle.device")
+    return {target: text(table, target, "bundle.device") for target in targets}
 
 
 def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> KernelTable:
-    operation = _text(table, "operation", where, "gemm")
+    operation = text(table, "operation", where, "gemm")
     exclude = table.get("exclude", [])
     if isinstance(exclude, dict):
         exclude = [exclude]
@@ -163,7 +170,7 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ManifestError(f"{where}.max_per_group: {limit!r}, expected a whole number above 0")
     combinations = _gemm_combinations(table, where) if "dtypes" not in table else _combinations(table, where)
-    layouts = tuple(_strings(table, "layouts", where, ("tnt",)))
+    layouts = tuple(strings(table, "layouts", where, ("tnt",)))
     for word in layouts:
         if not _LAYOUTS.fullmatch(word) or len(word) != len(combinations[0][0]):
             raise ManifestError(
@@ -172,11 +179,11 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
             )
     return KernelTable(
         where=where,
-        generator=_text(table, "generator", where),
+        generator=text(table, "generator", where),
         operation=operation,
         combinations=combinations,
         layouts=layouts,
-        targets=_words(table, "targets", where, targets, targets),
+        targets=words(table, "targets", where, targets, targets),
         filters=_filters(table, where, TABLE_KEYS),
         exclude=tuple(_filters(item, f"{where}.exclude", ()) for item in exclude),
         max_per_group=limit,
@@ -184,9 +191,9 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
 
 
 def _gemm_combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    inputs = _words(table, "ab", where, tuple(DTYPES))
-    outs = _words(table, "out", where, ("same", *DTYPES), ("same",))
-    named = _words(table, "accumulator", where, tuple(DTYPES), ("",))
+    inputs = words(table, "ab", where, tuple(DTYPES))
+    outs = words(table, "out", where, ("same", *DTYPES), ("same",))
+    named = words(table, "accumulator", where, tuple(DTYPES), ("",))
     found: dict[tuple[tuple[str, ...], str], None] = {}
     for ab, out, accumulator in product(inputs, outs, named):
         dtypes = (ab, ab, ab if out == "same" else out)
@@ -208,8 +215,8 @@ def _combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, .
     for row in rows:
         for dtype in row:
             if dtype not in DTYPES:
-                raise ManifestError(_unknown(f"{where}.dtypes", dtype, tuple(DTYPES)))
-    accumulators = _words(table, "accumulator", where, tuple(DTYPES))
+                raise ManifestError(unknown(f"{where}.dtypes", dtype, tuple(DTYPES)))
+    accumulators = words(table, "accumulator", where, tuple(DTYPES))
     return tuple((tuple(row), accumulator) for row, accumulator in product(rows, accumulators))
 
 
@@ -226,51 +233,3 @@ def _filters(table: Mapping[str, Any], where: str, reserved: Sequence[str]) -> t
         typed: list[FilterValue] = values
         found.append(DesignFilter.make(key, typed))
     return tuple(found)
-
-
-def _unknown(where: str, found: object, allowed: Sequence[str]) -> str:
-    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}"
-
-
-def _known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in allowed:
-            raise ManifestError(f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}")
-
-
-def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
-    value = table.get(key, default)
-    if not isinstance(value, str) or not value:
-        found = "missing" if value is None else repr(value)
-        raise ManifestError(f"{where}.{key}: {found}, expected text")
-    return value
-
-
-def _strings(table: Mapping[str, Any], key: str, where: str, default: tuple[str, ...]) -> list[str]:
-    value = table.get(key, list(default))
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise ManifestError(f"{where}.{key}".lstrip(".") + f": {value!r}, expected a list of text")
-    return value
-
-
-def _words(
-    table: Mapping[str, Any],
-    key: str,
-    where: str,
-    allowed: tuple[str, ...],
-    default: tuple[str, ...] | None = None,
-) -> tuple[str, ...]:
-    """A non-empty list of distinct words out of ``allowed``; ``default`` if the key is missing."""
-    if key not in table and default is not None:
-        return default
-    if key not in table:
-        raise ManifestError(f"{where}.{key}: missing, expected some of {', '.join(allowed)}")
-    words = _strings(table, key, where, ())
-    if not words:
-        raise ManifestError(f"{where}.{key}: empty, expected some of {', '.join(allowed)}")
-    for word in words:
-        if word not in allowed:
-            raise ManifestError(_unknown(f"{where}.{key}", word, allowed))
-    return tuple(dict.fromkeys(words))

@@ -1,0 +1,65 @@
+"""Values of a TOML table by their keys; errors name the key, what was found and what would be allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+
+
+def unknown(where: str, found: object, allowed: Sequence[str]) -> str:
+    """The message for a value that is none of ``allowed``."""
+    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}"
+
+
+def known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    """Refuse keys that are not ``allowed``."""
+    for key in table:
+        if key not in allowed:
+            raise ManifestError(f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}")
+
+
+def text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    """Text that is not empty; ``default`` if the key is missing."""
+    value = table.get(key, default)
+    if not isinstance(value, str) or not value:
+        found = "missing" if value is None else repr(value)
+        raise ManifestError(f"{where}.{key}: {found}, expected text")
+    return value
+
+
+def strings(table: Mapping[str, Any], key: str, where: str, default: tuple[str, ...]) -> list[str]:
+    """A list of texts, none empty; a text alone is a list of one; ``default`` if the key is missing."""
+    value = table.get(key, list(default))
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise ManifestError(f"{where}.{key}".lstrip(".") + f": {value!r}, expected a list of text")
+    return value
+
+
+def words(
+    table: Mapping[str, Any],
+    key: str,
+    where: str,
+    allowed: tuple[str, ...],
+    default: tuple[str, ...] | None = None,
+) -> tuple[str, ...]:
+    """A non-empty list of distinct words out of ``allowed``; ``default`` if the key is missing."""
+    if key not in table and default is not None:
+        return default
+    if key not in table:
+        raise ManifestError(f"{where}.{key}: missing, expected some of {', '.join(allowed)}")
+    found = strings(table, key, where, ())
+    if not found:
+        raise ManifestError(f"{where}.{key}: empty, expected some of {', '.join(allowed)}")
+    for word in found:
+        if word not in allowed:
+            raise ManifestError(unknown(f"{where}.{key}", word, allowed))
+    return tuple(dict.fromkeys(found))
+
+
+def is_whole_number(value: object, largest: int) -> bool:
+    """Whether a TOML value is a whole number from 1 to ``largest``; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest

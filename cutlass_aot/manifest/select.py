@@ -1,0 +1,126 @@
+"""The manifest's ``[select]`` table: what a build may know of its kernels' speed, and how many it keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.keys import is_whole_number, known, strings, text
+from cutlass_aot.manifest.shapes import Shapes, shapes_of_file, shapes_of_list
+from cutlass_aot.manifest.toml import parse_toml, read_bytes
+
+SELECT_KEYS = ("shapes", "heuristics", "keep", "gpu", "tuning")
+MAX_KEEP = 1024
+MAX_TUNING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSettings:
+    """The ``[select]`` table; one without any key set is a manifest without the table.
+
+    Attributes:
+        heuristics: name of the model that ranks kernels, or ``""`` for none.
+        shapes: the problems to rank for; empty exactly where ``heuristics`` is.
+        keep: how many of the best kernels of each problem stay in the bundle, or None for all kernels.
+        gpus: target to the GPU model to rank for, by the model's own name; for other targets it follows
+            from the device profile.
+        tuning: tuning files, relative to the manifest, as written.
+        inputs: every file read, by its path as written, to the SHA-256 of its bytes.
+    """
+
+    heuristics: str = ""
+    shapes: Shapes = field(default=Shapes(()), repr=False)
+    keep: int | None = None
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    tuning: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSettings:
+    """Read the table and the files it names.
+
+    Args:
+        table: the value of the manifest's key ``select``.
+        targets: of the bundle.
+        base: folder of the manifest.
+
+    Raises:
+        ManifestError: if the table, or a file that it names, is not as documented.
+    """
+    if not isinstance(table, dict) or not table:
+        raise ManifestError(f"[select]: expected a table with some of {', '.join(SELECT_KEYS)}")
+    known(table, SELECT_KEYS, "[select]")
+    if ("heuristics" in table) != ("shapes" in table):
+        has, lacks = ("shapes", "heuristics") if "shapes" in table else ("heuristics", "shapes")
+        raise ManifestError(
+            f"select.{lacks}: missing: `{has}` needs it, the problems and the model to rank by"
+        )
+    for key in ("keep", "gpu"):
+        if key in table and "heuristics" not in table:
+            raise ManifestError(f"select.{key}: needs `heuristics` and `shapes`, which say what is best")
+    keep = table.get("keep")
+    if keep is not None and not is_whole_number(keep, MAX_KEEP):
+        raise ManifestError(f"select.keep: {keep!r}, expected a whole number from 1 to {MAX_KEEP}")
+    gpus = table.get("gpu", {})
+    if not isinstance(gpus, dict):
+        raise ManifestError(f'select.gpu: {gpus!r}, expected a table such as {{ sm_100a = "B200" }}')
+    known(gpus, targets, "select.gpu")
+
+    inputs: dict[str, str] = {}
+    shapes = _shapes(table["shapes"], base, inputs) if "shapes" in table else Shapes(())
+    tuning = strings(table, "tuning", "select", ())
+    for name in tuning:
+        if name in inputs:
+            raise ManifestError(f"select.tuning: {name!r} stands there twice")
+        inputs[name] = _tuning_digest(name, base)
+    return SelectSettings(
+        heuristics=text(table, "heuristics", "select") if "heuristics" in table else "",
+        shapes=shapes,
+        keep=keep,
+        gpus={target: text(gpus, target, "select.gpu") for target in gpus},
+        tuning=tuple(tuning),
+        inputs=inputs,
+    )
+
+
+def _shapes(value: Any, base: Path, inputs: dict[str, str]) -> Shapes:
+    if isinstance(value, list) and value:
+        return shapes_of_list(value, "select.shapes")
+    if not isinstance(value, str) or not value:
+        raise ManifestError(
+            f"select.shapes: {value!r}, expected a file, or a list of tables with `m` and `nk`"
+        )
+    path = _path(value, base, "select.shapes")
+    try:
+        data = read_bytes(path)
+        inputs[value] = hashlib.sha256(data).hexdigest()
+        return shapes_of_file(parse_toml(data, str(path)))
+    except ManifestError as error:
+        words = str(error).removeprefix(f"{path}: ")
+        raise ManifestError(f"select.shapes: {value}: {words}") from None
+
+
+def _tuning_digest(name: str, base: Path) -> str:
+    hasher = hashlib.sha256()
+    try:
+        with _path(name, base, "select.tuning").open("rb") as file:
+            while chunk := file.read(1 << 20):
+                hasher.update(chunk)
+                if file.tell() > MAX_TUNING_BYTES:
+                    raise ManifestError(
+                        f"select.tuning: {name}: larger than {MAX_TUNING_BYTES} bytes: is it a tuning file?"
+                    )
+    except OSError as error:
+        raise ManifestError(f"select.tuning: {name}: cannot be read: {error.strerror}") from None
+    return hasher.hexdigest()
+
+
+def _path(name: str, base: Path, where: str) -> Path:
+    """The file of a relative name: a manifest that names files of one machine builds on no other."""
+    if PurePosixPath(name).is_absolute() or "\0" in name:
+        raise ManifestError(f"{where}: {name!r}, expected a path relative to the manifest")
+    return base / name
