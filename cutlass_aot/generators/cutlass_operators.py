@@ -1,15 +1,17 @@
 """Dense GEMMs of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
 
-What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker`.
+What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker` and, for ranking,
+:mod:`cutlass_aot.generators.cutlass_operators_rank`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from cutlass_aot.generators.device import DeviceProfile
-from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Extents
 
 FAMILIES = {
     "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
@@ -33,6 +35,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators_worker",
         "cutlass_aot.generators.dsl",
     )
+    # The module that ranks is not among them: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {
         "family": "operator class without `Operator`: " + ", ".join(FAMILIES),
         "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",
@@ -42,6 +45,15 @@ class CutlassOperators:
         "use_tma_store": "whether the result is stored by TMA",
         "tile_scheduler": "clc (hardware, dynamic) or static (from the device profile)",
         "num_smem_stages": "shared-memory buffers of the pipeline, where the family fixes it",
+    }
+
+    heuristics: Mapping[str, Heuristic] = {
+        "nvmatmul": Heuristic(
+            title="nvMatmulHeuristics",
+            package="nvidia-matmul-heuristics",
+            version="0.1.0.27",
+            gpus={"B200": "NVIDIA B200", "GB200_NVL": "NVIDIA GB200", "GB300_NVL": "NVIDIA GB300"},
+        )
     }
 
     def targets(self, operation: str) -> tuple[str, ...]:
@@ -61,3 +73,18 @@ class CutlassOperators:
         from cutlass_aot.generators.cutlass_operators_worker import compile_kernel
 
         return compile_kernel(kernel, tuple(FAMILIES))
+
+    def rank(
+        self,
+        problem: Problem,
+        target: str,
+        kernels: Sequence[Kernel],
+        shapes: Sequence[Extents],
+        *,
+        heuristic: str,
+        gpu: str,
+    ) -> Ranked:
+        """Rank kernels with one of the package's heuristics."""
+        from cutlass_aot.generators.cutlass_operators_rank import rank_kernels
+
+        return rank_kernels(problem, target, kernels, shapes, tuple(FAMILIES), heuristic=heuristic, gpu=gpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ def enumerate_kernels(
     """Every kernel of ``families`` for ``problem`` on ``target``, without listing the catalogue."""
     if problem.operation != "gemm" or len(problem.dtypes) != 3:
         return
-    for operator in _operators(problem, target, families).values():
+    for operator in operators_of(problem, target, families).values():
         design = _design(operator)
         yield Kernel.make(
             operation="gemm",
@@ -62,12 +62,12 @@ def compile_kernel(kernel: Kernel, families: tuple[str, ...]) -> CompiledFunctio
         kernel.layouts,
         kernel.accumulator,
     )
-    operator = _operators(problem, kernel.target, families).get(kernel.design)
+    operator = operators_of(problem, kernel.target, families).get(kernel.design)
     if operator is None:
         raise CompileError(
             f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
         )
-    arguments = _arguments(problem)
+    arguments = gemm_arguments(problem)
     wrappers = (arguments.A.tensor, arguments.B.tensor, arguments.out.tensor)
     for wrapper, fake in zip(wrappers, dsl.fake_operands(kernel), strict=True):
         wrapper.compile_time_tensor = fake
@@ -79,11 +79,11 @@ def compile_kernel(kernel: Kernel, families: tuple[str, ...]) -> CompiledFunctio
 
 
 @functools.lru_cache(maxsize=64)
-def _operators(
+def operators_of(
     problem: Problem, target: str, families: tuple[str, ...]
 ) -> dict[tuple[tuple[str, DesignValue], ...], Any]:
     """Operators of ``families`` for a problem, by their design in record form."""
-    found = cutlass.operators.get_operators(_arguments(problem), target_sm=target.removeprefix("sm_"))
+    found = cutlass.operators.get_operators(gemm_arguments(problem), target_sm=target.removeprefix("sm_"))
     return {
         tuple(sorted(_design(operator).items())): operator
         for operator in found
@@ -104,10 +104,11 @@ def _family(operator: Any) -> str:
     return type(operator).__name__.removesuffix("Operator")
 
 
-def _arguments(problem: Problem) -> Any:
+def gemm_arguments(problem: Problem, sizes: Mapping[str, int] = _SIZES) -> Any:
+    """The package's description of a GEMM whose extents ``sizes`` gives by name; no memory is behind it."""
     tensors = []
     for (_, extents), dtype, layout in zip(_EXTENTS.items(), problem.dtypes, problem.layouts, strict=True):
-        shape = [_SIZES[extent] for extent in extents]
+        shape = [sizes[extent] for extent in extents]
         element = getattr(torch, DTYPES[dtype].torch)
         if layout == "n":
             shape[1], shape[2] = shape[2], shape[1]

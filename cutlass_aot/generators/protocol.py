@@ -1,13 +1,14 @@
-"""What a generator is: it enumerates the kernels of one source, and compiles one."""
+"""What a generator is: it enumerates the kernels of one source, compiles one, and may rank them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,65 @@ class Generator(Protocol):
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel for its target, taking the stream from the TVM-FFI environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """A model of kernels' speed, and what has to be installed for it.
+
+    Attributes:
+        title: what it is called in words for a reader.
+        package: the distribution it comes in.
+        version: the release of it that the generator was written for; no other is used.
+        gpus: the GPU models it knows, by its own name, with their full name as in a device profile.
+    """
+
+    title: str
+    package: str
+    version: str
+    gpus: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What a heuristic says of some kernels.
+
+    Attributes:
+        modelled: digests of the kernels it knows how to judge. Of others nothing is said.
+        problems: for each problem asked, in order, digests of kernels, best first; kernels that the
+            heuristic cannot tell apart stand together. Empty for a problem it has no answer to.
+        reason: why there is no answer to some problem, or ``""``.
+    """
+
+    modelled: frozenset[str]
+    problems: tuple[tuple[tuple[str, ...], ...], ...]
+    reason: str = ""
+
+
+@runtime_checkable
+class Ranker(Protocol):
+    """A generator that can also say, without a GPU, which of its kernels are likely the fastest."""
+
+    heuristics: Mapping[str, Heuristic]
+    """Heuristics by their name in manifests."""
+
+    def rank(
+        self,
+        problem: Problem,
+        target: str,
+        kernels: Sequence[Kernel],
+        shapes: Sequence[Extents],
+        *,
+        heuristic: str,
+        gpu: str,
+    ) -> Ranked:
+        """Rank functionally equivalent kernels, in a worker process.
+
+        Args:
+            problem: operands of the kernels.
+            target: GPU code target of the kernels.
+            kernels: some that :meth:`Generator.enumerate` gave for both, all of one group.
+            shapes: problems that all of them support.
+            heuristic: name of the heuristic.
+            gpu: model of the GPU, by the heuristic's own name.
+        """
