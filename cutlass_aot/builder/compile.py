@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cutlass_aot.builder.messages import problem_record
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import CorruptFile, GeneratorError
@@ -65,12 +66,7 @@ def enumerate_kernels(
             request={
                 "do": "enumerate",
                 "generator": [question.generator.name, question.generator.location],
-                "problem": {
-                    "operation": question.problem.operation,
-                    "dtypes": question.problem.dtypes,
-                    "layouts": question.problem.layouts,
-                    "accumulator": question.problem.accumulator,
-                },
+                "problem": problem_record(question.problem),
                 "target": question.target,
                 "device": device_record(devices[question.target]),
             },

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Any
 
+from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.encoding import decode, encode
 
 _HEADER = struct.Struct("<I")
@@ -45,6 +47,21 @@ def receive(channel: socket.socket) -> dict[str, Any] | None:
         return None
     message: dict[str, Any] = decode(data, "a message of a worker")
     return message
+
+
+def problem_record(problem: Problem) -> dict[str, Any]:
+    """A problem as plain data."""
+    return {
+        "operation": problem.operation,
+        "dtypes": problem.dtypes,
+        "layouts": problem.layouts,
+        "accumulator": problem.accumulator,
+    }
+
+
+def problem_from_record(record: Mapping[str, Any]) -> Problem:
+    """Read what :func:`problem_record` gave."""
+    return Problem(record["operation"], tuple(record["dtypes"]), record["layouts"], record["accumulator"])
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes | None:

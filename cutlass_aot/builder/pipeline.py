@@ -12,6 +12,7 @@ from typing import Protocol
 import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
+from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.link_groups import link_groups, link_launchers
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
@@ -33,6 +34,9 @@ class Report(compiling.Progress, Protocol):
 
     def enumerating(self, questions: int) -> None:
         """The generators are being asked."""
+
+    def ranking(self, shapes: int) -> None:
+        """The heuristic is being asked which kernels are the fastest for so many shapes."""
 
     def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
         """The plan is made; compiling starts."""
@@ -67,6 +71,7 @@ class _Inputs:
     manifest: Manifest
     devices: Mapping[str, DeviceProfile]
     sources: Sources
+    model: ranking.Model | None
     compiler: CompilerToolchain
     linkers: Mapping[str, LinkToolchain] = field(default_factory=dict)
 
@@ -81,7 +86,9 @@ def _inputs(manifest_path: Path) -> _Inputs:
         devices = {
             target: load_profile(name, manifest_path.parent) for target, name in manifest.devices.items()
         }
-        return _Inputs(manifest, devices, planning.load_sources(manifest), detect_compiler())
+        sources = planning.load_sources(manifest)
+        model = ranking.find_model(manifest, sources, devices)
+        return _Inputs(manifest, devices, sources, model, detect_compiler())
 
 
 @contextmanager
@@ -142,7 +149,7 @@ def build(
     selection = _selection(inputs, store, jobs, timeout, report)
     keys = planning.kernel_keys(selection, inputs.sources, inputs.compiler.fingerprint)
 
-    inputs_digest = _inputs_digest(inputs, keys)
+    inputs_digest = _inputs_digest(inputs, selection, keys)
     known = store.get_record("bundle", inputs_digest)
     if isinstance(known, dict) and bundle_is(bundle, str(known.get("catalog_sha256"))):
         report.planned(0, len(keys), selection.remarks)
@@ -178,7 +185,10 @@ def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report:
 
 
 def _plan_digest(inputs: _Inputs) -> str:
-    return planning.plan_digest(inputs.manifest, inputs.devices, inputs.sources, inputs.compiler.fingerprint)
+    packages = inputs.model.packages if inputs.model else None
+    return planning.plan_digest(
+        inputs.manifest, inputs.devices, inputs.sources, inputs.compiler.fingerprint, packages
+    )
 
 
 def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Selection:
@@ -189,11 +199,18 @@ def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Se
         inputs.pool(jobs, Path(folder), timeout) as pool,
     ):
         answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
-    with _naming(inputs.manifest.path):
-        return planning.select(inputs.manifest, answers, inputs.compiler.versions["nvidia-cutlass-dsl"])
+        with _naming(inputs.manifest.path):
+            versions = inputs.compiler.versions
+            selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
+            if inputs.model is None:
+                return selection
+            report.ranking(len(inputs.manifest.select.shapes.extents))
+            return ranking.rank(
+                selection, inputs.manifest, inputs.model, inputs.sources, inputs.devices, pool
+            )
 
 
-def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:
+def _inputs_digest(inputs: _Inputs, selection: Selection, keys: Sequence[str]) -> str:
     manifest = inputs.manifest
     return digest(
         encode(
@@ -204,6 +221,8 @@ def _inputs_digest(inputs: _Inputs, keys: Sequence[str]) -> str:
                 "device": manifest.device_text,
                 "targets": sorted(manifest.targets),
                 "keys": sorted(keys),
+                "rankings": [digest(item.to_bytes()) for item in selection.rankings],
+                "tuning": [manifest.select.inputs[name] for name in manifest.select.tuning],
                 "linkers": {host: linker.fingerprint for host, linker in inputs.linkers.items()},
                 "versions": inputs.compiler.versions,
             }

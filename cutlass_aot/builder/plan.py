@@ -18,6 +18,7 @@ from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
+from cutlass_aot.schema.ranking import Ranking
 from cutlass_aot.store.artifacts import read_artifact
 from cutlass_aot.store.store import Store
 
@@ -188,9 +189,13 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
 
 
 def plan_digest(
-    manifest: Manifest, devices: Mapping[str, DeviceProfile], sources: Sources, toolchain: str
+    manifest: Manifest,
+    devices: Mapping[str, DeviceProfile],
+    sources: Sources,
+    toolchain: str,
+    heuristics: Mapping[str, str] | None = None,
 ) -> str:
-    """Digest of everything that a selection follows from."""
+    """Digest of everything that a selection follows from; ``heuristics`` is package to version."""
     return digest(
         encode(
             {
@@ -199,6 +204,7 @@ def plan_digest(
                 "devices": {target: device_record(device) for target, device in devices.items()},
                 "generators": sources.versions,
                 "toolchain": toolchain,
+                "select": {"inputs": manifest.select.inputs, "heuristics": heuristics or {}},
             }
         )
     )
@@ -213,6 +219,7 @@ def load_selection(store: Store, plan: str) -> Selection | None:
         return Selection(
             tuple(Kernel.from_record(record) for record in body["kernels"]),
             tuple(str(remark) for remark in body["remarks"]),
+            tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in body["rankings"]),
         )
     except (KeyError, TypeError, CorruptFile):
         return None
@@ -226,6 +233,7 @@ def save_selection(store: Store, plan: str, selection: Selection) -> None:
         {
             "kernels": [kernel.to_record() for kernel in selection.kernels],
             "remarks": list(selection.remarks),
+            "rankings": [ranking.to_bytes() for ranking in selection.rankings],
         },
     )
 

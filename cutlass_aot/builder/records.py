@@ -10,6 +10,7 @@ from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,17 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The kernels a manifest asks for, by name, and remarks about what it does not get."""
+    """The kernels a manifest asks for.
+
+    Attributes:
+        kernels: by name.
+        remarks: about what the manifest does not get.
+        rankings: what a model says of their speed, at most one a group, by group.
+    """
 
     kernels: tuple[Kernel, ...]
     remarks: tuple[str, ...]
+    rankings: tuple[Ranking, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

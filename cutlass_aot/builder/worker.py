@@ -1,4 +1,4 @@
-"""What a worker does with a request: enumerate the kernels of a problem, or compile one kernel to a file."""
+"""What a worker does with a request: enumerate kernels, rank them, or compile one to a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any
 from cutlass_aot.builder import messages
 from cutlass_aot.builder.audit import audit, inspect_object
 from cutlass_aot.generators.device import device_from_record
-from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Extents
 
 
 def serve(channel: socket.socket) -> None:
@@ -30,7 +31,7 @@ def serve(channel: socket.socket) -> None:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         try:
-            reply = _enumerate(request) if request["do"] == "enumerate" else _compile(request)
+            reply = _DO[request["do"]](request)
             data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
         except BaseException as error:
             reply = {
@@ -62,14 +63,24 @@ def _generator(name: str, location: str) -> Generator:
 
 def _enumerate(request: dict[str, Any]) -> dict[str, Any]:
     generator = _generator(*request["generator"])
-    problem = Problem(
-        operation=request["problem"]["operation"],
-        dtypes=tuple(request["problem"]["dtypes"]),
-        layouts=request["problem"]["layouts"],
-        accumulator=request["problem"]["accumulator"],
-    )
+    problem = messages.problem_from_record(request["problem"])
     kernels = generator.enumerate(problem, request["target"], device_from_record(request["device"]))
     return {"kernels": [kernel.to_record() for kernel in kernels], "design": sorted(generator.design)}
+
+
+def _rank(request: dict[str, Any]) -> dict[str, Any]:
+    generator = _generator(*request["generator"])
+    if not isinstance(generator, Ranker):
+        raise TypeError(f"generator {generator.name!r} cannot rank its kernels")
+    ranked = generator.rank(
+        messages.problem_from_record(request["problem"]),
+        request["target"],
+        [Kernel.from_record(record) for record in request["kernels"]],
+        [Extents(*extents) for extents in request["shapes"]],
+        heuristic=request["heuristic"],
+        gpu=request["gpu"],
+    )
+    return {"modelled": sorted(ranked.modelled), "problems": ranked.problems, "reason": ranked.reason}
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
@@ -90,3 +101,6 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
         "facts": inspection.facts.to_record(),
         "seconds": seconds,
     }
+
+
+_DO = {"enumerate": _enumerate, "rank": _rank, "compile": _compile}

@@ -25,7 +25,16 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: boo
             {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}
             for item in planned
         ]
-        print_json({"kernels": kernels, "remarks": list(selection.remarks)})
+        rankings = [
+            {
+                "group": item.group,
+                "gpu": item.gpu,
+                "origin": item.origin,
+                "shapes": len(item.problems),
+            }
+            for item in selection.rankings
+        ]
+        print_json({"kernels": kernels, "rankings": rankings, "remarks": list(selection.remarks)})
         return 0
     missing = sum(item.artifact is None for item in planned)
     if planned:

@@ -27,6 +27,10 @@ class PlainReport:
         """The generators are being asked."""
         click.echo(f"enumerating: {plural(questions, 'problem')}", err=True)
 
+    def ranking(self, shapes: int) -> None:
+        """The heuristic is being asked."""
+        click.echo(f"ranking: {plural(shapes, 'shape')}", err=True)
+
     def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
         """The plan is made."""
         for remark in remarks:
