@@ -26,6 +26,7 @@ BUILD_PACKAGES = (
     "nvidia-cuda-runtime",
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",
+    "nvidia-matmul-heuristics",
     "pyelftools",
     "rich",
     "torch",
