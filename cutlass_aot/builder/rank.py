@@ -61,6 +61,7 @@ class Question:
         problem: operands of the kernels.
         kernels: at least one.
         shapes: problems that all of them support, at least one.
+        listed: number of problems that the manifest lists.
     """
 
     group: str
@@ -70,6 +71,7 @@ class Question:
     problem: Problem
     kernels: tuple[Kernel, ...]
     shapes: tuple[Extents, ...]
+    listed: int
 
 
 def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, DeviceProfile]) -> Model | None:
@@ -114,7 +116,10 @@ def _gpu(
     listed = ", ".join(f"{name} ({title})" for name, title in sorted(known.items()))
     named = [name for name, title in sorted(known.items()) if title == device.gpu]
     if not named:
-        return "", f"select: {target} is not ranked: {heuristic} models {listed}, not the {device.gpu}"
+        return (
+            "",
+            f"select: {target} is not ranked and stays whole: {heuristic} models {listed}, not {device.gpu}",
+        )
     if not Target.parse(target).runs_on(device.compute_capability):
         capability = ".".join(map(str, device.compute_capability))
         raise ManifestError(
@@ -189,7 +194,16 @@ def questions_of(
             dtypes = tuple(operand.dtype for operand in first.operands)
             problem = Problem(first.operation, dtypes, first.layouts, first.accumulator)
             questions.append(
-                Question(digest, first.group_name, able[0], first.target, problem, tuple(members), accepted)
+                Question(
+                    group=digest,
+                    name=first.group_name,
+                    generator=able[0],
+                    target=first.target,
+                    problem=problem,
+                    kernels=tuple(members),
+                    shapes=accepted,
+                    listed=len(shapes),
+                )
             )
             continue
         remarks.add(f"select: {first.group_name} is not ranked and stays whole: {why}")
@@ -336,10 +350,16 @@ def _summary(
     question: Question, answer: Ranked, gpu: str, ranked: int, keep: int | None, unwanted: Container[str]
 ) -> str:
     """What came of one group, in words."""
-    asked = len(question.shapes)
-    words = f"{ranked} of {asked} shapes ranked for {gpu}"
-    if ranked < asked:
-        words += f" (for the others: {answer.reason or 'no reason given'})"
+    words = f"{ranked} of {question.listed} shapes ranked for {gpu}"
+    reasons = []
+    if question.listed > len(question.shapes):
+        reasons.append(f"{question.listed - len(question.shapes)} not divisible as its operands have to be")
+    if ranked < len(question.shapes):
+        reasons.append(
+            f"{len(question.shapes) - ranked} without answer: {answer.reason or 'no reason given'}"
+        )
+    if reasons:
+        words += f" ({'; '.join(reasons)})"
     if keep is not None:
         stay = [kernel for kernel in question.kernels if kernel.digest not in unwanted]
         words += (
@@ -348,6 +368,6 @@ def _summary(
         )
         others = [kernel for kernel in stay if kernel.digest not in answer.modelled]
         if others:
-            families = sorted({str(dict(kernel.design).get("family", "without family")) for kernel in others})
-            words += f"; {len(others)} of those kept are not modelled: {', '.join(families)}"
+            families = sorted({str(dict(kernel.design).get("family", "others")) for kernel in others})
+            words += f"; kept though not modelled: {len(others)} ({', '.join(families)})"
     return words
