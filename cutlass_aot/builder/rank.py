@@ -147,9 +147,7 @@ def rank(
     for heuristic in model.heuristics.values():
         _check_installed(heuristic)
     questions, remarks = questions_of(selection.kernels, manifest.select.shapes.extents, model)
-    if manifest.select.shapes.passed_over:
-        skipped = ", ".join(manifest.select.shapes.passed_over)
-        remarks.insert(0, f"select: shapes of grouped GEMMs are passed over: {skipped}")
+    remarks = [*manifest.select.shapes.notes, *remarks]
     answers = _ask(pool, model, sources, questions)
     return choose(selection, questions, answers, model, devices, manifest.select.keep, remarks)
 

@@ -10,12 +10,15 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.keys import is_whole_number, known, strings, text
-from cutlass_aot.manifest.shapes import Shapes, shapes_of_file, shapes_of_list
-from cutlass_aot.manifest.toml import parse_toml, read_bytes
+from cutlass_aot.manifest.toml import read_bytes
+from cutlass_aot.schema.shapes import ShapeList, parse_shapes, shapes_of
+from cutlass_aot.schema.tuning import MAX_TUNING_BYTES
 
 SELECT_KEYS = ("shapes", "heuristics", "keep", "gpu", "tuning")
 MAX_KEEP = 1024
-MAX_TUNING_BYTES = 64 << 20
+MAX_SHAPES = 4096
+"""Most problems to rank for: each of them costs milliseconds a group of kernels at every new plan."""
+_TABLE_KEYS = ("m", "nk", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class SelectSettings:
     """
 
     heuristics: str = ""
-    shapes: Shapes = field(default=Shapes(()), repr=False)
+    shapes: ShapeList = field(default=ShapeList((), ()), repr=False)
     keep: int | None = None
     gpus: Mapping[str, str] = field(default_factory=dict)
     tuning: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSett
     known(gpus, targets, "select.gpu")
 
     inputs: dict[str, str] = {}
-    shapes = _shapes(table["shapes"], base, inputs) if "shapes" in table else Shapes(())
+    shapes = _shapes(table["shapes"], base, inputs) if "shapes" in table else ShapeList((), ())
     tuning = strings(table, "tuning", "select", ())
     for name in tuning:
         if name in inputs:
@@ -87,21 +90,38 @@ def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSett
     )
 
 
-def _shapes(value: Any, base: Path, inputs: dict[str, str]) -> Shapes:
+def _shapes(value: Any, base: Path, inputs: dict[str, str]) -> ShapeList:
+    """The problems of a file, or of a list of tables that each have an ``m`` of their own."""
     if isinstance(value, list) and value:
-        return shapes_of_list(value, "select.shapes")
-    if not isinstance(value, str) or not value:
+        lists = [_shapes_of_table(table, f"select.shapes[{i}]") for i, table in enumerate(value)]
+        found = ShapeList(tuple(dict.fromkeys(e for shapes in lists for e in shapes.extents)), ())
+    elif isinstance(value, str) and value:
+        path = _path(value, base, "select.shapes")
+        try:
+            data = read_bytes(path)
+        except ManifestError as error:
+            words = str(error).removeprefix(f"{path}: ")
+            raise ManifestError(f"select.shapes: {value}: {words}") from None
+        inputs[value] = hashlib.sha256(data).hexdigest()
+        found = parse_shapes(data, f"select.shapes: {value}")
+    else:
         raise ManifestError(
             f"select.shapes: {value!r}, expected a file, or a list of tables with `m` and `nk`"
         )
-    path = _path(value, base, "select.shapes")
-    try:
-        data = read_bytes(path)
-        inputs[value] = hashlib.sha256(data).hexdigest()
-        return shapes_of_file(parse_toml(data, str(path)))
-    except ManifestError as error:
-        words = str(error).removeprefix(f"{path}: ")
-        raise ManifestError(f"select.shapes: {value}: {words}") from None
+    if len(found.extents) > MAX_SHAPES:
+        raise ManifestError(
+            f"select.shapes: {len(found.extents)} problems, expected at most {MAX_SHAPES}; "
+            "leave out what matters least"
+        )
+    return found
+
+
+def _shapes_of_table(table: Any, where: str) -> ShapeList:
+    if not isinstance(table, dict):
+        raise ManifestError(f"{where}: {table!r}, expected a table with `m` and `nk`")
+    known(table, _TABLE_KEYS, where)
+    rows = {"m": table["m"]} if "m" in table else {}
+    return shapes_of({**rows, "table": {key: table[key] for key in table if key != "m"}}, where)
 
 
 def _tuning_digest(name: str, base: Path) -> str:

@@ -164,7 +164,7 @@ def test_what_the_model_has_no_time_for_is_not_ranked():
 
 
 def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
-    small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = 8192, nk = [[8192, 8192]]")
+    small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = [16, 8192], nk = [[8192, 8192]]")
     path = manifest(small, ("keep = 2", "keep = 1"), (', "TgvGemm"', ""))
     options = {"jobs": 2, "timeout": 120, "report": PlainReport()}
     built = pipeline.build(path, tmp_path / "store", tmp_path / "out", **options)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cutlass_aot.generators.cutlass_operators import CutlassOperators
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.manifest.select import SELECT_KEYS
-from cutlass_aot.manifest.shapes import MAX_SHAPES, shapes_of_file
-from cutlass_aot.manifest.toml import parse_toml
+from cutlass_aot.manifest.select import MAX_SHAPES, SELECT_KEYS
+from cutlass_aot.schema.shapes import parse_shapes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "select.md").read_text(encoding="utf-8")
@@ -26,7 +25,7 @@ def test_the_manifest_parses():
 
 
 def test_the_shapes_file_parses():
-    assert len(shapes_of_file(parse_toml(block("toml shapes"), "shapes")).extents) == 12
+    assert len(parse_shapes(block("toml shapes"), "shapes").extents) == 12
 
 
 def test_every_key_model_and_bound_is_documented():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ from hypothesis import strategies as st
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.model import load_manifest, parse_manifest
-from cutlass_aot.manifest.select import SelectSettings
-from cutlass_aot.manifest.shapes import MAX_SHAPES, shapes_of_file, shapes_of_list
-from cutlass_aot.manifest.toml import load_toml
+from cutlass_aot.manifest.select import MAX_SHAPES, SelectSettings
 from cutlass_aot.schema.operands import MAX_EXTENT
 from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.shapes import parse_shapes, shapes_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ generator = "cutlass.operators"
 ab = "f16"
 [select]
 """
-SHAPES = "m = [1, 16]\n[layers]\nnk = [[4096, 2048]]\n[experts]\nnk = [[64, 64]]\ngroups = [[4, 8]]\n"
+SHAPES = "m = [1, 16]\n[layers]\nnk = [[4096, 2048]]\n[experts]\ngroups = [[4, 8]]\n"
 RANKED = 'heuristics = "nvmatmul"\nshapes = [{ m = [16, 1], nk = [[64, 128]] }]\n'
 
 EXTENT = st.integers(1, MAX_EXTENT)
@@ -58,7 +58,8 @@ def test_every_key_is_read(tmp_path):
     )
     assert settings.heuristics == "nvmatmul"
     assert settings.shapes.extents == (Extents(1, 1, 4096, 2048), Extents(1, 16, 4096, 2048))
-    assert settings.shapes.passed_over == ("experts",)
+    (note,) = settings.shapes.notes
+    assert note.startswith("select.shapes: shapes/llm.toml: table [experts] has no `nk`")
     assert settings.keep == 4
     assert settings.gpus == {"sm_103a": "GB300_NVL"}
     assert settings.tuning == ("h200.json",)
@@ -76,14 +77,16 @@ def test_tuning_files_need_no_heuristic(tmp_path):
 
 
 def test_shapes_can_stand_in_the_manifest():
-    text = 'heuristics = "nvmatmul"\nshapes = [{ m = 8, nk = [[64, 128]], batch = [1, 4] }]'
-    assert parse(text).shapes.extents == (Extents(1, 8, 64, 128), Extents(4, 8, 64, 128))
+    tables = "{ m = [8], nk = [[64, 128]], batch = 4 }, { m = [1, 2], nk = [[64, 8]] }"
+    text = f'heuristics = "nvmatmul"\nshapes = [{tables}]'
+    expected = Extents(4, 8, 64, 128), Extents(1, 1, 64, 8), Extents(1, 2, 64, 8)
+    assert parse(text).shapes.extents == expected
 
 
 MISTAKES = {
     "empty": ("", r"\[select\]: expected a table with some of shapes, heuristics, keep, gpu, tuning"),
     "unknown key": ("shape = 1", r"unknown key 'shape' in \[select\]: expected one of shapes, heuristics"),
-    "shapes alone": ("shapes = [{ m = 1, nk = [[1, 1]] }]", "select.heuristics: missing"),
+    "shapes alone": ("shapes = [{ m = [1], nk = [[1, 1]] }]", "select.heuristics: missing"),
     "heuristic alone": ('heuristics = "nvmatmul"', "select.shapes: missing"),
     "keep alone": ("keep = 1", "select.keep: needs `heuristics` and `shapes`"),
     "gpu alone": ('gpu = { sm_100a = "B200" }', "select.gpu: needs `heuristics`"),
@@ -100,7 +103,19 @@ MISTAKES = {
     "shapes is empty": ('heuristics = "x"\nshapes = []', r"select.shapes: \[\], expected a file, or a list"),
     "shapes is a number": ('heuristics = "x"\nshapes = 3', "select.shapes: 3, expected a file, or a list"),
     "shapes of texts": ('heuristics = "x"\nshapes = ["a"]', r"select.shapes\[0\]: 'a', expected a table"),
-    "list without m": ('heuristics = "x"\nshapes = [{ nk = [[1, 1]] }]', r"select.shapes\[0\].m: missing"),
+    "list without m": (
+        'heuristics = "x"\nshapes = [{ nk = [[1, 1]] }]',
+        r"select.shapes\[0\]: `m` is missing",
+    ),
+    "list without nk": ('heuristics = "x"\nshapes = [{ m = [1] }]', r"select.shapes\[0\]: no table has `nk`"),
+    "list with a wrong pair": (
+        'heuristics = "x"\nshapes = [{ m = [1], nk = [[1]] }]',
+        r"select.shapes\[0\]: `table.nk\[0\]` is \[1\]: expected \[n, k\]",
+    ),
+    "list with an unknown key": (
+        'heuristics = "x"\nshapes = [{ m = [1], nk = [[1, 1]], l = 2 }]',
+        r"unknown key 'l' in select.shapes\[0\]: expected one of m, nk, batch",
+    ),
     "no such file": ('heuristics = "x"\nshapes = "none.toml"', "select.shapes: none.toml: cannot be read"),
     "absolute file": ('heuristics = "x"\nshapes = "/s.toml"', "'/s.toml', expected a path relative to"),
     "no such tuning": ('tuning = ["none.json"]', "select.tuning: none.json: cannot be read: No such file"),
@@ -125,25 +140,9 @@ def test_a_tuning_file_named_twice_is_refused(tmp_path):
 
 FILES = {
     "no TOML": ("m = [", "not valid TOML"),
-    "nothing": ("", "no problems; expected `m` and at least one table with `nk`"),
-    "m alone": ("m = [1]", "no problems"),
-    "grouped alone": ("m = [1]\n[a]\ngroups = [[1, 2]]", "no problems"),
-    "no m": ("[a]\nnk = [[1, 2]]", "a.m: missing, expected a whole number from 1 to 2147483647"),
-    "no nk": ("m = [1]\n[a]\nm = [2]", r"a.nk: missing, expected a list of pairs \[n, k\]"),
-    "zero": ("m = [0]\n[a]\nnk = [[1, 2]]", r"a.m: \[0\], expected a whole number"),
-    "true": ("m = [true]\n[a]\nnk = [[1, 2]]", r"a.m: \[True\], expected a whole number"),
-    "too large": (f"m = {2**31}\n[a]\nnk = [[1, 2]]", "a.m: 2147483648, expected"),
-    "empty m": ("m = []\n[a]\nnk = [[1, 2]]", r"a.m: \[\], expected"),
-    "triple": ("m = [1]\n[a]\nnk = [[1, 2], [1, 2, 3]]", r"a.nk\[1\]: \[1, 2, 3\], expected \[n, k\]"),
-    "fraction": ("m = [1]\n[a]\nnk = [[1.5, 2]]", r"a.nk\[0\]: \[1.5, 2\], expected"),
-    "batch of zero": ("m = [1]\n[a]\nnk = [[1, 2]]\nbatch = 0", "a.batch: 0, expected"),
-    "unknown key": ("m = [1]\n[a]\nnk = [[1, 2]]\nl = 3", "unknown key 'l' in a: expected one of m, nk"),
-    "a value": ("m = [1]\nn = [2]\n[a]\nnk = [[1, 2]]", r"n: \[2\], expected `m`, or tables with `nk`"),
-    "too many": (f"m = {list(range(1, 66))}\n[a]\nnk = {[[n, n] for n in range(1, 65)]}", "more than 4096"),
-    "too many together": (
-        f"m = {list(range(1, 65))}\n[a]\nnk = {[[n, n] for n in range(1, 65)]}\n[b]\nnk = [[9999, 1]]",
-        "b: more than 4096 problems",
-    ),
+    "nothing": ("", "`m` is missing"),
+    "zero": ("m = [0]\n[a]\nnk = [[1, 2]]", r"`m\[0\]` has 0: expected a number from 1 to 2147483647"),
+    "triple": ("m = [1]\n[a]\nnk = [[1, 2], [1, 2, 3]]", r"`a.nk\[1\]` is \[1, 2, 3\]: expected \[n, k\]"),
 }
 
 
@@ -156,45 +155,44 @@ def test_a_mistake_in_a_shapes_file_is_named_with_the_file(tmp_path, mistake):
     assert str(caught.value).startswith(f"{tmp_path / 'm.toml'}: select.shapes: s.toml: ")
 
 
-@given(rows=FEW, tables=st.dictionaries(st.sampled_from("abc"), PAIRS, min_size=1), batches=FEW)
-def test_a_file_has_every_m_with_every_pair_once(rows, tables, batches):
-    document = {"m": rows, **{name: {"nk": pairs, "batch": batches} for name, pairs in tables.items()}}
-    expected = {
-        Extents(batch, m, n, k)
-        for pairs in tables.values()
-        for n, k in pairs
-        for m in rows
-        for batch in batches
-    }
-    shapes = shapes_of_file(document).extents
-    assert list(shapes) == sorted(expected)
-    # Neither the order of tables nor that of numbers is a choice.
-    turned = dict(reversed([*document.items()])) | {"m": rows[::-1]}
-    assert shapes_of_file(turned).extents == shapes
-    # What a list of tables says is the same.
-    listed = [{"m": rows, "nk": pairs, "batch": batches} for pairs in tables.values()]
-    assert shapes_of_list(listed, "select.shapes").extents == shapes
+def test_more_shapes_than_can_be_ranked_in_a_reasonable_time_are_refused(tmp_path):
+    (tmp_path / "s.toml").write_text(f"m = {list(range(1, 66))}\n[a]\nnk = {[[n, n] for n in range(1, 65)]}")
+    with pytest.raises(ManifestError, match=f"select.shapes: 4160 problems, expected at most {MAX_SHAPES}"):
+        parse('heuristics = "nvmatmul"\nshapes = "s.toml"', tmp_path)
+
+
+@given(rows=FEW, tables=st.lists(st.tuples(PAIRS, EXTENT), min_size=1, max_size=3))
+def test_a_list_in_the_manifest_says_what_a_file_says(rows, tables):
+    document = {"m": rows, **{f"t{i}": {"nk": nk, "batch": batch} for i, (nk, batch) in enumerate(tables)}}
+    listed = ", ".join(f"{{ m = {rows}, nk = {nk}, batch = {batch} }}" for nk, batch in tables)
+    written = parse(f'heuristics = "nvmatmul"\nshapes = [{listed}]').shapes.extents
+    assert sorted(written) == sorted(shapes_of(document, "file").extents)
+    assert set(written) == {
+        Extents(batch, m, n, k) for nk, batch in tables for n, k in nk for m in rows
+    }  # fmt: skip
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text("abc", max_size=3) | st.just(1.5),
+    lambda inner: st.lists(inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.sampled_from(["m", "nk", "batch", "groups", "x"]), ANYTHING))
-def test_any_table_is_read_or_refused_in_words(table):
-    for document in (table, {"m": [1], "a": table}):
-        with contextlib.suppress(ManifestError):
-            shapes = shapes_of_file(document)
-            assert 1 <= len(shapes.extents) <= MAX_SHAPES
-            numbers = [number for e in shapes.extents for number in (e.batch, e.m, e.n, e.k)]
-            assert all(type(number) is int and 1 <= number <= MAX_EXTENT for number in numbers)
+@given(st.dictionaries(st.sampled_from(["m", "nk", "batch", "x"]), ANYTHING), st.booleans())
+def test_any_table_is_read_or_refused_in_words(table, listed):
+    words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+    value = f"{{ {words} }}"
+    with contextlib.suppress(ManifestError):
+        shapes = parse(f'heuristics = "nvmatmul"\nshapes = {f"[{value}]" if listed else value}').shapes
+        assert 1 <= len(shapes.extents) <= MAX_SHAPES
+        numbers = [number for e in shapes.extents for number in (e.batch, e.m, e.n, e.k)]
+        assert all(type(number) is int and 1 <= number <= MAX_EXTENT for number in numbers)
 
 
 def test_the_shapes_that_we_ship():
-    shapes = shapes_of_file(load_toml(REPOSITORY / "manifests" / "shapes" / "llm.toml"))
+    path = REPOSITORY / "manifests" / "shapes" / "llm.toml"
+    shapes = parse_shapes(path.read_bytes(), "llm.toml")
     assert len(shapes.extents) == 150
-    assert shapes.passed_over == ()
-    assert load_manifest(REPOSITORY / "manifests" / "sm100_llm.toml").select.shapes == shapes
+    assert shapes.notes == ()
+    assert load_manifest(REPOSITORY / "manifests" / "sm100_llm.toml").select.shapes.extents == shapes.extents

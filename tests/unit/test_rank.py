@@ -388,7 +388,7 @@ def test_a_ranked_selection_is_kept_by_what_it_follows_from(tmp_path):
 
 def test_a_plan_follows_from_the_bytes_of_the_files_it_names(tmp_path):
     head = HEAD.replace("[{ m = [1, 13, 64], nk = [[64, 64]] }]", '"s.toml"\ntuning = ["t.json"]')
-    (tmp_path / "s.toml").write_text("m = 1\n[a]\nnk = [[64, 64]]")
+    (tmp_path / "s.toml").write_text("m = [1]\n[a]\nnk = [[64, 64]]")
     (tmp_path / "t.json").write_text("{}")
 
     def plan(heuristics=None):
@@ -400,5 +400,5 @@ def test_a_plan_follows_from_the_bytes_of_the_files_it_names(tmp_path):
     assert first != plan({"msgpack": "0"})
     (tmp_path / "t.json").write_text("{ }")
     second = plan()
-    (tmp_path / "s.toml").write_text("m = 2\n[a]\nnk = [[64, 64]]")
+    (tmp_path / "s.toml").write_text("m = [2]\n[a]\nnk = [[64, 64]]")
     assert len({first, second, plan()}) == 3
