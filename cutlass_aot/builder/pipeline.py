@@ -25,7 +25,6 @@ from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
 
 
@@ -169,7 +168,7 @@ def build(
     if failures:
         return BuildResult(bundle, len(keys), compiled, tuple(failures), False)
 
-    outcome = _write(inputs, store, bundle, selection.kernels, keys, artifacts, report)
+    outcome = _write(inputs, store, bundle, selection, keys, artifacts, report)
     store.put_record("bundle", inputs_digest, {"catalog_sha256": outcome.catalog_sha256})
     return BuildResult(bundle, len(keys), compiled, (), outcome.written)
 
@@ -234,13 +233,15 @@ def _write(
     inputs: _Inputs,
     store: Store,
     bundle: Path,
-    kernels: Sequence[Kernel],
+    selection: Selection,
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
     report: Report,
 ) -> Outcome:
     manifest = inputs.manifest
-    entries = planning.kernel_entries(kernels, keys, artifacts, inputs.sources, inputs.compiler.fingerprint)
+    entries = planning.kernel_entries(
+        selection.kernels, keys, artifacts, inputs.sources, inputs.compiler.fingerprint
+    )
     first = inputs.linkers[manifest.hosts[0]]
     with store.workspace() as workspace:
         groups = link_groups(entries, inputs.linkers, store, workspace, report.linking)
@@ -264,6 +265,7 @@ def _write(
                 groups=groups,
                 launchers=link_launchers(inputs.linkers, store, workspace),
                 licenses=first.licenses(),
+                rankings=selection.rankings,
             ),
             bundle,
         )

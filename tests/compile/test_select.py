@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import cutlass_aot
 from cutlass_aot.builder import pipeline
 from cutlass_aot.cli.progress import PlainReport
 from cutlass_aot.errors import CutlassAotError, ManifestError
@@ -163,12 +164,28 @@ def test_what_the_model_has_no_time_for_is_not_ranked():
     assert result.returncode == 0, result.stderr
 
 
+def _check_choices(bundle):
+    """The runtime chooses by the ranking that the bundle was built with."""
+    opened = cutlass_aot.open(bundle)
+    tiles = {}
+    for m in (16, 8192):
+        a = cutlass_aot.describe((m, 8192), "bf16")
+        b = cutlass_aot.describe((8192, 8192), "bf16", strides=(1, 8192))
+        out = cutlass_aot.describe((m, 8192), "bf16")
+        choice = opened.choose(a, b, out, accumulator="f32", target="sm_100a")
+        assert choice.tier == "modelled"
+        assert choice.reason == f"{m}x8192x8192 was ranked for B200"
+        tiles[m] = dict(choice.kernel.kernel.design)["tile_shape"][:2]
+    assert tiles == {16: (64, 32), 8192: (256, 256)}
+
+
 def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = [16, 8192], nk = [[8192, 8192]]")
     path = manifest(small, ("keep = 2", "keep = 1"), (', "TgvGemm"', ""))
     options = {"jobs": 2, "timeout": 120, "report": PlainReport()}
     built = pipeline.build(path, tmp_path / "store", tmp_path / "out", **options)
-    assert (built.kernels, built.compiled, built.failures) == (1, 1, ())
+    assert (built.kernels, built.compiled, built.failures) == (2, 2, ())
+    _check_choices(built.bundle)
 
     class NoPool:
         def __init__(self, *arguments):
@@ -176,9 +193,9 @@ def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
 
     monkeypatch.setattr(pipeline, "Pool", NoPool)
     selection, planned = plan(path, "store")
-    assert [item.why for item in planned] == ["present"]
+    assert [item.why for item in planned] == ["present", "present"]
     (ranking,) = selection.rankings
-    assert ranking.problems[0].kernels == (planned[0].kernel.digest,)
+    assert {problem.kernels[0] for problem in ranking.problems} == {item.kernel.digest for item in planned}
     assert not pipeline.build(path, tmp_path / "store", tmp_path / "out", **options).written
     # Another list of shapes is another plan.
     with pytest.raises(AssertionError, match="a worker"):
