@@ -1,11 +1,6 @@
-"""``python -m cutlass_aot`` is ``cutlass-aot``."""
+"""``python -m cutlass_aot``: the command line, where its script is not on the path."""
 
-import sys
+from cutlass_aot.cli import main
 
 if __name__ == "__main__":
-    if not getattr(sys.flags, "safe_path", False):
-        # The current directory, which the console script does not search either.
-        del sys.path[0]
-    from cutlass_aot.cli import main
-
     main()

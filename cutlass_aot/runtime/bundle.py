@@ -329,42 +329,44 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        if stream is None and type(a) in self._native:
-            operands = (a, b, out)
-            chooser = self._choosers.get(accumulator)
+        operands = (a, b, out)
+        chooser = self._choosers.get(accumulator)
+        if stream is None and type(a) in self._native and chooser is not None:
             try:
-                if (
-                    chooser is not None
-                    and not (self._gradients() and requires_gradient(operands))
-                    and chooser(a, b, out) is None
-                ):
-                    return
+                if not (self._gradients() and requires_gradient(operands)):
+                    if chooser(a, b, out) is None:
+                        return
+                    # Not known: no need to ask again.
+                    chooser = None
             except Exception as error:
                 # torch may not export one of the element types; the long way knows how to.
                 if all(not is_torch(operand) or exports(operand) for operand in operands):
                     raise self._failure(error, operands, accumulator) from error
-        self._gemm((a, b, out), accumulator, stream, workspace)
+        self._gemm(operands, chooser, accumulator, stream, workspace)
 
-    def _gemm(self, operands: Sequence[Any], accumulator: str | None, stream: Any, workspace: Any) -> None:
+    def _gemm(
+        self,
+        operands: Sequence[Any],
+        chooser: Any,
+        accumulator: str | None,
+        stream: Any,
+        workspace: Any,
+    ) -> None:
         """A problem not seen before, or operands that the short way above does not serve."""
         operands = without_gradients(("a", "b", "out"), operands)
-        ordinal = common_device([describe_operand(operand) for operand in operands])
-        chooser = self._choosers.get(accumulator)
+        descriptions = tuple(describe_operand(operand) for operand in operands)
+        ordinal = common_device(descriptions)
         if chooser is not None:
             try:
                 if call(chooser, operands, ordinal, stream) is None:
                     return
             except Exception as error:
                 raise self._failure(error, operands, accumulator) from error
-        kernel = self.choose(*operands, accumulator=accumulator).kernel
+        kernel = self.choose(*descriptions, accumulator=accumulator).kernel
         kernel.launch(*operands, stream=stream, workspace=workspace)
-        if kernel.workspace_bytes:
-            # Whoever calls a remembered choice has no workspace for it.
-            return
-        self._remember(kernel, operands, accumulator, ordinal)
-        group = kernel.group
-        self._gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
-        self._native |= native_classes([operand.dtype for operand in group.operands])
+        # Whoever calls a remembered choice has no workspace for it.
+        if not kernel.workspace_bytes:
+            self._remember(kernel, operands, accumulator, ordinal)
 
     def _remember(
         self, kernel: KernelHandle, operands: Sequence[Any], accumulator: str | None, ordinal: int
@@ -380,6 +382,9 @@ class Bundle:
         if call(chooser, operands, ordinal, None, (kernel.native_function(ordinal),)) > MAX_REMEMBERED:
             # Others may be calling it: it goes when the last of them is done.
             self._choosers.pop(accumulator, None)
+        if not self._native and all(map(is_torch, operands)):
+            self._gradients = sys.modules["torch"].is_grad_enabled
+            self._native = native_classes()
 
     def _failure(self, error: Exception, operands: Sequence[Any], accumulator: str | None) -> CutlassAotError:
         """Our error for one that a remembered choice raised."""

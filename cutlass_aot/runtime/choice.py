@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cutlass_aot.runtime import select
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.select import Preference
-from cutlass_aot.schema.ranking import Extents, RankedProblem
+from cutlass_aot.runtime.select import Candidate, Preference, Ranked
+from cutlass_aot.schema.ranking import Extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
         sm_count: its SMs; None for those of a typical GPU of the target.
     """
     sms = sm_count or select.usual_sm_count(groups[0].entry.target)
-    measured: list[Mapping[Extents, RankedProblem]] = []
-    modelled: list[tuple[str, Mapping[Extents, RankedProblem]]] = []
+    measured: list[Ranked] = []
+    modelled: list[tuple[str, Ranked]] = []
     for group in groups:
         for reference in group.rankings:
             if not reference.measured:
@@ -51,7 +51,7 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
                 measured.append(group.ranking(reference))
     if measured:
         found = select.tuned(measured, extents) or select.nearest_tuned(
-            measured, extents, {c.digest: c for group in groups for c in group.candidates}, sms
+            measured, extents, _candidates(groups), sms
         )
         if found is not None:
             return found
@@ -99,4 +99,10 @@ def ordered(
 
 
 def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
-    return select.default_order([c for group in groups for c in group.candidates], extents, sms)
+    return select.default_order(tuple(_candidates(groups).values()), extents, sms)
+
+
+def _candidates(groups: Sequence[Group]) -> Mapping[str, Candidate]:
+    if len(groups) == 1:
+        return groups[0].candidates
+    return {digest: candidate for group in groups for digest, candidate in group.candidates.items()}

@@ -9,11 +9,11 @@ from typing import Any
 from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.library import Library
-from cutlass_aot.runtime.select import Candidate
+from cutlass_aot.runtime.select import Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
-from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.ranking import Ranking
 
 
 class Group:
@@ -45,8 +45,8 @@ class Group:
         self._launcher = launcher
         # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
         self._index: GroupIndex | None = None
-        self._candidates: tuple[Candidate, ...] | None = None
-        self._rankings: dict[RankingReference, Mapping[Extents, RankedProblem]] = {}
+        self._candidates: dict[str, Candidate] | None = None
+        self._rankings: dict[RankingReference, Ranked] = {}
 
     @property
     def index(self) -> GroupIndex:
@@ -68,18 +68,19 @@ class Group:
         return self._index
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """What choosing needs of each kernel, in the order of the index."""
+    def candidates(self) -> Mapping[str, Candidate]:
+        """What choosing needs of each kernel, by its digest, in the order of the index."""
         if self._candidates is None:
             index = self.index
-            self._candidates = tuple(
-                Candidate.make(index.digest(position), index.design(position))
+            made = (
+                Candidate.make(index.digest(position), index.design(position), index.constants(position))
                 for position in range(len(index))
             )
+            self._candidates = {candidate.digest: candidate for candidate in made}
         return self._candidates
 
-    def ranking(self, reference: RankingReference) -> Mapping[Extents, RankedProblem]:
-        """The problems of one of the group's rankings, read once.
+    def ranking(self, reference: RankingReference) -> Ranked:
+        """One of the group's rankings, read once.
 
         Raises:
             CorruptFile: if it is not what the parent says.
@@ -89,7 +90,7 @@ class Group:
         if found is None:
             what = str(self._root / reference.file.path)
             ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
-            found = self._rankings[reference] = {problem.extents: problem for problem in ranking.problems}
+            found = self._rankings[reference] = Ranked(ranking.problems)
         return found
 
     def compiled(self, position: int, device: int) -> Any:

@@ -15,7 +15,7 @@ from cutlass_aot.runtime.launch import (
     without_gradients,
     workspace_for,
 )
-from cutlass_aot.runtime.operands import describe_operand, native_classes
+from cutlass_aot.runtime.operands import describe_operand, exported, native_classes
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.group_index import KernelEntry
@@ -145,9 +145,9 @@ class KernelHandle:
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
             raise self.failure(error, operands) from error
-        if not self.workspace_bytes:
-            self._gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
-            self._native = native_classes([operand.dtype for operand in self.group.operands])
+        if not self._native and not self.workspace_bytes and all(map(exported, operands)):
+            self._gradients = sys.modules["torch"].is_grad_enabled
+            self._native = native_classes()
 
     def native_function(self, device: int) -> Any:
         """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, OperandError
-from cutlass_aot.runtime.operands import describe_operand, exports, is_torch, to_ffi
+from cutlass_aot.runtime.operands import describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.streams import current_stream, stream_handle
 
 WORKSPACE_ALIGNMENT = 128
@@ -39,7 +39,7 @@ def call(
         OperandError: if an argument has no DLPack export, or the stream is none.
         Exception: whatever the function raises.
     """
-    if stream is None and all(is_torch(argument) and exports(argument) for argument in arguments):
+    if stream is None and all(map(exported, arguments)):
         # torch's current stream is read, and set for the call, by native code.
         return function(*arguments, *more)
     import tvm_ffi

@@ -143,6 +143,11 @@ def exports(tensor: Any) -> bool:
     return not name.startswith("f8") or _torch_exports(name)
 
 
+def exported(operand: Any) -> bool:
+    """Whether native code can take it from torch itself."""
+    return is_torch(operand) and exports(operand)
+
+
 @cache
 def _torch_exports(name: str) -> bool:
     import torch
@@ -155,19 +160,13 @@ def _torch_exports(name: str) -> bool:
     return True
 
 
-def native_classes(dtypes: Sequence[str]) -> frozenset[type]:
+def native_classes() -> frozenset[type]:
     """Classes whose instances native code takes as they are, together with their framework's current stream.
 
-    Args:
-        dtypes: element types of the operands.
-
-    Returns:
-        torch's classes of plain tensors, if torch is loaded and exports tensors of these element types.
+    Only for element types that the installed torch exports: see :func:`exports`. Empty without torch.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not all(not name.startswith("f8") or _torch_exports(name) for name in dtypes):
-        return frozenset()
-    return frozenset({torch.Tensor, torch.nn.Parameter})
+    return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def common_device(descriptions: Sequence[OperandDescription]) -> int:

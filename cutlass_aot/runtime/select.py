@@ -5,37 +5,43 @@
 3. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
 4. ``default order``: a stated estimate of time, not the first that fits.
 
-The estimate of a kernel's time, in multiply-adds of one streaming multiprocessor (SM) for each step along K::
+A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM) for each step along K::
 
-    blocks   = L * (blocks along M) * (blocks along N), both rounded up to the cluster
-    waves    = ceil(blocks / SMs)
-    a wave   = tile_m * tile_n + 32 * (tile_m + tile_n)          for the part of a tile that one SM computes
+    clusters = L * (clusters along M) * (clusters along N), with the tile of each of their blocks
+    waves    = ceil(clusters / clusters that run at once)
+    a wave   = tile_m * tile_n + 64 * (tile_m + tile_n)          for the part of a tile that one SM computes
     estimate = waves * a wave
 
-The second term of a wave is the traffic of its operands, which weighs more in small tiles; its factor is a
-mild preference for larger ones, not a measurement. A kernel whose two blocks share a tile
-(``use_2cta_mma``) gives each SM half of it. K is left out: it is the same for all. Among equals: larger
-tiles, then smaller clusters, then the dynamic scheduler ("clc"), then the name.
+The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is what
+orders the measurements of ``manifests/tuning`` best (``tools/check_selection.py`` prints how well). How many
+clusters run at once is what the device profile says, for kernels that have it compiled in, else the number of
+SMs over the size of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of
+it. K is left out: it is the same for all. Among equals: larger tiles, then smaller clusters, then the dynamic
+scheduler ("clc"), then the name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import log2, prod
 
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.ranking import Extents, RankedProblem
 from cutlass_aot.schema.targets import Target
 
-TRAFFIC = 32
+TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
 
 NEAR = 2.0
 """How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
 
-NEIGHBOURS = 4
+NEIGHBOURS = 8
 """Ranked problems that are asked about a problem between them."""
+
+UNMEASURED = 1.5
+"""Time of a kernel that was dropped while measuring, in times of the slowest that was not."""
 
 _USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
 """SMs of a typical GPU by major compute capability, where no device was asked: A100, H100, B200, RTX 5090."""
@@ -61,6 +67,7 @@ class Candidate:
         cluster_n: blocks of a cluster along N.
         swapped: whether the tile's first extent runs along N.
         cluster: blocks of a cluster.
+        at_once: clusters that run at once by the device profile it was compiled with; 0 if it says nothing.
         scheduler: its rank among equals.
     """
 
@@ -72,14 +79,16 @@ class Candidate:
     cluster_n: int
     swapped: bool
     cluster: int
+    at_once: int
     scheduler: int
 
     @classmethod
-    def make(cls, digest: str, design: Mapping[str, DesignValue]) -> Candidate:
-        """A kernel's part of a choice, by its design; names that a design lacks get usual values."""
+    def make(cls, digest: str, design: Mapping[str, DesignValue], constants: Mapping[str, int]) -> Candidate:
+        """A kernel's part of a choice, by its record; names that a design lacks get usual values."""
         tile_m, tile_n = _tile(design)
         cluster = _shape(design, "cluster_shape")
         rows, columns = ((*cluster, 1, 1) if cluster else (1, 1))[:2]
+        size = prod(cluster) if cluster else 1
         return cls(
             digest=digest,
             tile_m=tile_m,
@@ -88,7 +97,8 @@ class Candidate:
             cluster_m=rows,
             cluster_n=columns,
             swapped=design.get("family") in _TILES_SWAPPED,
-            cluster=prod(cluster) if cluster else 1,
+            cluster=size,
+            at_once=constants.get(f"max_active_clusters_{size}", 0),
             scheduler=_SCHEDULERS.get(str(design.get("tile_scheduler", "")), len(_SCHEDULERS)),
         )
 
@@ -108,63 +118,105 @@ class Preference:
     digests: tuple[str, ...]
 
 
-def tuned(rankings: Iterable[Mapping[Extents, RankedProblem]], extents: Extents) -> Preference | None:
+class Ranked:
+    """A ranking, ready to be asked about problems: it finds one, and those near another.
+
+    Args:
+        problems: of the ranking.
+    """
+
+    def __init__(self, problems: Sequence[RankedProblem]) -> None:
+        self._exact = {problem.extents: problem for problem in problems}
+        # By all extents but M, of which there are few, then by M.
+        self._by_weights: dict[tuple[float, float, float], list[tuple[float, RankedProblem]]] = {}
+        for problem in sorted(problems, key=lambda problem: problem.extents):
+            extents = problem.extents
+            place = (log2(extents.batch), log2(extents.n), log2(extents.k))
+            self._by_weights.setdefault(place, []).append((log2(extents.m), problem))
+        self._rates: dict[tuple[Extents, int], dict[str, float]] = {}
+
+    def exact(self, extents: Extents) -> RankedProblem | None:
+        """The problem of these extents."""
+        return self._exact.get(extents)
+
+    def near(self, extents: Extents) -> list[tuple[float, RankedProblem]]:
+        """The nearest problems with their distances in octaves, nearest first; none beyond :data:`NEAR`."""
+        batch, m, n, k = log2(extents.batch), log2(extents.m), log2(extents.n), log2(extents.k)
+        found = []
+        for (other_batch, other_n, other_k), along_m in self._by_weights.items():
+            steps = (abs(batch - other_batch), abs(n - other_n), abs(k - other_k))
+            if max(steps) > NEAR:
+                continue
+            aside = sum(steps)
+            for other_m, problem in along_m:
+                step = abs(m - other_m)
+                if step <= NEAR:
+                    found.append((aside + step, problem.extents, problem))
+        return [(far, problem) for far, _, problem in nsmallest(NEIGHBOURS, found)]
+
+    def rates(
+        self, problem: RankedProblem, candidates: Mapping[str, Candidate], sm_count: int
+    ) -> Mapping[str, float]:
+        """For each candidate, the logarithm of its measured time over its estimate, at one of the problems.
+
+        What was not measured to the end was slower than all that was.
+        """
+        found = self._rates.get((problem.extents, sm_count))
+        if found is None:
+            times = dict(zip(problem.kernels, problem.seconds, strict=True))
+            best, unknown = problem.seconds[0], problem.seconds[-1] * UNMEASURED
+            found = {
+                digest: log2(
+                    times.get(digest, unknown) / best / estimate_of(candidate, problem.extents, sm_count)
+                )
+                for digest, candidate in candidates.items()
+            }
+            self._rates[problem.extents, sm_count] = found
+        return found
+
+
+def tuned(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
     """The first tier: times of this very problem. The rankings are of one model of GPU, each of a group."""
     times: dict[str, float] = {}
     for ranking in rankings:
-        problem = ranking.get(extents)
+        problem = ranking.exact(extents)
         if problem is not None:
             times.update(zip(problem.kernels, problem.seconds, strict=True))
     if not times:
         return None
     ordered = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-    return Preference(
-        "tuned",
-        f"{extents} was measured: {times[ordered[0]] * 1e6:.1f} µs, the best of {len(times)}",
-        ordered,
-    )
+    reason = f"{extents} was measured: {times[ordered[0]] * 1e6:.1f} µs, the best of {len(times)}"
+    return Preference("tuned", reason, ordered)
 
 
 def nearest_tuned(
-    rankings: Iterable[Mapping[Extents, RankedProblem]],
-    extents: Extents,
-    candidates: Mapping[str, Candidate],
-    sm_count: int,
+    rankings: Iterable[Ranked], extents: Extents, candidates: Mapping[str, Candidate], sm_count: int
 ) -> Preference | None:
     """The second tier: measured times of near problems, carried over.
 
     A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, so
     that what differs between them, whole waves above all, is counted. Near problems weigh in by distance.
     """
-    totals: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    asked: list[Extents] = []
-    for ranking in rankings:
-        near = _near(ranking, extents)
-        asked += [problem.extents for _, problem in near]
-        for far, problem in near:
-            # What was not measured to the end was slower than all that was.
-            slowest = problem.seconds[-1] * 1.5
-            times = dict(zip(problem.kernels, problem.seconds, strict=True))
-            best = problem.seconds[0]
-            weight = 1.0 / (far + 0.05)
-            for digest, candidate in candidates.items():
-                there = estimate_of(candidate, problem.extents, sm_count)
-                here = estimate_of(candidate, extents, sm_count)
-                ratio = log2(times.get(digest, slowest) / best * here / there)
-                totals[digest] = totals.get(digest, 0.0) + weight * ratio
-                weights[digest] = weights.get(digest, 0.0) + weight
-    if not totals:
+    near = [(far, problem, ranking) for ranking in rankings for far, problem in ranking.near(extents)]
+    if not near:
         return None
-    ordered = tuple(sorted(totals, key=lambda digest: (totals[digest] / weights[digest], digest)))
-    return Preference(
-        "nearest tuned", f"measured near {extents}: {', '.join(map(str, sorted(set(asked))))}", ordered
-    )
+    totals = dict.fromkeys(candidates, 0.0)
+    weights = 0.0
+    for far, problem, ranking in near:
+        weight = 1.0 / (far + 0.05)
+        weights += weight
+        for digest, rate in ranking.rates(problem, candidates, sm_count).items():
+            totals[digest] += weight * rate
+    scores = {
+        digest: totals[digest] / weights + log2(estimate_of(candidate, extents, sm_count))
+        for digest, candidate in candidates.items()
+    }
+    ordered = tuple(sorted(scores, key=lambda digest: (scores[digest], digest)))
+    nearest = [problem.extents for _, problem, _ in near[:3]]
+    return Preference("nearest tuned", f"measured near {extents}: {', '.join(map(str, nearest))}", ordered)
 
 
-def modelled(
-    rankings: Iterable[tuple[str, Mapping[Extents, RankedProblem]]], extents: Extents
-) -> Preference | None:
+def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Preference | None:
     """The third tier: the ranking of this problem, or of the nearest, out of the first that has one.
 
     Args:
@@ -172,11 +224,14 @@ def modelled(
         extents: of the problem.
     """
     for gpu, ranking in rankings:
-        near = _near(ranking, extents)
+        problem = ranking.exact(extents)
+        if problem is not None:
+            return Preference("modelled", f"{extents} was ranked for {gpu}", problem.kernels)
+        near = ranking.near(extents)
         if near:
             problem = near[0][1]
-            where = "" if problem.extents == extents else f", near {extents}"
-            return Preference("modelled", f"{problem.extents} was ranked for {gpu}{where}", problem.kernels)
+            reason = f"{problem.extents}, near {extents}, was ranked for {gpu}"
+            return Preference("modelled", reason, problem.kernels)
     return None
 
 
@@ -186,28 +241,6 @@ def default_order(candidates: Sequence[Candidate], extents: Extents, sm_count: i
     return Preference(
         "default order", f"the least estimated time on {sm_count} SMs", tuple(c.digest for c in ordered)
     )
-
-
-def _near(ranking: Mapping[Extents, RankedProblem], extents: Extents) -> list[tuple[float, RankedProblem]]:
-    """The nearest ranked problems with their distances, nearest first; none beyond :data:`NEAR`."""
-    exact = ranking.get(extents)
-    if exact is not None:
-        return [(0.0, exact)]
-    found = []
-    for other, problem in ranking.items():
-        steps = [
-            abs(log2(mine / theirs)) if mine != theirs else 0.0
-            for mine, theirs in (
-                (extents.batch, other.batch),
-                (extents.m, other.m),
-                (extents.n, other.n),
-                (extents.k, other.k),
-            )
-        ]
-        if max(steps) <= NEAR:
-            found.append((sum(steps), other, problem))
-    found.sort(key=lambda item: item[:2])
-    return [(far, problem) for far, _, problem in found[:NEIGHBOURS]]
 
 
 def usual_sm_count(target: str) -> int:
@@ -223,14 +256,18 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
         extents: of the problem.
         sm_count: SMs of the GPU; None for that of a typical GPU of the kernel's target.
     """
-    candidate = Candidate.make(kernel.digest, dict(kernel.design))
+    candidate = candidate_of(kernel)
     return (*_order(candidate, extents, sm_count or usual_sm_count(kernel.target)), kernel.name)
 
 
 def estimate(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> float:
     """Estimated time for each step along K, in multiply-adds of one SM; see the module's description."""
-    candidate = Candidate.make("", dict(kernel.design))
-    return estimate_of(candidate, extents, sm_count or usual_sm_count(kernel.target))
+    return estimate_of(candidate_of(kernel), extents, sm_count or usual_sm_count(kernel.target))
+
+
+def candidate_of(kernel: Kernel) -> Candidate:
+    """A kernel's part of a choice."""
+    return Candidate.make(kernel.digest, dict(kernel.design), dict(kernel.constants))
 
 
 def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
@@ -239,9 +276,10 @@ def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
     tile_m, tile_n, pair = candidate.tile_m, candidate.tile_n, candidate.pair
     # Written out: this is asked of every kernel of a group at each problem not seen before.
     cluster_m, cluster_n = candidate.cluster_m, candidate.cluster_n
-    blocks_m = ((rows + tile_m - 1) // tile_m * pair + cluster_m - 1) // cluster_m * cluster_m
-    blocks_n = ((columns + tile_n - 1) // tile_n + cluster_n - 1) // cluster_n * cluster_n
-    waves = (max(extents.batch, 1) * blocks_m * blocks_n + sm_count - 1) // sm_count
+    clusters_m = ((rows + tile_m - 1) // tile_m * pair + cluster_m - 1) // cluster_m
+    clusters_n = ((columns + tile_n - 1) // tile_n + cluster_n - 1) // cluster_n
+    at_once = candidate.at_once or sm_count // candidate.cluster or 1
+    waves = (extents.batch * clusters_m * clusters_n + at_once - 1) // at_once
     return waves * (tile_m / pair * tile_n + TRAFFIC * (tile_m / pair + tile_n))
 
 

@@ -97,6 +97,11 @@ class GroupIndex(Sequence[KernelEntry]):
             if value is not None
         }
 
+    def constants(self, position: int) -> Mapping[str, int]:
+        """Numbers of a device profile that a kernel has compiled in, without making the record."""
+        values: Mapping[str, int] = self._rows[position][3]
+        return values
+
     def position(self, digest: str) -> int | None:
         """Where the kernel with this digest stands; None if it is not one of the group."""
         if self._positions is None:
