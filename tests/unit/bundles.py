@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cutlass_aot.builder.link_groups import named_groups
 from cutlass_aot.runtime.files import MANIFEST_KIND
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import (
@@ -18,13 +19,16 @@ from cutlass_aot.schema.catalog import (
     Catalog,
     FileReference,
     GroupEntry,
-    KernelEntry,
+    Groups,
     Needs,
-    group_to_bytes,
+    RankingReference,
+    common_alignment,
 )
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.ranking import Ranking
 from tests.unit.kernels import gemm
 
 HOST = platform.machine()
@@ -60,24 +64,39 @@ def write_bundle(
     needs: Needs = NEEDS,
     hosts: tuple[str, ...] = (HOST,),
     libraries: Mapping[str, bytes] | None = None,
+    launcher: bytes = FAKE_LIBRARY,
+    rankings: Sequence[Ranking] = (),
 ) -> Path:
-    """Write a bundle. ``libraries`` maps group names to library bytes; others hold nothing that loads."""
-    groups: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        groups.setdefault(kernel.group_name, []).append(kernel)
+    """Write a bundle, rankings unchecked.
+
+    ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads. Groups
+    of one readable name are told apart as the builder does.
+    """
+    groups = named_groups([entry(kernel) for kernel in kernels])
     files, entries = [], []
-    for name, members in sorted(groups.items()):
-        child = put(root, f"groups/{name}.msgpack", group_to_bytes(tuple(map(entry, members))))
+    for name, unordered in sorted(groups.items()):
+        members = sorted(unordered, key=lambda member: (member.kernel.name, member.kernel.digest))
+        child = put(root, f"groups/{name}.msgpack", group_to_bytes(members))
         data = (libraries or {}).get(name, FAKE_LIBRARY)
         linked = {host: put(root, f"lib/{host}/{name}.so", data) for host in hosts}
-        files += [child, *linked.values()]
-        first = members[0]
+        first = members[0].kernel
+        own = [ranking for ranking in rankings if ranking.group == first.group]
+        ranked = [
+            RankingReference(
+                ranking.gpu,
+                ranking.measured,
+                put(root, f"rankings/{name}-{number}.msgpack", ranking.to_bytes()),
+            )
+            for number, ranking in enumerate(sorted(own, key=lambda r: (not r.measured, r.gpu)))
+        ]
+        files += [child, *linked.values(), *(reference.file for reference in ranked)]
         entries.append(
             GroupEntry(
                 name, first.operation, first.operands, first.accumulator, first.epilogue,
-                first.target, len(members), child, linked,
+                first.target, len(members), child, linked, tuple(ranked),
             )
         )  # fmt: skip
+    launchers = {host: put(root, f"lib/{host}/launcher.so", launcher) for host in hosts}
     catalog = Catalog(
         name="small",
         version="0.1.0",
@@ -86,9 +105,11 @@ def write_bundle(
         hosts=hosts,
         needs=needs,
         provenance={"nvidia-cutlass-dsl": "4.8.1"},
-        groups=tuple(entries),
+        launchers=launchers,
+        groups=Groups.of(entries),
+        alignment=common_alignment(entries),
     )
-    files.append(put(root, CATALOG_NAME, catalog.to_bytes()))
+    files += [*launchers.values(), put(root, CATALOG_NAME, catalog.to_bytes())]
     write_manifest(root, files)
     return root
 

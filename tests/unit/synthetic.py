@@ -10,9 +10,11 @@ from typing import Any
 
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary
 from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.catalog import KernelEntry, Needs
+from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS, Kernel
+from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from tests.unit.kernels import gemm
 
 FACTS = Facts("sm_90a", "12.9", 168, 0, 1024, 40_000)
@@ -84,8 +86,34 @@ def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
     return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": linked})
 
 
+def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
+    """Measured times of all these kernels for one problem, the last of them the fastest."""
+    values: dict[str, Any] = {
+        "group": members[0].group,
+        "gpu": "NVIDIA H200",
+        "measured": True,
+        "origin": "tuned for a test",
+        "problems": (
+            RankedProblem(
+                Extents(1, 512, 512, 512),
+                tuple(member.digest for member in reversed(members)),
+                tuple(1e-5 * (position + 1) for position in range(len(members))),
+            ),
+        ),
+    }
+    return Ranking(**{**values, **changes})
+
+
+def launcher(folder: Path, name: str = "launcher", **library: Any) -> LinkedLibrary:
+    """A launcher, written to ``folder``."""
+    path = folder / f"linked-{name}.so"
+    data = shared_object([EXPORT_PREFIX + function for function in LAUNCHER_FUNCTIONS], **library)
+    path.write_bytes(data)
+    return LinkedLibrary("launcher", path, digest(data))
+
+
 def plan(folder: Path, **changes: Any) -> BundlePlan:
-    """A sound plan of two groups and a licence; its libraries are in ``folder``."""
+    """A sound plan of two groups, a ranking, a launcher and a licence; its libraries are in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "name": "small",
@@ -96,6 +124,8 @@ def plan(folder: Path, **changes: Any) -> BundlePlan:
         "needs": Needs(cuda_runtime="13.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
         "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
         "groups": (group(folder, kernels()), group(folder, kernels(dtypes=("bf16",) * 3))),
+        "launchers": {"x86_64": launcher(folder)},
+        "rankings": (ranking(kernels()),),
         "licenses": {"CUDA-EULA.txt": b"Terms of the CUDA runtime.\n"},
     }
     return BundlePlan(**{**values, **changes})
