@@ -20,12 +20,13 @@ from cutlass_aot.schema.catalog import (
     MANIFEST_NAME,
     Catalog,
     FileReference,
-    group_from_bytes,
-    group_to_bytes,
+    Groups,
 )
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import digest, seal
+from cutlass_aot.schema.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.ranking import Extents, RankedProblem
 from tests.unit.kernels import gemm
-from tests.unit.synthetic import entry, kernels, plan, shared_object
+from tests.unit.synthetic import entry, kernels, plan, ranking, shared_object
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def shared(tmp_path_factory):
     return folder / "small"
 
 
-def rewrite(bundle, path, data, change=lambda catalog: catalog):
+def rewrite(bundle, path, data):
     """Replace a file so that every digest of it is right: only its meaning can be wrong."""
     (bundle / path).write_bytes(data)
     reference = FileReference(path, len(data), digest(data))
@@ -49,25 +50,33 @@ def rewrite(bundle, path, data, change=lambda catalog: catalog):
     def updated(old):
         return reference if old.path == path else old
 
-    catalog = Catalog.from_bytes((bundle / CATALOG_NAME).read_bytes(), CATALOG_NAME)
-    catalog = replace(
-        catalog,
-        groups=tuple(
+    references = read_manifest(bundle)
+    references[path] = reference
+    if path != CATALOG_NAME:
+        catalog = Catalog.from_bytes((bundle / CATALOG_NAME).read_bytes(), CATALOG_NAME)
+        groups = [
             replace(
                 group,
                 child=updated(group.child),
                 libraries={host: updated(library) for host, library in group.libraries.items()},
+                rankings=tuple(replace(item, file=updated(item.file)) for item in group.rankings),
             )
             for group in catalog.groups
-        ),
-    )
-    parent = data if path == CATALOG_NAME else change(catalog).to_bytes()
-    (bundle / CATALOG_NAME).write_bytes(parent)
-    references = read_manifest(bundle)
-    if path != CATALOG_NAME:
-        references[path] = reference
-    references[CATALOG_NAME] = FileReference(CATALOG_NAME, len(parent), digest(parent))
+        ]
+        launchers = {host: updated(library) for host, library in catalog.launchers.items()}
+        parent = replace(catalog, launchers=launchers, groups=Groups.of(groups)).to_bytes()
+        (bundle / CATALOG_NAME).write_bytes(parent)
+        references[CATALOG_NAME] = FileReference(CATALOG_NAME, len(parent), digest(parent))
     (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+
+
+def change_group(bundle, **changes):
+    """Change what the catalog says of the group that has a ranking."""
+    groups = [
+        replace(group, **{name: change(group) for name, change in changes.items()}) if group.rankings else group
+        for group in read_catalog(bundle).groups
+    ]
+    change_catalog(bundle, groups=Groups.of(groups))
 
 
 def change_catalog(bundle, **changes):
@@ -155,6 +164,30 @@ def test_a_manifest_in_another_form_is_found(bundle):
     assert problem.expected == "its canonical form"
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [None, {}, {"size": -1, "sha256": "0" * 64}, {"size": 1, "sha256": "0"},
+     {"size": True, "sha256": "0" * 64}, {"size": 1, "sha256": "G" * 64}],
+)  # fmt: skip
+def test_a_manifest_with_an_entry_without_a_valid_size_and_digest_is_found(bundle, entry):
+    path = bundle / MANIFEST_NAME
+    body = json.loads(path.read_text())
+    body["files"]["x"] = entry
+    path.write_text(json.dumps(body))
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == MANIFEST_NAME
+    assert "the entry of 'x' has no valid size and SHA-256" in problem.found
+
+
+def test_an_index_of_an_older_release_is_found_with_what_to_do(bundle):
+    path, _ = child_of(bundle)
+    rewrite(bundle, path, seal(GROUP_KIND, 1, {}))
+    problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
+    assert [problem.found for problem in problems] == [
+        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 2"
+    ]
+
+
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "lib/\ud800.so", "lib/a\nb.so"])
 def test_a_manifest_with_an_unsafe_path_is_found(bundle, path):
     references = read_manifest(bundle)
@@ -170,12 +203,12 @@ def test_a_file_that_nothing_uses_is_found(bundle):
     (bundle / "lib/x86_64/orphan.so").write_bytes(b"x")
     references["lib/x86_64/orphan.so"] = FileReference("lib/x86_64/orphan.so", 1, digest(b"x"))
     (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
-    assert [problem.found for problem in verify_bundle(bundle)] == ["a file that no group uses"]
+    assert [problem.found for problem in verify_bundle(bundle)] == ["a file that the catalog does not name"]
 
 
 def child_of(bundle, index=0):
     group = read_catalog(bundle).groups[index]
-    return group.child.path, list(group_from_bytes((bundle / group.child.path).read_bytes(), "child"))
+    return group.child.path, list(group_from_bytes((bundle / group.child.path).read_bytes(), group, "child"))
 
 
 def test_children_are_held_against_the_parent(bundle):
@@ -188,21 +221,58 @@ def test_children_are_held_against_the_parent(bundle):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    "changes",
     [
-        ({"dtypes": ("f8e4m3",) * 3}, "operands"),
-        ({"accumulator": "f16"}, "accumulator 'f16'"),
-        ({"target": "sm_100a"}, "target 'sm_100a'"),
-        ({"epilogue": "relu"}, "epilogue 'relu'"),
-        ({"operation": "conv"}, "operation 'conv'"),
+        {"dtypes": ("f8e4m3",) * 3},
+        {"accumulator": "f16"},
+        {"target": "sm_100a"},
+        {"epilogue": "relu"},
+        {"operation": "conv"},
     ],
 )
-def test_a_kernel_of_another_group_is_found(bundle, changes, says):
+def test_a_kernel_of_another_group_is_found(bundle, changes):
     path, entries = child_of(bundle)
-    rewrite(bundle, path, group_to_bytes((*entries[:-1], entry(gemm(**changes)))))
-    found = [str(problem) for problem in verify_bundle(bundle)]
-    assert any(says in text for text in found)
-    assert any("not functionally equivalent" in text for text in found)
+    foreign = gemm(**changes)
+    rewrite(bundle, path, group_to_bytes((*entries[:-1], entry(foreign))))
+    found = {(problem.path.partition(":")[0], problem.found) for problem in verify_bundle(bundle)}
+    # Its record is made of what the parent says of the group: that gives another digest than its own.
+    assert (path, f"digest {foreign.digest}") in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulator": "f16"},
+        {"epilogue": "relu"},
+        {"operation": "conv"},
+        {"operands": tuple(replace(item, divisibility=1) for item in kernels()[0].operands)},
+    ],
+)
+def test_a_group_that_the_parent_tells_wrongly_is_found(bundle, changes):
+    change_group(bundle, **{name: lambda group, value=value: value for name, value in changes.items()})
+    digests = {kernel.digest for kernel in kernels()}
+    found = {problem.found for problem in verify_bundle(bundle)}
+    assert {f"digest {digest}" for digest in digests} <= found
+
+
+@pytest.mark.parametrize("field", ["design", "constants", "workspace_bytes", "generator"])
+def test_a_row_that_is_not_what_its_digest_says_is_found(bundle, field):
+    path, entries = child_of(bundle)
+    changed = {
+        "design": (("family", "G"), ("tile_shape", (1, 2, 3))),
+        "constants": (("sm_count", 1),),
+        "workspace_bytes": 7,
+        "generator": "another",
+    }
+    # replace() would make a record with a digest of its own.
+    wrong = replace(entries[0].kernel, **{field: changed[field]})
+    object.__setattr__(wrong, "_digest", entries[0].kernel.digest)
+    rewrite(bundle, path, group_to_bytes((replace(entries[0], kernel=wrong), *entries[1:])))
+    (problem,) = verify_bundle(bundle)
+    assert problem.path.startswith(f"{path}: ")
+    assert problem.found == f"digest {entries[0].kernel.digest}"
+    assert problem.expected.endswith(", its record's")
+    assert "digest" not in problem.expected
 
 
 def test_a_kernel_twice_is_found(bundle):
@@ -237,13 +307,114 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
 
 
 @pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        ({"exported": ["__tvm_ffi_cutlass_aot_launcher"]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
+        ({"machine": 183}, "a library for aarch64"),
+        ({"extra": ["__tvm_ffi_system"]}, "the symbol __tvm_ffi_system"),
+        ({"needed": ["libcudart.so.13"]}, "a need for libcudart.so.13"),
+        ({"bytes": b"\x7fELF"}, "not a sound shared library"),
+    ],
+)
+def test_the_launcher_is_held_against_what_the_runtime_asks_of_it(bundle, library, says):
+    functions = ["__tvm_ffi_cutlass_aot_chooser", "__tvm_ffi_cutlass_aot_launcher"]
+    data = library.get("bytes") or shared_object(
+        [*library.get("exported", functions), *library.get("extra", [])],
+        machine=library.get("machine", 62),
+        needed=library.get("needed", ["libc.so.6"]),
+    )
+    rewrite(bundle, "lib/x86_64/launcher.so", data)
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == "lib/x86_64/launcher.so"
+    assert says in problem.found
+
+
+def test_a_library_of_kernels_is_no_launcher(bundle):
+    library = read_catalog(bundle).groups[0].libraries["x86_64"]
+    change_catalog(bundle, launchers={"x86_64": library})
+    problems = [str(problem) for problem in verify_bundle(bundle)]
+    assert any(text.startswith(f"{library.path}: found no symbol __tvm_ffi_cutlass_aot_ch") for text in problems)
+    assert any(text.startswith("lib/x86_64/launcher.so: found a file that the") for text in problems)
+
+
+def ranking_path(bundle):
+    (path,) = (bundle / "rankings").iterdir()
+    return path.relative_to(bundle).as_posix()
+
+
+def problem_with(*digests):
+    return (RankedProblem(Extents(1, 64, 64, 64), digests, tuple(1e-6 * (n + 1) for n in range(len(digests)))),)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"problems": problem_with("ab" * 32)}, f"kernels {'ab' * 32}"),
+        ({"problems": problem_with(kernels(dtypes=("bf16",) * 3)[0].digest)}, "kernels "),
+        ({"group": kernels(dtypes=("bf16",) * 3)[0].group}, "a ranking of group "),
+        ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200"),
+        ({"measured": False}, "a ranking for NVIDIA H200"),
+    ],
+)
+def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, says):
+    rewrite(bundle, ranking_path(bundle), ranking(kernels(), **changed).to_bytes())
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == ranking_path(bundle)
+    assert problem.found.startswith(says)
+
+
+def test_a_ranking_that_the_catalog_tells_wrongly_is_found(bundle):
+    change_group(bundle, rankings=lambda group: (replace(group.rankings[0], gpu="NVIDIA B200"),))
+    (problem,) = verify_bundle(bundle)
+    assert problem.expected == "one for NVIDIA B200, as the catalog says"
+
+
+def test_a_file_that_is_no_ranking_is_found(bundle):
+    path = ranking_path(bundle)
+    rewrite(bundle, path, (bundle / read_catalog(bundle).groups[0].child.path).read_bytes())
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == path
+    assert "is not a 'cutlass-aot ranking' file" in problem.found
+
+
+def test_a_ranking_that_no_group_names_is_found(bundle):
+    path = ranking_path(bundle)
+    change_group(bundle, rankings=lambda group: ())
+    assert verify_bundle(bundle) == [Problem(path, "a file that the catalog does not name", "no such file")]
+
+
+def test_a_group_that_is_kept_under_another_signature_is_found(bundle):
+    catalog = read_catalog(bundle)
+    records = catalog.groups.to_record()
+    (first, one), (second, other) = records.items()
+    change_catalog(bundle, groups=Groups({first: other, second: one}, "catalog"))
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == CATALOG_NAME
+    assert f"keeps a group of {second} under {first}" in problem.found
+
+
+@pytest.mark.parametrize("record", [b"", b"\x80", b"\xc1", b"\x93\x01\x02\x03"])
+def test_a_group_of_the_catalog_that_is_malformed_is_found(bundle, record):
+    records = {word: list(found) for word, found in read_catalog(bundle).groups.to_record().items()}
+    next(iter(records.values()))[0] = record
+    change_catalog(bundle, groups=Groups(records, "catalog"))
+    (problem,) = verify_bundle(bundle)
+    assert problem.path == CATALOG_NAME
+    assert problem.expected == "a catalog that this release reads"
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"name": "Small/.."}, "bundle name"),
         ({"targets": ("sm_100a",)}, "target sm_90a"),
         ({"targets": ("sm_90a", "sm_90a\n")}, "target 'sm_90a\\n'"),
         ({"hosts": ("aarch64",)}, "libraries for x86_64"),
-        ({"groups": ()}, "groups nothing"),
+        ({"hosts": ("aarch64",)}, "launchers for x86_64"),
+        ({"launchers": {}}, "launchers for nothing"),
+        ({"groups": Groups.of(())}, "groups nothing"),
+        ({"alignment": 8}, "alignment 8"),
+        ({"alignment": 32}, "alignment 32"),
     ],
 )
 def test_a_parent_that_contradicts_itself_is_found(bundle, changes, says):
@@ -254,7 +425,7 @@ def test_a_parent_that_contradicts_itself_is_found(bundle, changes, says):
 def test_another_size_in_the_catalog_than_in_the_manifest_is_found(bundle):
     groups = read_catalog(bundle).groups
     wrong = replace(groups[0], child=replace(groups[0].child, size=groups[0].child.size + 1))
-    change = replace(read_catalog(bundle), groups=(wrong, *groups[1:]))
+    change = replace(read_catalog(bundle), groups=Groups.of([wrong, *groups[1:]]))
     rewrite(bundle, CATALOG_NAME, change.to_bytes())
     assert any("another size or digest" in problem.found for problem in verify_bundle(bundle))
 

@@ -27,7 +27,7 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
 from cutlass_aot.schema.encoding import digest
-from tests.unit.synthetic import group, kernels, plan, shared_object
+from tests.unit.synthetic import group, kernels, launcher, plan, shared_object
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 PACKAGE, DIST_INFO = "cutlass_aot_bundle_small", "cutlass_aot_bundle_small-0.1.0.dist-info"
@@ -108,6 +108,23 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     tags = [line for line in files[f"{DIST_INFO}/WHEEL"].decode().splitlines() if "ag:" in line]
     assert tags == ["Tag: py3-none-manylinux_2_28_x86_64"]
     assert list(wheel.parent.iterdir()) == [wheel]
+
+
+def test_a_wheel_carries_launchers_and_rankings(bundle, wheel):
+    files = set(contents(wheel))
+    assert f"{PACKAGE}/bundle/lib/x86_64/launcher.so" in files
+    (ranking,) = (bundle / "rankings").iterdir()
+    assert f"{PACKAGE}/bundle/rankings/{ranking.name}" in files
+    assert verify_path(wheel) == []
+
+
+@pytest.mark.parametrize("folder", ["lib/x86_64", "rankings"])
+def test_a_wheel_that_lost_its_launcher_or_a_ranking_is_found(bundle, wheel, tmp_path, folder):
+    files = contents(wheel)
+    lost = sorted(path for path in files if path.startswith(f"{PACKAGE}/bundle/{folder}/"))[-1]
+    del files[lost]
+    damaged = rewritten(tmp_path / "lost", files, record=f"{DIST_INFO}/RECORD")
+    assert lost in {problem.path for problem in verify_path(damaged)}
 
 
 def test_the_only_code_in_a_wheel_is_a_docstring(wheel):
@@ -220,7 +237,11 @@ def test_a_bundle_for_two_hosts_is_refused(tmp_path):
     both = replace(
         one, libraries={**one.libraries, "aarch64": LinkedLibrary("other", other, digest(other.read_bytes()))}
     )
-    bundle = make(tmp_path, hosts=("x86_64", "aarch64"), groups=(both,))
+    launchers = {
+        "x86_64": launcher(tmp_path / "linked"),
+        "aarch64": launcher(tmp_path / "linked", "aarch64-launcher", machine=183),
+    }
+    bundle = make(tmp_path, hosts=("x86_64", "aarch64"), groups=(both,), launchers=launchers)
     with pytest.raises(BundleError, match="aarch64, x86_64, a wheel is for one host"):
         build_wheel(bundle, tmp_path)
 

@@ -20,9 +20,11 @@ from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.bundle.write import BundlePlan, LinkedLibrary, bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
-from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference, group_from_bytes
+from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference
 from cutlass_aot.schema.encoding import digest
-from tests.unit.synthetic import entry, group, kernels, plan, shared_object
+from cutlass_aot.schema.group_index import group_from_bytes
+from cutlass_aot.schema.ranking import Ranking
+from tests.unit.synthetic import entry, group, kernels, launcher, plan, ranking, shared_object
 
 
 def tree(folder):
@@ -60,9 +62,17 @@ def test_what_is_written_reads_back_and_verifies(small, out):
     assert (catalog.name, catalog.version, catalog.needs) == ("small", "0.1.0", small.needs)
     assert [g.name for g in catalog.groups] == sorted(g.name for g in small.groups)
     for found in catalog.groups:
-        names = [e.kernel.name for e in group_from_bytes((out / found.child.path).read_bytes(), "child")]
+        names = [e.kernel.name for e in group_from_bytes((out / found.child.path).read_bytes(), found, "child")]
         assert names == sorted(names)
         assert len(names) == found.count == 3
+    bf16, f16 = catalog.groups
+    assert bf16.rankings == ()
+    (reference,) = f16.rankings
+    assert (reference.gpu, reference.measured) == ("NVIDIA H200", True)
+    assert Ranking.from_bytes((out / reference.file.path).read_bytes(), "ranking") == small.rankings[0]
+    assert catalog.launchers["x86_64"].path == "lib/x86_64/launcher.so"
+    assert (out / "lib/x86_64/launcher.so").read_bytes() == small.launchers["x86_64"].path.read_bytes()
+    assert catalog.alignment == 16
     assert (out / "licenses/CUDA-EULA.txt").read_bytes() == small.licenses["CUDA-EULA.txt"]
     assert left_behind(out) == []
 
@@ -73,15 +83,27 @@ def test_the_manifest_lists_every_other_file(small, out):
 
 
 def test_the_order_of_the_inputs_does_not_show(small, tmp_path):
+    rankings = [
+        ranking(kernels()),
+        ranking(kernels(), gpu="NVIDIA B200"),
+        ranking(kernels(), gpu="b200", measured=False),
+        ranking(kernels(dtypes=("bf16",) * 3)),
+    ]
+    small = replace(small, rankings=rankings)
     turned = replace(
         small,
         groups=[replace(g, entries=g.entries[::-1]) for g in reversed(small.groups)],
         targets=list(small.targets),
+        rankings=list(reversed(rankings)),
         licenses=dict(reversed(small.licenses.items())),
     )
     write_bundle(small, tmp_path / "one")
     write_bundle(turned, tmp_path / "deep" / "two")
     assert tree(tmp_path / "one") == tree(tmp_path / "deep" / "two")
+    # The measured ones first, then by GPU.
+    listed = [(r.gpu, r.measured) for r in read_catalog(tmp_path / "one").groups[1].rankings]
+    assert listed == [("NVIDIA B200", True), ("NVIDIA H200", True), ("b200", False)]
+    assert verify_bundle(tmp_path / "one") == []
 
 
 def test_modes_do_not_depend_on_the_umask(small, tmp_path):
@@ -290,7 +312,7 @@ def test_groups_may_share_a_library(small, tmp_path, out):
     shared = {"x86_64": LinkedLibrary("sm_90a-0", path, digest(data))}
     groups = tuple(replace(group, libraries=shared) for group in small.groups)
     write_bundle(replace(small, groups=groups), out)
-    assert [file.name for file in (out / "lib" / "x86_64").iterdir()] == ["sm_90a-0.so"]
+    assert sorted(file.name for file in (out / "lib" / "x86_64").iterdir()) == ["launcher.so", "sm_90a-0.so"]
     assert verify_bundle(out) == []
 
 
@@ -337,7 +359,8 @@ def test_a_library_that_changes_meanwhile_is_refused(small, out, monkeypatch):
         ({"targets": ()}, "names no target"),
         ({"targets": ("sm_90a", "sm_90a")}, "one twice"),
         ({"targets": ("sm_100a",)}, "is for sm_90a"),
-        ({"hosts": ("x86_64", "aarch64")}, "the bundle needs them for"),
+        ({"hosts": ("x86_64", "aarch64")}, "needs them for"),
+        ({"launchers": {}}, "has launchers for "),
         ({"licenses": {"../EULA.txt": b""}}, "cannot name a file"),
     ],
 )
@@ -359,6 +382,61 @@ def test_groups_that_contradict_themselves_are_refused(small, tmp_path, out):
     ):
         with pytest.raises(BundleError, match=says):
             write_bundle(replace(small, groups=groups), out)
+
+
+def test_rankings_that_do_not_belong_are_refused(small, out):
+    f16, bf16, fp8 = (kernels(dtypes=(dtype,) * 3) for dtype in ("f16", "bf16", "f8e4m3"))
+    own = ranking(f16)
+    for rankings, says in (
+        ([ranking(fp8)], "is of a group that bundle 'small' does not have"),
+        ([own, own], "is given twice"),
+        ([own, ranking(f16, problems=ranking(bf16).problems)], "is given twice"),
+        ([ranking(f16, problems=ranking(bf16).problems)], "names a kernel that bundle 'small' does not have"),
+    ):
+        with pytest.raises(BundleError, match=says):
+            write_bundle(replace(small, rankings=rankings), out)
+    assert not out.parent.exists()
+
+
+def test_rankings_of_other_gpus_and_origins_live_side_by_side(small, out):
+    f16 = kernels()
+    several = [ranking(f16), ranking(f16, measured=False), ranking(f16, gpu="NVIDIA B200")]
+    write_bundle(replace(small, rankings=several), out)
+    assert len(list((out / "rankings").iterdir())) == 3
+    assert verify_bundle(out) == []
+
+
+def test_a_ranking_changes_the_bundle_and_taking_it_away_removes_its_file(small, out):
+    write_bundle(small, out)
+    assert list((out / "rankings").iterdir())
+    assert write_bundle(replace(small, rankings=()), out)
+    assert not (out / "rankings").exists()
+    assert verify_bundle(out) == []
+
+
+def test_a_launcher_that_is_not_what_was_linked_is_refused(small, tmp_path, out):
+    other = launcher(tmp_path / "linked", "other", machine=183)
+    for wrong in (
+        replace(small.launchers["x86_64"], path=other.path),
+        replace(small.launchers["x86_64"], sha256="0" * 64),
+    ):
+        with pytest.raises(BundleError, match=r"linked-.* has SHA-256 [0-9a-f]{64}, .* build again"):
+            write_bundle(replace(small, launchers={"x86_64": wrong}), out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["../launcher", "a b", ""])
+def test_a_launcher_with_an_impossible_name_is_refused(small, out, name):
+    wrong = replace(small.launchers["x86_64"], name=name)
+    with pytest.raises(BundleError, match="cannot name a file"):
+        write_bundle(replace(small, launchers={"x86_64": wrong}), out)
+
+
+def test_a_launcher_under_the_name_of_a_library_of_kernels_is_refused(small, out):
+    taken = small.groups[0].libraries["x86_64"].name
+    wrong = replace(small.launchers["x86_64"], name=taken)
+    with pytest.raises(BundleError, match="names two libraries"):
+        write_bundle(replace(small, launchers={"x86_64": wrong}), out)
 
 
 def test_bundle_is_tells_this_bundle_from_any_other(small, tmp_path, out):

@@ -6,16 +6,28 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cutlass_aot
+from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError, SchemaTooNew
 from cutlass_aot.runtime.files import open_beneath, read_bounded, read_manifest
-from cutlass_aot.schema.catalog import CATALOG_KIND, CATALOG_NAME, GROUP_KIND, MANIFEST_NAME
+from cutlass_aot.schema.catalog import (
+    CATALOG_KIND,
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    MAX_INDEX_BYTES,
+    SCHEMA,
+    FileReference,
+    Groups,
+    RankingReference,
+)
 from cutlass_aot.schema.encoding import digest, seal
-from tests.unit.bundles import designs, write_bundle
+from cutlass_aot.schema.group_index import GROUP_KIND
+from tests.unit.bundles import HOST, designs, write_bundle
 
 
 @pytest.fixture
@@ -85,8 +97,9 @@ def test_any_flipped_bit_of_the_index_is_noticed(bundle: Path) -> None:
             cutlass_aot.open(bundle)
 
 
-def test_a_flipped_bit_of_the_manifest_never_passes_unnoticed(bundle: Path) -> None:
+def test_a_flipped_bit_of_the_manifest_never_changes_what_is_opened(bundle: Path) -> None:
     data = (bundle / MANIFEST_NAME).read_bytes()
+    catalog = (bundle / CATALOG_NAME).read_bytes()
     chooser = random.Random(2)
     for _ in range(100):
         changed = bytearray(data)
@@ -96,8 +109,10 @@ def test_a_flipped_bit_of_the_manifest_never_passes_unnoticed(bundle: Path) -> N
             opened = cutlass_aot.open(bundle)
         except (CorruptFile, SchemaTooNew):
             continue
-        # What is left are files that opening does not need, such as a licence's entry. There are none here.
-        pytest.fail(f"{opened} was opened with another manifest")
+        # What is left are the entries of other files: the catalog has their digests, too.
+        assert opened.catalog.to_bytes() == catalog
+        assert len(opened.kernels()) == 6
+        assert verify_bundle(bundle)
 
 
 def test_a_child_that_was_altered(bundle: Path) -> None:
@@ -124,20 +139,38 @@ def test_a_foreign_manifest(bundle: Path, body: bytes) -> None:
 
 
 def test_a_foreign_catalog(bundle: Path) -> None:
-    relist(bundle, CATALOG_NAME, seal(GROUP_KIND, 1, {}))
+    relist(bundle, CATALOG_NAME, seal(GROUP_KIND, SCHEMA, {}))
     with pytest.raises(CorruptFile, match=rf"is not a '{CATALOG_KIND}' file"):
         cutlass_aot.open(bundle)
 
 
 def test_a_newer_manifest(bundle: Path) -> None:
-    rewrite(bundle, lambda body: body.update(schema=2))
-    with pytest.raises(SchemaTooNew, match="schema version 2, this cutlass-aot reads up to 1: upgrade"):
+    rewrite(bundle, lambda body: body.update(schema=SCHEMA + 1))
+    with pytest.raises(SchemaTooNew, match="schema version 3, this cutlass-aot reads up to 2: upgrade"):
         cutlass_aot.open(bundle)
 
 
 def test_a_newer_catalog(bundle: Path) -> None:
     relist(bundle, CATALOG_NAME, seal(CATALOG_KIND, 7, {}))
     with pytest.raises(SchemaTooNew, match="schema version 7"):
+        cutlass_aot.open(bundle)
+
+
+def test_an_older_catalog_is_refused_with_what_to_do(bundle: Path) -> None:
+    relist(bundle, CATALOG_NAME, seal(CATALOG_KIND, 1, {}))
+    with pytest.raises(
+        CorruptFile,
+        match=r"catalog\.msgpack has schema version 1, which this cutlass-aot no longer reads: "
+        "build it again, with version 2",
+    ):
+        cutlass_aot.open(bundle)
+
+
+def test_an_older_bundle_is_refused_with_what_to_do(bundle: Path) -> None:
+    # As a release with schema 1 wrote it: manifest and catalog.
+    relist(bundle, CATALOG_NAME, seal(CATALOG_KIND, 1, {"groups": []}))
+    rewrite(bundle, lambda body: body.update(schema=1))
+    with pytest.raises(CorruptFile, match="no longer reads: build it again"):
         cutlass_aot.open(bundle)
 
 
@@ -157,23 +190,53 @@ def test_a_schema_version_that_is_none(bundle: Path, schema: object) -> None:
 def test_an_entry_without_a_valid_size_and_digest(bundle: Path, entry: object) -> None:
     rewrite(bundle, lambda body: body["files"].update({"x": entry}))
     with pytest.raises(CorruptFile, match="'x' has no valid size and SHA-256"):
+        read_manifest(bundle)
+    rewrite(bundle, lambda body: body["files"].update({CATALOG_NAME: entry}))
+    with pytest.raises(CorruptFile, match=f"'{CATALOG_NAME}' has no valid size and SHA-256"):
+        cutlass_aot.open(bundle)
+
+
+def test_a_catalog_that_is_larger_than_any_index(bundle: Path) -> None:
+    size = MAX_INDEX_BYTES + 1
+    rewrite(bundle, lambda body: body["files"][CATALOG_NAME].update(size=size))
+    with pytest.raises(CorruptFile, match=rf"catalog\.msgpack: impossible size {size}"):
         cutlass_aot.open(bundle)
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "a\\b", "a\0b", ""])
 def test_a_path_that_leads_out(bundle: Path, path: str) -> None:
+    catalog = cutlass_aot.open(bundle).catalog
     rewrite(bundle, lambda body: body["files"].update({path: {"size": 0, "sha256": digest(b"")}}))
     with pytest.raises(CorruptFile, match="leads out of the bundle"):
-        cutlass_aot.open(bundle)
+        read_manifest(bundle)
     with pytest.raises(CorruptFile, match="leads out of the bundle"):
         open_beneath(bundle, path)
+    # Nor in the catalog, which alone says what is read after opening.
+    outside = FileReference(path, 0, digest(b""))
+    for wrong in (
+        replace(catalog, launchers={HOST: outside}),
+        replace(catalog, groups=Groups.of([replace(catalog.groups[0], child=outside)])),
+        replace(catalog, groups=Groups.of([replace(catalog.groups[0], libraries={HOST: outside})])),
+        replace(
+            catalog,
+            groups=Groups.of(
+                [replace(catalog.groups[0], rankings=(RankingReference("NVIDIA H200", True, outside),))]
+            ),
+        ),
+    ):
+        relist(bundle, CATALOG_NAME, wrong.to_bytes())
+        with pytest.raises(CorruptFile, match="leads out of the bundle"):
+            cutlass_aot.open(bundle).kernels()
 
 
-def test_catalog_and_manifest_have_to_agree(bundle: Path) -> None:
+@pytest.mark.parametrize("change", [{"size": 1}, {"sha256": "0" * 64}])
+def test_opening_holds_files_against_the_catalog_and_verify_against_both(
+    bundle: Path, change: dict[str, object]
+) -> None:
     name = f"groups/{child(bundle).name}"
-    rewrite(bundle, lambda body: body["files"][name].update(size=1))
-    with pytest.raises(CorruptFile, match="disagree"):
-        cutlass_aot.open(bundle)
+    rewrite(bundle, lambda body: body["files"][name].update(change))
+    assert len(cutlass_aot.open(bundle).kernels()) == 6
+    assert any("another size or digest" in problem.found for problem in verify_bundle(bundle))
 
 
 def test_a_manifest_without_a_catalog(bundle: Path) -> None:
