@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,11 @@ class Bundle:
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
-        groups, handles, preference, extents, sms = self._served(
-            operands, accumulator, operation, epilogue, target, None
-        )
-        return ordered(preference, groups, handles, extents, sms)
+        return [
+            kernel
+            for served in self._served(operands, accumulator, operation, epilogue, target, None)
+            for kernel in ordered(*served)
+        ]
 
     def choose(
         self,
@@ -152,8 +153,8 @@ class Bundle:
         Raises:
             KernelNotFound: as for :meth:`find`, like the other errors.
         """
-        groups, handles, preference, *_ = self._served(
-            operands, accumulator, operation, epilogue, target, gpu
+        preference, groups, handles, *_ = next(
+            self._served(operands, accumulator, operation, epilogue, target, gpu)
         )
         return best(preference, groups, handles)
 
@@ -165,13 +166,17 @@ class Bundle:
         epilogue: str,
         target: str | None,
         gpu: str | None,
-    ) -> tuple[list[Group], list[tuple[KernelHandle, ...]], Preference, Extents, int | None]:
-        """Groups of the best target that serve operands, their kernels, and what a tier says."""
+    ) -> Iterator[tuple[Preference, list[Group], list[tuple[KernelHandle, ...]], Extents, int | None]]:
+        """By target, best first, what a tier says, the groups that serve operands and their kernels.
+
+        One target for operands on a GPU; at least one.
+        """
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
         request = lookup.Request(operation, epilogue, accumulator, targets, where, descriptions)
-        possible = self.catalog.groups.with_signature(operation, [found.dtype for found in descriptions])
+        possible = self.catalog.groups.with_signature(operation, [operand.dtype for operand in descriptions])
+        found = False
         for name in targets:
             entries = lookup.serving(possible, request, name)
             if not entries:
@@ -182,8 +187,12 @@ class Bundle:
             handles = [self._handles(entry) for entry in entries]
             extents = lookup.problem_extents(entries[0], descriptions)
             model, sms = self._gpu(ordinal) if ordinal >= 0 else (gpu, None)
-            return groups, handles, prefer(groups, extents, model, sms), extents, sms
-        raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
+            found = True
+            yield prefer(groups, extents, model, sms), groups, handles, extents, sms
+            if ordinal >= 0:
+                break
+        if not found:
+            raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
 
     def _gpu(self, ordinal: int) -> tuple[str | None, int | None]:
         """Model and SMs of a GPU."""
