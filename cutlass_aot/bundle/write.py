@@ -16,7 +16,7 @@ from typing import BinaryIO
 import filelock
 
 from cutlass_aot.bundle.files import digest_file, exchange, is_exactly, manifest_to_bytes
-from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
@@ -324,6 +324,11 @@ def _check_rankings(plan: BundlePlan) -> None:
         if (ranking.group, ranking.gpu, ranking.measured) in seen:
             raise BundleError(f"{what} is given twice to bundle {plan.name!r}")
         seen.add((ranking.group, ranking.gpu, ranking.measured))
+        try:
+            # What is written has to be read again.
+            Ranking.from_bytes(ranking.to_bytes(), what)
+        except CorruptFile as error:
+            raise BundleError(f"{error}: expected kernels each once, and times in ascending order") from None
         named = {digest for problem in ranking.problems for digest in problem.kernels}
         unknown = sorted(named - digests[ranking.group])
         if unknown:

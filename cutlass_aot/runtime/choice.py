@@ -50,8 +50,9 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
             elif reference.gpu == gpu:
                 measured.append(group.ranking(reference))
     if measured:
-        found = select.tuned(measured, extents) or select.nearest_tuned(
-            measured, extents, _candidates(groups), sms
+        ranking = select.merged(measured)
+        found = select.tuned(ranking, extents) or select.nearest_tuned(
+            ranking, extents, _candidates(groups), sms
         )
         if found is not None:
             return found

@@ -13,7 +13,7 @@ from cutlass_aot.runtime.select import Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
-from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.ranking import Ranking, without
 
 
 class Group:
@@ -80,7 +80,7 @@ class Group:
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:
-        """One of the group's rankings, read once.
+        """One of the group's rankings, read once; what it says of foreign kernels is left out.
 
         Raises:
             CorruptFile: if it is not what the parent says.
@@ -90,7 +90,18 @@ class Group:
         if found is None:
             what = str(self._root / reference.file.path)
             ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
-            found = self._rankings[reference] = Ranked(ranking.problems)
+            if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
+                raise CorruptFile(f"{what} is for {ranking.gpu}, the catalog says {reference.gpu}")
+            foreign = {
+                digest
+                for problem in ranking.problems
+                for digest in problem.kernels
+                if self.index.position(digest) is None
+            }
+            problems = (
+                [without(problem, foreign) for problem in ranking.problems] if foreign else ranking.problems
+            )
+            found = self._rankings[reference] = Ranked([p for p in problems if p is not None])
         return found
 
     def compiled(self, position: int, device: int) -> Any:

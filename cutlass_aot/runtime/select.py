@@ -126,6 +126,7 @@ class Ranked:
     """
 
     def __init__(self, problems: Sequence[RankedProblem]) -> None:
+        self.problems = problems
         self._exact = {problem.extents: problem for problem in problems}
         # By all extents but M, of which there are few, then by M.
         self._by_weights: dict[tuple[float, float, float], list[tuple[float, RankedProblem]]] = {}
@@ -175,34 +176,53 @@ class Ranked:
         return found
 
 
-def tuned(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
-    """The first tier: times of this very problem. The rankings are of one model of GPU, each of a group."""
-    times: dict[str, float] = {}
+def merged(rankings: Sequence[Ranked]) -> Ranked:
+    """Measured rankings of several groups as one, so that a kernel is judged among those of all groups."""
+    if len(rankings) == 1:
+        return rankings[0]
+    times: dict[Extents, dict[str, float]] = {}
     for ranking in rankings:
-        problem = ranking.exact(extents)
-        if problem is not None:
-            times.update(zip(problem.kernels, problem.seconds, strict=True))
-    if not times:
+        for problem in ranking.problems:
+            known = times.setdefault(problem.extents, {})
+            known.update(zip(problem.kernels, problem.seconds, strict=True))
+    return Ranked([_ranked(extents, known) for extents, known in times.items()])
+
+
+def _ranked(extents: Extents, times: Mapping[str, float]) -> RankedProblem:
+    kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
+    return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
+
+
+def tuned(ranking: Ranked, extents: Extents) -> Preference | None:
+    """The first tier: measured times of this very problem."""
+    problem = ranking.exact(extents)
+    if problem is None:
         return None
-    ordered = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-    reason = f"{extents} was measured: {times[ordered[0]] * 1e6:.1f} µs, the best of {len(times)}"
-    return Preference("tuned", reason, ordered)
+    count = len(problem.kernels)
+    reason = f"{extents} was measured: {problem.seconds[0] * 1e6:.1f} µs, the best of {count}"
+    return Preference("tuned", reason, problem.kernels)
 
 
 def nearest_tuned(
-    rankings: Iterable[Ranked], extents: Extents, candidates: Mapping[str, Candidate], sm_count: int
+    ranking: Ranked, extents: Extents, candidates: Mapping[str, Candidate], sm_count: int
 ) -> Preference | None:
     """The second tier: measured times of near problems, carried over.
 
     A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, so
     that what differs between them, whole waves above all, is counted. Near problems weigh in by distance.
+
+    Args:
+        ranking: measured on the model of GPU that is chosen for.
+        extents: of the problem.
+        candidates: kernels that there are, by digest.
+        sm_count: SMs of the GPU.
     """
-    near = [(far, problem, ranking) for ranking in rankings for far, problem in ranking.near(extents)]
+    near = ranking.near(extents)
     if not near:
         return None
     totals = dict.fromkeys(candidates, 0.0)
     weights = 0.0
-    for far, problem, ranking in near:
+    for far, problem in near:
         weight = 1.0 / (far + 0.05)
         weights += weight
         for digest, rate in ranking.rates(problem, candidates, sm_count).items():
@@ -212,8 +232,8 @@ def nearest_tuned(
         for digest, candidate in candidates.items()
     }
     ordered = tuple(sorted(scores, key=lambda digest: (scores[digest], digest)))
-    nearest = [problem.extents for _, problem, _ in near[:3]]
-    return Preference("nearest tuned", f"measured near {extents}: {', '.join(map(str, nearest))}", ordered)
+    nearest = ", ".join(str(problem.extents) for _, problem in near[:3])
+    return Preference("nearest tuned", f"measured near {extents}: {nearest}", ordered)
 
 
 def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Preference | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile
@@ -35,7 +36,7 @@ class RankedProblem:
     Attributes:
         extents: of the problem.
         kernels: digests of the kernels (:attr:`cutlass_aot.schema.kernel.Kernel.digest`), at least one.
-        seconds: measured time of each, in the same order; empty where nothing was measured.
+        seconds: measured time of each, in the same order, ascending; empty where nothing was measured.
     """
 
     extents: Extents
@@ -98,26 +99,37 @@ class Ranking:
                 gpu=str(body["gpu"]),
                 measured=bool(body["measured"]),
                 origin=str(body["origin"]),
-                problems=tuple(_problem(record, digests) for record in body["problems"]),
+                problems=tuple(
+                    _problem(record, digests, bool(body["measured"])) for record in body["problems"]
+                ),
             )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 
-def _problem(record: Any, digests: list[str]) -> RankedProblem:
+def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
     (batch, m, n, k), positions, seconds = record
     extents = (int(batch), int(m), int(n), int(k))
     if not positions or min(positions) < 0 or not all(0 < extent <= MAX_EXTENT for extent in extents):
         raise ValueError("a problem has no kernels, or impossible extents")
-    if len(seconds) not in (0, len(positions)):
+    if len(seconds) != (len(positions) if measured else 0):
         raise ValueError("kernels and times differ in number")
+    times = tuple(float(second) for second in seconds)
+    if not all(0 < time < inf for time in times) or list(times) != sorted(times):
+        raise ValueError("times are impossible, or not in order")
+    kernels = tuple(digests[position] for position in positions)
+    if len(set(kernels)) != len(kernels):
+        raise ValueError("a kernel is ranked twice")
+    return RankedProblem(Extents(*extents), kernels, times)
+
+
+def without(problem: RankedProblem, kernels: Collection[str]) -> RankedProblem | None:
+    """A problem without these kernels; None if there are no others."""
+    kept = [position for position, digest in enumerate(problem.kernels) if digest not in kernels]
+    if not kept:
+        return None
     return RankedProblem(
-        Extents(*extents),
-        tuple(digests[position] for position in positions),
-        tuple(float(second) for second in seconds),
+        problem.extents,
+        tuple(problem.kernels[position] for position in kept),
+        tuple(problem.seconds[position] for position in kept) if problem.seconds else (),
     )
-
-
-def by_extents(ranking: Ranking) -> Mapping[Extents, RankedProblem]:
-    """The problems of a ranking, to look them up."""
-    return {problem.extents: problem for problem in ranking.problems}
