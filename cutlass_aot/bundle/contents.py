@@ -245,12 +245,14 @@ def _group(bundle: Path, group: GroupEntry, sound: set[str]) -> Generator[Proble
     if len({entry.kernel.symbol for entry in entries}) != len(entries):
         yield Problem(path, "a kernel twice", "each kernel once")
     for entry in entries:
-        record = Kernel.from_record(entry.kernel.to_record())
-        if record.digest != entry.kernel.digest:
+        try:
+            found = Kernel.from_record(entry.kernel.to_record()).digest
+        except (CutlassAotError, TypeError) as error:
+            yield Problem(path, str(error), "records of kernels that this release reads")
+            continue
+        if found != entry.kernel.digest:
             yield Problem(
-                f"{path}: {entry.kernel.name}",
-                f"digest {entry.kernel.digest}",
-                f"{record.digest}, its record's",
+                f"{path}: {entry.kernel.name}", f"digest {entry.kernel.digest}", f"{found}, its record's"
             )
     for reference in group.rankings:
         if reference.file.path in sound:

@@ -2,7 +2,7 @@
 
 ``MANIFEST.json`` is written last and lists every other file::
 
-    {"schema": 1, "kind": "cutlass-aot bundle",
+    {"schema": 2, "kind": "cutlass-aot bundle",
      "files": {"catalog.msgpack": {"sha256": "<64 hexadecimal digits>", "size": 1234}, ...}}
 """
 

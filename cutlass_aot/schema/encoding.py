@@ -65,7 +65,7 @@ def decode(data: bytes, what: str) -> Any:
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(
-            f"{what} is not readable msgpack ({error or type(error).__name__}); "
+            f"{what} is not readable msgpack ({str(error) or type(error).__name__}); "
             "it is truncated or altered: build or fetch it again"
         ) from None
 

@@ -64,8 +64,9 @@ class GroupIndex(Sequence[KernelEntry]):
             self._design_names = tuple(str(name) for name in body["design"])
             self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
             self._rows: list[Any] = list(body["kernels"])
-            if any(len(row) != _COLUMNS or len(row[0]) != _DIGEST_BYTES for row in self._rows):
-                raise ValueError("a row of another length")
+            for row in self._rows:
+                if len(row) != _COLUMNS or not isinstance(row[0], bytes) or len(row[0]) != _DIGEST_BYTES:
+                    raise ValueError("a row of another length, or without a digest")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
         self._entries: dict[int, KernelEntry] = {}
@@ -89,13 +90,20 @@ class GroupIndex(Sequence[KernelEntry]):
         return value.hex()
 
     def design(self, position: int) -> dict[str, DesignValue]:
-        """A kernel's design, without making the record."""
+        """A kernel's design, without making the record.
+
+        Raises:
+            CorruptFile: if the row is malformed.
+        """
         values = self._rows[position][2]
-        return {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in zip(self._design_names, values, strict=True)
-            if value is not None
-        }
+        try:
+            return {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in zip(self._design_names, values, strict=True)
+                if value is not None
+            }
+        except (TypeError, ValueError) as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def constants(self, position: int) -> Mapping[str, int]:
         """Numbers of a device profile that a kernel has compiled in, without making the record."""
