@@ -16,6 +16,10 @@ MAX_STRIDE_BYTES = 2**40 - 1
 """Bound of a TMA descriptor's stride. Source: CUDA driver API, ``cuTensorMapEncodeTiled``."""
 
 
+MAX_REACH = 2**63 - 1
+"""Elements that an extent may reach over by its stride: launch code computes with signed 64-bit integers."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperandDescription:
     """What can be known of a tensor without its data.
@@ -173,6 +177,8 @@ def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
             return f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
         if stride * width > MAX_STRIDE_BYTES:
             return f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {operand.strides}"
+        if extent * stride > MAX_REACH - constraint.divisibility:
+            return f"expected an operand within 2^63 elements, got {operand.shape} by {operand.strides}"
     return ""
 
 
