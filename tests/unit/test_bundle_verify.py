@@ -16,15 +16,17 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import (
+    CATALOG_KIND,
     CATALOG_NAME,
     MANIFEST_NAME,
+    SCHEMA,
     Catalog,
     FileReference,
     Groups,
 )
-from cutlass_aot.schema.encoding import digest, seal
+from cutlass_aot.schema.encoding import digest, seal, unseal
 from cutlass_aot.schema.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
-from cutlass_aot.schema.ranking import Extents, RankedProblem
+from cutlass_aot.schema.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
 from tests.unit.kernels import gemm
 from tests.unit.synthetic import entry, kernels, plan, ranking, shared_object
 
@@ -343,7 +345,8 @@ def ranking_path(bundle):
 
 
 def problem_with(*digests):
-    return (RankedProblem(Extents(1, 64, 64, 64), digests, tuple(1e-6 * (n + 1) for n in range(len(digests)))),)
+    times = tuple(1e-6 * (position + 1) for position in range(len(digests)))
+    return (RankedProblem(Extents(1, 64, 64, 64), digests, times),)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +356,7 @@ def problem_with(*digests):
         ({"problems": problem_with(kernels(dtypes=("bf16",) * 3)[0].digest)}, "kernels "),
         ({"group": kernels(dtypes=("bf16",) * 3)[0].group}, "a ranking of group "),
         ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200"),
-        ({"measured": False}, "a ranking for NVIDIA H200"),
+        ({"measured": False, "problems": ()}, "a ranking for NVIDIA H200"),
     ],
 )
 def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, says):
@@ -361,6 +364,55 @@ def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, sa
     (problem,) = verify_bundle(bundle)
     assert problem.path == ranking_path(bundle)
     assert problem.found.startswith(says)
+
+
+@pytest.mark.parametrize("target", ["hopper", "sm_90x", ""])
+def test_a_target_that_is_none_is_found_in_the_kernels_too(bundle, target):
+    change_group(bundle, target=lambda group: target)
+    problems = verify_bundle(bundle)
+    assert any(problem.expected == "records of kernels that this release reads" for problem in problems)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3) | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def changed_somewhere(value, draw):
+    """The value with one thing in it replaced by junk."""
+    if isinstance(value, dict) and value and draw(st.booleans()):
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: changed_somewhere(value[key], draw)}
+    if isinstance(value, list) and value and draw(st.booleans()):
+        at = draw(st.integers(0, len(value) - 1))
+        return [*value[:at], changed_somewhere(value[at], draw), *value[at + 1 :]]
+    return draw(JUNK)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_a_sealed_file_says_verification_answers(shared, data):
+    """Digests are right, contents are anything: problems or none, never another error."""
+    path, kind, schema = data.draw(
+        st.sampled_from(
+            [
+                (CATALOG_NAME, CATALOG_KIND, SCHEMA),
+                (child_of(shared, 1)[0], GROUP_KIND, SCHEMA),
+                (ranking_path(shared), RANKING_KIND, RANKING_SCHEMA),
+            ]
+        )
+    )
+    before = {name: (shared / name).read_bytes() for name in (path, CATALOG_NAME, MANIFEST_NAME)}
+    body = changed_somewhere(unseal(before[path], kind, schema, path), data.draw)
+    try:
+        rewrite(shared, path, seal(kind, schema, body))
+        assert isinstance(verify_bundle(shared), list)
+    finally:
+        for name, content in before.items():
+            (shared / name).write_bytes(content)
+    assert verify_bundle(shared) == []
 
 
 def test_a_ranking_that_the_catalog_tells_wrongly_is_found(bundle):

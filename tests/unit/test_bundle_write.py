@@ -24,7 +24,7 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReferenc
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
-from tests.unit.synthetic import entry, group, kernels, launcher, plan, ranking, shared_object
+from tests.unit.synthetic import entry, group, kernels, launcher, modelled, plan, ranking, shared_object
 
 
 def tree(folder):
@@ -62,7 +62,8 @@ def test_what_is_written_reads_back_and_verifies(small, out):
     assert (catalog.name, catalog.version, catalog.needs) == ("small", "0.1.0", small.needs)
     assert [g.name for g in catalog.groups] == sorted(g.name for g in small.groups)
     for found in catalog.groups:
-        names = [e.kernel.name for e in group_from_bytes((out / found.child.path).read_bytes(), found, "child")]
+        index = group_from_bytes((out / found.child.path).read_bytes(), found, "child")
+        names = [entry.kernel.name for entry in index]
         assert names == sorted(names)
         assert len(names) == found.count == 3
     bf16, f16 = catalog.groups
@@ -86,7 +87,7 @@ def test_the_order_of_the_inputs_does_not_show(small, tmp_path):
     rankings = [
         ranking(kernels()),
         ranking(kernels(), gpu="NVIDIA B200"),
-        ranking(kernels(), gpu="b200", measured=False),
+        modelled(kernels(), gpu="b200"),
         ranking(kernels(dtypes=("bf16",) * 3)),
     ]
     small = replace(small, rankings=rankings)
@@ -387,10 +388,13 @@ def test_groups_that_contradict_themselves_are_refused(small, tmp_path, out):
 def test_rankings_that_do_not_belong_are_refused(small, out):
     f16, bf16, fp8 = (kernels(dtypes=(dtype,) * 3) for dtype in ("f16", "bf16", "f8e4m3"))
     own = ranking(f16)
+    turned = tuple(replace(problem, seconds=problem.seconds[::-1]) for problem in own.problems)
     for rankings, says in (
         ([ranking(fp8)], "is of a group that bundle 'small' does not have"),
         ([own, own], "is given twice"),
         ([own, ranking(f16, problems=ranking(bf16).problems)], "is given twice"),
+        ([ranking(f16, measured=False)], "kernels and times differ in number.* ascending order"),
+        ([ranking(f16, problems=turned)], "times are impossible, or not in order"),
         ([ranking(f16, problems=ranking(bf16).problems)], "names a kernel that bundle 'small' does not have"),
     ):
         with pytest.raises(BundleError, match=says):
@@ -400,7 +404,7 @@ def test_rankings_that_do_not_belong_are_refused(small, out):
 
 def test_rankings_of_other_gpus_and_origins_live_side_by_side(small, out):
     f16 = kernels()
-    several = [ranking(f16), ranking(f16, measured=False), ranking(f16, gpu="NVIDIA B200")]
+    several = [ranking(f16), modelled(f16), ranking(f16, gpu="NVIDIA B200")]
     write_bundle(replace(small, rankings=several), out)
     assert len(list((out / "rankings").iterdir())) == 3
     assert verify_bundle(out) == []
