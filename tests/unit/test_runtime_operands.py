@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.runtime.operands import describe_operand, kernel_form
+from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.operands import Accepted, OperandDescription, Rejected, describe, supports
 from tests.unit.kernels import gemm
@@ -78,20 +78,20 @@ def test_without_a_batch_and_with_a_batch_of_one_agree(operands: tuple[OperandDe
     assert supports(GEMM.operands, plain) == supports(GEMM.operands, batched)
 
 
-@given(problems())
-def test_a_form_addresses_the_same_elements_and_suits_a_descriptor(
-    operands: tuple[OperandDescription, ...],
+@given(problems(), st.integers(0, 2), st.data())
+def test_a_mode_that_reaches_beyond_all_memory_is_refused(
+    operands: tuple[OperandDescription, ...], which: int, data: st.DataObject
 ) -> None:
-    for constraint, operand in zip(GEMM.operands, operands, strict=True):
-        shape, steps = kernel_form(constraint, operand) or (operand.shape, operand.strides)
-        assert len(shape) == len(steps) == 3
-        assert shape == (1,) * (3 - len(operand.shape)) + operand.shape
-        kept = [step for extent, step in zip(shape, steps, strict=True) if extent > 1]
-        assert kept == [
-            step for extent, step in zip(operand.shape, operand.strides, strict=True) if extent > 1
-        ]
-        for mode, step in enumerate(steps):
-            assert step == 1 if mode == 3 + constraint.contiguous else step % WIDTH == 0 and step >= 0
+    mode = data.draw(st.integers(0, len(operands[which].shape) - 1))
+    if mode - len(operands[which].shape) == GEMM.operands[which].contiguous:
+        return
+    # Extent and stride are possible, their product is none.
+    shape, steps = list(operands[which].shape), list(operands[which].strides)
+    shape[mode], steps[mode] = 2**31 - 8, 2**38
+    changed = [replace(o, shape=tuple(shape), strides=tuple(steps)) if i == which else o
+               for i, o in enumerate(operands)]  # fmt: skip
+    verdict = supports(GEMM.operands, changed)
+    assert "expected an operand within 2^63 elements, got " in verdict.reason
 
 
 @given(problems(), st.integers(0, 2), st.integers(1, 15))
