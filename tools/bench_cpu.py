@@ -1,0 +1,330 @@
+"""Benchmarks that need no GPU: importing, a catalog of 100,000 kernels, opening a bundle and finding a kernel.
+
+    python tools/bench_cpu.py [--part import|catalog|find ...] [--bundle DIR ...] [--synthetic DIR] [-o FILE]
+
+Prints one Markdown table, with the machine, the date and the versions. Every figure is the median over fresh
+processes, one measurement each, with files in the page cache and the modules compiled to bytecode; figures
+that are compared are measured in turns. ``-o`` writes the numbers as JSON as well, for tools/bench_report.py.
+
+``find`` needs the package nvidia-cutlass-operators and built bundles (``--bundle``, build/bundles/sm90 and
+build/bundles/sm100-dense if left out); what is missing is said in its row. ``catalog`` writes a synthetic
+bundle with tools/synthetic_bundle.py, which needs the build extra installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+from bench_machine import about  # noqa: E402
+
+KERNELS = 100_000
+BUNDLES = ("sm90", "sm100-dense")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. ``met`` is None where the row is no goal, or could not be measured."""
+
+    what: str
+    measured: str
+    goal: str = ""
+    met: bool | None = None
+
+
+# ---- in fresh processes -------------------------------------------------------------------------------------
+
+
+def resident_bytes(field: str = "VmRSS") -> int:
+    """Resident set of this process (``VmRSS``), or the largest it ever was (``VmHWM``), in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of one call, and its result."""
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def worker_import() -> dict[str, float]:
+    """Import what a program with a bundle imports, without opening one."""
+    seconds, _ = timed(lambda: __import__("cutlass_aot.runtime.bundle"))
+    return {"runtime": seconds}
+
+
+def _described(a: str, b: str, out: str, m: int, n: int, k: int) -> tuple[Any, ...]:
+    """Descriptions of a linear layer's operands (tnt)."""
+    import cutlass_aot
+
+    return (
+        cutlass_aot.describe((m, k), a),
+        cutlass_aot.describe((k, n), b, strides=(1, k)),
+        cutlass_aot.describe((m, n), out),
+    )
+
+
+def worker_catalog(path: str) -> dict[str, float]:
+    """Open a bundle and look kernels up, each look-up in a group that was not read before, and again."""
+    import gc
+
+    import cutlass_aot
+    import cutlass_aot.runtime.bundle
+
+    # The first look-up of all pays for what is set up once a process; it is a figure of its own.
+    rows = [
+        ("bf16", "bf16", "sm_100a"), ("f16", "f16", "sm_100a"), ("f16", "f32", "sm_100a"),
+        ("bf16", "f32", "sm_100a"), ("f8e4m3", "bf16", "sm_100a"), ("f8e5m2", "f16", "sm_100a"),
+        ("i8", "i32", "sm_100a"), ("bf16", "bf16", "sm_103a"), ("f8e4m3", "f32", "sm_103a"),
+    ]  # fmt: skip
+    operands = [_described(ab, ab, out, 4096, 1024, 2048) for ab, out, _ in rows]
+    others = [_described(ab, ab, out, 256, 8192, 512) for ab, out, _ in rows]
+    gc.collect()
+    before = resident_bytes()
+    opening, bundle = timed(lambda: cutlass_aot.open(path))
+    opened = resident_bytes()
+
+    def look_up(descriptions: Sequence[Any], target: str) -> Any:
+        choose = getattr(bundle, "choose", None)
+        if choose is not None:
+            return choose(*descriptions, target=target).kernel
+        return bundle.find(*descriptions, target=target)[0]
+
+    cold, warm = [], []
+    for descriptions, other, (_, _, target) in zip(operands, others, rows, strict=True):
+        cold.append(timed(lambda d=descriptions, t=target: look_up(d, t).digest)[0])
+        warm.append(timed(lambda d=other, t=target: look_up(d, t).digest)[0])
+    return {
+        "open": opening,
+        "first": cold[0],
+        "cold": statistics.median(cold[1:]),
+        "warm": statistics.median(warm[1:]),
+        "open_bytes": opened - before,
+        "used_bytes": resident_bytes() - before,
+        "peak_bytes": resident_bytes("VmHWM") - before,
+        "kernels": sum(group.count for group in bundle.groups),
+        "groups": len(bundle.groups),
+    }
+
+
+def worker_find(path: str) -> dict[str, float]:
+    """Open a bundle and find the first kernel; the runtime is imported before."""
+    seconds = worker_import()["runtime"]
+    import cutlass_aot
+
+    target = _target(path)
+    operands = _described("bf16", "bf16", "bf16", 4096, 4096, 4096)
+
+    def find() -> Any:
+        return cutlass_aot.open(path).find(*operands, target=target)[0].digest
+
+    return {"import": seconds, "find": timed(find)[0]}
+
+
+def worker_operators(path: str) -> dict[str, float]:
+    """Get the operators for the same operands; the packages are imported before."""
+    seconds, _ = timed(lambda: __import__("cutlass.operators"))
+    import cutlass.operators
+    import torch
+
+    m = n = k = 4096
+    meta = {"device": "meta", "dtype": torch.bfloat16}
+    args = cutlass.operators.GemmArguments(
+        torch.empty(m, k, **meta),
+        torch.empty(n, k, **meta).T,
+        torch.empty(m, n, **meta),
+        accumulator_type=torch.float32,
+    )
+    target = _target(path).removeprefix("sm_")
+    seconds_found, found = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
+    if not found:
+        raise RuntimeError("get_operators found none")
+    return {"import": seconds, "find": seconds_found, "found": len(found)}
+
+
+def _target(path: str) -> str:
+    """The first target of a bundle, without opening it: its libraries are named by target."""
+    return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so"))
+
+
+WORKERS: dict[str, Callable[..., dict[str, float]]] = {
+    "import": worker_import,
+    "catalog": worker_catalog,
+    "find": worker_find,
+    "operators": worker_operators,
+}
+
+
+def in_fresh_process(worker: str, *arguments: str) -> dict[str, float]:
+    """Run a worker in a fresh process.
+
+    Raises:
+        RuntimeError: with the last line of what it wrote, if it fails.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", worker, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError((result.stderr.strip().splitlines() or ["no output"])[-1])
+    found: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The median of each figure over runs."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+# ---- the parts ------------------------------------------------------------------------------------------------
+
+
+def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """``import cutlass_aot`` against ``pass``: whole processes, in turns."""
+    statements = {"pass": "pass", "cutlass_aot": "import cutlass_aot"}
+    seconds: dict[str, list[float]] = {name: [] for name in statements}
+    for _turn in range(repeat * 5 + 1):
+        for name, statement in statements.items():
+            command = [sys.executable, "-c", statement]
+            seconds[name].append(timed(lambda c=command: subprocess.run(c, check=True))[0])
+    # The first turn fills caches.
+    found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    found["runtime"] = medians([in_fresh_process("import") for _turn in range(repeat)])["runtime"]
+    more = found["cutlass_aot"] - found["pass"]
+    return [
+        Row(
+            "`import cutlass_aot` against `python -c pass`",
+            f"{more * 1e3:.1f} ms more ({found['cutlass_aot'] * 1e3:.1f} against {found['pass'] * 1e3:.1f})",
+            "≤ 40 ms more",
+            more <= 0.040,
+        ),
+        Row("the runtime's modules, imported by the first `open`", f"{found['runtime'] * 1e3:.1f} ms"),
+    ], found
+
+
+def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """A synthetic catalog: open, look up, memory."""
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-bench-") as folder:
+        path = arguments.synthetic or Path(folder) / "synthetic"
+        if not (path / "MANIFEST.json").exists():
+            from synthetic_bundle import write_synthetic
+
+            write_synthetic(arguments.kernels, path)
+        runs = [in_fresh_process("catalog", os.fspath(path)) for _turn in range(repeat + 1)][1:]
+    found = medians(runs)
+    what = f"{found['kernels']:,.0f} kernels in {found['groups']:,.0f} groups"
+    megabytes = found["used_bytes"] / 1e6
+    return [
+        Row(f"open a catalog of {what}", f"{found['open'] * 1e3:.2f} ms", "≤ 5 ms", found["open"] <= 0.005),
+        Row(
+            "look one up in it, in a group not read before",
+            f"{found['cold'] * 1e6:.0f} µs (the first of the process: {found['first'] * 1e6:.0f} µs)",
+            "≤ 200 µs",
+            found["cold"] <= 200e-6,
+        ),
+        Row(
+            "look one up in it, another problem of a group read before",
+            f"{found['warm'] * 1e6:.0f} µs",
+            "≤ 200 µs",
+            found["warm"] <= 200e-6,
+        ),
+        Row(
+            "memory for it: growth of VmRSS after opening and nine look-ups",
+            f"{megabytes:.1f} MB (after opening {found['open_bytes'] / 1e6:.1f}, "
+            f"at most {found['peak_bytes'] / 1e6:.1f})",
+            "≤ 30 MB",
+            found["peak_bytes"] <= 30e6,
+        ),
+    ], found
+
+
+def part_find(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """Open a bundle and find the first kernel, against ``get_operators(args)``, in turns."""
+    rows, everything = [], {}
+    for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
+        what = f"open {path.name} and find the first kernel, against `get_operators(args)`"
+        if not (path / "MANIFEST.json").exists():
+            rows.append(Row(what, f"{path} is not built"))
+            continue
+        try:
+            pairs = [
+                (in_fresh_process("find", os.fspath(path)), in_fresh_process("operators", os.fspath(path)))
+                for _turn in range(repeat + 1)
+            ][1:]
+        except RuntimeError as error:
+            rows.append(Row(what, f"not measured: {error}"))
+            continue
+        ours, theirs = medians([pair[0] for pair in pairs]), medians([pair[1] for pair in pairs])
+        ratio = theirs["find"] / ours["find"]
+        rows += [
+            Row(
+                what,
+                f"{ours['find'] * 1e3:.2f} ms against {theirs['find'] * 1e3:.1f} ms: {ratio:.1f}×",
+                "≥ 20×",
+                ratio >= 20,
+            ),
+            Row(
+                "the same with the imports that come before",
+                f"{(ours['find'] + ours['import']) * 1e3:.1f} ms against "
+                f"{(theirs['find'] + theirs['import']) * 1e3:.0f} ms",
+            ),
+        ]
+        everything[path.name] = {"ours": ours, "theirs": theirs}
+    return rows, everything
+
+
+PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as Markdown."""
+    words = {True: "yes", False: "**no**", None: ""}
+    lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
+    lines += [f"| {row.what} | {row.measured} | {row.goal} | {words[row.met]} |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
+    parser.add_argument("--repeat", type=int, default=9, help="fresh processes for each figure")
+    parser.add_argument("--bundle", type=Path, action="append", help="a bundle for `find`; repeatable")
+    parser.add_argument("--synthetic", type=Path, help="where the synthetic bundle is, or is to be kept")
+    parser.add_argument("--kernels", type=int, default=KERNELS, help="of the synthetic bundle")
+    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        name, *rest = arguments.worker
+        print(json.dumps(WORKERS[name](*rest)))
+        return
+    machine = about()
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
+    for name in arguments.part or PARTS:
+        found, numbers[name] = PARTS[name](arguments.repeat, arguments)
+        rows += found
+    print(machine.markdown(), table(rows), sep="\n\n")
+    if arguments.output:
+        record = {"kind": "cpu", "machine": asdict(machine), "rows": [asdict(row) for row in rows]}
+        arguments.output.write_text(json.dumps({**record, "numbers": numbers}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
