@@ -2,9 +2,9 @@
 
     python tools/synthetic_bundle.py OUTPUT [--kernels 100000]
 
-The records are made here; all the rest is what a build does: the groups are named and packed into libraries by
-the builder, and the bundle's writer encodes the indices, checks the plan and writes the manifest. The
-libraries alone are stand-ins of a few bytes: opening a bundle and looking a kernel up read none.
+The records are made here; all the rest is what a build does: the builder names the groups and packs them into
+libraries, the bundle's writer checks the plan, encodes the indices and writes the manifest. The libraries
+alone are stand-ins of a few bytes: opening a bundle and looking a kernel up read none.
 
 The mix is that of a large catalogue of GEMMs: every combination of sixteen rows of element types and eight of
 layouts, on Blackwell (two targets, with and without a fused epilogue, a few hundred designs each), Hopper (24
@@ -183,9 +183,7 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
     specs = group_specs()
     counts = design_counts(specs, kernels)
     entries = [
-        entry(kernel)
-        for spec, count in zip(specs, counts, strict=True)
-        for kernel in kernels_of(spec, count)
+        entry(kernel) for spec, count in zip(specs, counts, strict=True) for kernel in kernels_of(spec, count)
     ]
     groups = named_groups(entries)
     packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
@@ -222,7 +220,8 @@ def write_synthetic(kernels: int, output: Path) -> None:
 
 def main() -> None:
     """Write a synthetic bundle."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("output", type=Path, help="the bundle's directory")
     parser.add_argument("--kernels", type=int, default=KERNELS)
     arguments = parser.parse_args()
