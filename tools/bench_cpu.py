@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def worker_catalog(path: str) -> dict[str, float]:
 
     cold, warm = [], []
     for descriptions, other, (_, _, target) in zip(operands, others, rows, strict=True):
-        cold.append(timed(lambda d=descriptions, t=target: look_up(d, t).digest)[0])
-        warm.append(timed(lambda d=other, t=target: look_up(d, t).digest)[0])
+        cold.append(timed(partial(look_up, descriptions, target))[0])
+        warm.append(timed(partial(look_up, other, target))[0])
     return {
         "open": opening,
         "first": cold[0],
@@ -209,7 +210,7 @@ def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str
     for _turn in range(repeat * 5 + 1):
         for name, statement in statements.items():
             command = [sys.executable, "-c", statement]
-            seconds[name].append(timed(lambda c=command: subprocess.run(c, check=True))[0])
+            seconds[name].append(timed(partial(subprocess.run, command, check=True))[0])
     # The first turn fills caches.
     found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     found["runtime"] = medians([in_fresh_process("import") for _turn in range(repeat)])["runtime"]
