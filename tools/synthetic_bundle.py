@@ -20,12 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.builder.link_groups import named_groups, pack
+from cutlass_aot.builder.link_groups import LAUNCHER, named_groups, pack
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary, write_bundle
 from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.catalog import KernelEntry, Needs
+from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
 
 KERNELS = 100_000
@@ -178,6 +179,14 @@ def entry(kernel: Kernel) -> KernelEntry:
     return KernelEntry(kernel, digest(kernel.digest.encode()), facts, provenance)
 
 
+def stand_in(library: str, folder: Path) -> LinkedLibrary:
+    """A file in place of a linked library."""
+    path = folder / f"{library}.so"
+    data = b"\x7fELF, a stand-in for " + library.encode()
+    path.write_bytes(data)
+    return LinkedLibrary(library, path, digest(data))
+
+
 def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
     """A plan of ``kernels`` kernels; its stand-ins for libraries are written to ``folder``."""
     specs = group_specs()
@@ -189,10 +198,7 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
     packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
     plans = []
     for library, names in packs.items():
-        path = folder / f"{library}.so"
-        data = b"\x7fELF, a stand-in for " + library.encode()
-        path.write_bytes(data)
-        linked = LinkedLibrary(library, path, digest(data))
+        linked = stand_in(library, folder)
         plans += [GroupPlan(name, tuple(groups[name]), {"x86_64": linked}) for name in names]
     return BundlePlan(
         name="synthetic",
@@ -203,6 +209,7 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
         needs=Needs(cuda_runtime="13.0", tvm_ffi="0.1.15", glibc="2.28"),
         provenance={"synthetic": str(kernels)},
         groups=plans,
+        launchers={"x86_64": stand_in(LAUNCHER, folder)},
         licenses={},
     )
 
