@@ -14,36 +14,22 @@ bundle with tools/synthetic_bundle.py, which needs the build extra installed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench_machine import about
+from bench_process import NO_DSL, Numbers, Worker, has_operators, in_fresh_process, medians, timed, work
+from bench_report import Row, table, write_record
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "tools"))
-
-from bench_machine import about  # noqa: E402
-
 KERNELS = 100_000
 BUNDLES = ("sm90", "sm100-dense")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the table. ``met`` is None where the row is no goal, or could not be measured."""
-
-    what: str
-    measured: str
-    goal: str = ""
-    met: bool | None = None
 
 
 # ---- in fresh processes ----------------------------------------------------------------------------------
@@ -58,14 +44,7 @@ def resident_bytes(field: str = "VmRSS") -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of one call, and its result."""
-    start = time.perf_counter()
-    result = action()
-    return time.perf_counter() - start, result
-
-
-def worker_import() -> dict[str, float]:
+def worker_import() -> Numbers:
     """Import what a program with a bundle imports, without opening one."""
     seconds, _ = timed(lambda: __import__("cutlass_aot.runtime.bundle"))
     return {"runtime": seconds}
@@ -82,7 +61,7 @@ def _described(a: str, b: str, out: str, m: int, n: int, k: int) -> tuple[Any, .
     )
 
 
-def worker_catalog(path: str) -> dict[str, float]:
+def worker_catalog(path: str) -> Numbers:
     """Open a bundle and look kernels up, each look-up in a group that was not read before, and again."""
     import gc
 
@@ -125,7 +104,7 @@ def worker_catalog(path: str) -> dict[str, float]:
     }
 
 
-def worker_find(path: str) -> dict[str, float]:
+def worker_find(path: str) -> Numbers:
     """Open a bundle and find the first kernel; the runtime is imported before."""
     seconds = worker_import()["runtime"]
     import cutlass_aot
@@ -139,7 +118,7 @@ def worker_find(path: str) -> dict[str, float]:
     return {"import": seconds, "find": timed(find)[0]}
 
 
-def worker_operators(path: str) -> dict[str, float]:
+def worker_operators(path: str) -> Numbers:
     """Get the operators for the same operands, of all targets; the packages are imported before."""
     seconds, _ = timed(lambda: __import__("cutlass.operators"))
     import cutlass.operators
@@ -173,31 +152,12 @@ def _target(path: str) -> str:
     return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so"))
 
 
-WORKERS: dict[str, Callable[..., dict[str, float]]] = {
+WORKERS: dict[str, Worker] = {
     "import": worker_import,
     "catalog": worker_catalog,
     "find": worker_find,
     "operators": worker_operators,
 }
-
-
-def in_fresh_process(worker: str, *arguments: str) -> dict[str, float]:
-    """Run a worker in a fresh process.
-
-    Raises:
-        RuntimeError: with the last line of what it wrote, if it fails.
-    """
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker", worker, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError((result.stderr.strip().splitlines() or ["no output"])[-1])
-    found: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
-def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The median of each figure over runs."""
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 # ---- the parts -------------------------------------------------------------------------------------------
@@ -213,7 +173,7 @@ def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str
             seconds[name].append(timed(partial(subprocess.run, command, check=True))[0])
     # The first turn fills caches.
     found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
-    found["runtime"] = medians([in_fresh_process("import") for _turn in range(repeat)])["runtime"]
+    found["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(repeat)])["runtime"]
     more = found["cutlass_aot"] - found["pass"]
     return [
         Row(
@@ -234,7 +194,7 @@ def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row],
             from synthetic_bundle import write_synthetic
 
             write_synthetic(arguments.kernels, path)
-        runs = [in_fresh_process("catalog", os.fspath(path)) for _turn in range(repeat + 1)][1:]
+        runs = [in_fresh_process(__file__, "catalog", path) for _turn in range(repeat + 1)][1:]
     found = medians(runs)
     what = f"{found['kernels']:,.0f} kernels in {found['groups']:,.0f} groups"
     megabytes = found["used_bytes"] / 1e6
@@ -264,53 +224,53 @@ def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row],
 
 def part_find(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
     """Open a bundle and find the first kernel, against ``get_operators(args)``, in turns."""
-    rows, everything = [], {}
+    rows, numbers = [], {}
     for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
-        what = f"open {path.name} and find the first kernel, against `get_operators(args)`"
-        if not (path / "MANIFEST.json").exists():
-            rows.append(Row(what, f"{path} is not built"))
-            continue
-        try:
-            pairs = [
-                (in_fresh_process("find", os.fspath(path)), in_fresh_process("operators", os.fspath(path)))
-                for _turn in range(repeat + 1)
-            ][1:]
-        except RuntimeError as error:
-            rows.append(Row(what, f"not measured: {error}"))
-            continue
-        ours, theirs = medians([pair[0] for pair in pairs]), medians([pair[1] for pair in pairs])
-        ratio = theirs["find"] / ours["find"]
-        rows += [
-            Row(
-                what,
-                f"{ours['find'] * 1e3:.2f} ms against {theirs['find'] * 1e3:.1f} ms: {ratio:.1f}x",
-                "≥ 20x",
-                ratio >= 20,
-            ),
-            Row(
-                "the same against `get_operators(args, target_sm=...)`, called second",
-                f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['found_target']:.0f} operators "
-                f"(all targets: {theirs['found']:.0f})",
-            ),
-            Row(
-                "the same with the imports that come before",
-                f"{(ours['find'] + ours['import']) * 1e3:.1f} ms against "
-                f"{(theirs['find'] + theirs['import']) * 1e3:.0f} ms",
-            ),
-        ]
-        everything[path.name] = {"ours": ours, "theirs": theirs}
-    return rows, everything
+        found, numbers[path.name] = find_first(repeat, path)
+        rows += found
+    return rows, numbers
+
+
+def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Open one bundle and find the first kernel; against ``get_operators(args)`` if that is installed."""
+    what = f"open {path.name} and find the first kernel, against `get_operators(args)`"
+    if not (path / "MANIFEST.json").exists():
+        return [Row(what, f"not built: {path.name}")], {}
+    has_theirs = has_operators()
+    runs = [
+        (
+            in_fresh_process(__file__, "find", path),
+            in_fresh_process(__file__, "operators", path) if has_theirs else None,
+        )
+        for _turn in range(repeat + 1)
+    ][1:]
+    ours = medians([run for run, _ in runs])
+    if not has_theirs:
+        return [Row(what, f"{ours['find'] * 1e3:.2f} ms; {NO_DSL}", "≥ 20x")], {"ours": ours}
+    theirs = medians([run for _, run in runs if run is not None])
+    ratio = theirs["find"] / ours["find"]
+    rows = [
+        Row(
+            what,
+            f"{ours['find'] * 1e3:.2f} ms against {theirs['find'] * 1e3:.1f} ms: {ratio:.1f}x",
+            "≥ 20x",
+            ratio >= 20,
+        ),
+        Row(
+            "the same against `get_operators(args, target_sm=...)`, called second",
+            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['found_target']:.0f} operators "
+            f"(all targets: {theirs['found']:.0f})",
+        ),
+        Row(
+            "the same with the imports that come before",
+            f"{(ours['find'] + ours['import']) * 1e3:.1f} ms against "
+            f"{(theirs['find'] + theirs['import']) * 1e3:.0f} ms",
+        ),
+    ]
+    return rows, {"ours": ours, "theirs": theirs}
 
 
 PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find}
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Rows as Markdown."""
-    words = {True: "yes", False: "**no**", None: ""}
-    lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.measured} | {row.goal} | {words[row.met]} |" for row in rows]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -326,19 +286,22 @@ def main() -> None:
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        name, *rest = arguments.worker
-        print(json.dumps(WORKERS[name](*rest)))
+        work(WORKERS, arguments.worker)
         return
     machine = about()
     rows: list[Row] = []
     numbers: dict[str, Any] = {}
+    failed = False
     for name in arguments.part or PARTS:
-        found, numbers[name] = PARTS[name](arguments.repeat, arguments)
+        try:
+            found, numbers[name] = PARTS[name](arguments.repeat, arguments)
+        except RuntimeError as error:
+            found, failed = [Row(f"`--part {name}`", f"not measured: {error}")], True
         rows += found
     print(machine.markdown(), table(rows), sep="\n\n")
     if arguments.output:
-        record = {"kind": "cpu", "machine": asdict(machine), "rows": [asdict(row) for row in rows]}
-        arguments.output.write_text(json.dumps({**record, "numbers": numbers}, indent=2) + "\n")
+        write_record(arguments.output, machine, rows, numbers)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
