@@ -15,9 +15,9 @@ _WORDS = {True: "yes", False: "**no**", None: ""}
 
 _HEAD = """# Benchmarks
 
-Made by `python tools/bench_gpu.py --report FILES`. `make bench` prints the rows that need no GPU, `make bench-gpu`
-the others; `tools/bench_cpu.py` and `tools/bench_gpu.py` say in their first lines how they measure. Figures that
-are compared were measured in turns, in one run.
+Made by `python tools/bench_gpu.py --report FILES`. `make bench` prints the rows that need no GPU and
+`make bench-gpu` the others; `tools/bench_cpu.py` and `tools/bench_gpu.py` say in their first lines how they
+measure. Figures that are compared were measured in turns, in one run.
 """
 
 
@@ -89,9 +89,9 @@ def problem_table(problems: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e6:.1f}"
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
 
 
-def _ratio(other: float | None, ours: float) -> str:
-    return "" if other is None else f"{other / ours:.2f}"
+def _ratio(other: float, ours: float) -> str:
+    return f"{other / ours:.2f}"
