@@ -3,8 +3,8 @@
     python tools/bench_gpu.py BUNDLE [--part launch|unseen|find|start|throughput ...] [-o FILE]
     python tools/bench_gpu.py --report FILES > docs/benchmarks.md
 
-Prints one Markdown table, with the machine, the date and the versions. ``--problems FILE`` writes the table of
-throughput problem by problem; ``-o`` writes the numbers as JSON, which ``--report`` (with those of
+Prints one Markdown table, with the machine, the date and the versions. ``--problems FILE`` writes the table
+of throughput problem by problem; ``-o`` writes the numbers as JSON, which ``--report`` (with those of
 tools/bench_cpu.py) turns into the report. Needs torch and a GPU. Rows against the DSL say so where it is
 not installed. BUNDLE is a directory with fp16, bf16 and FP8 GEMMs at the layouts of linear layers (tnt).
 

@@ -97,7 +97,7 @@ def problems_of(path: Path, *, halfway: bool, sample: int) -> list[Problem]:
 
 
 def between(listed: Sequence[Extents]) -> list[Problem]:
-    """Problems half-way: between neighbouring m for each listed (n, k), then between neighbouring (n, k) too."""
+    """Problems half-way: between neighbouring m for each listed (n, k), and between neighbouring (n, k)."""
     found = []
     for batch in sorted({extents.batch for extents in listed}):
         own = [extents for extents in listed if extents.batch == batch]
@@ -184,9 +184,9 @@ class Memory:
         for others in sets[1:]:
             for operand, first in zip(others[:-1], sets[0][:-1], strict=True):
                 operand.copy_(first)
-        if rotation.flush and self._flush is None:
-            self._flush = torch.empty(2 * self._l2_bytes, dtype=torch.uint8, device=self._where)
-        return sets, self._flush if rotation.flush else None
+        if rotation.flush_bytes and self._flush is None:
+            self._flush = torch.empty(rotation.flush_bytes, dtype=torch.uint8, device=self._where)
+        return sets, self._flush if rotation.flush_bytes else None
 
     def forget(self) -> None:
         """Give the memory back, after there was not enough."""
