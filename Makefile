@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test check clean
+.PHONY: bundle test check bench bench-gpu clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -17,6 +17,15 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Benchmarks: docs/benchmarks.md is made of the numbers that these write, by tools/bench_gpu.py --report.
+bench: bundle
+	$(BIN)/python tools/bench_cpu.py -o build/bench-cpu.json
+
+# Needs a GPU, and a torch that can use it.
+bench-gpu: $(VENV)/.installed
+	$(BIN)/cutlass-aot build manifests/sm90.toml
+	$(BIN)/python tools/bench_gpu.py build/bundles/sm90 --halfway -o build/bench-gpu.json
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
