@@ -19,10 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import Row
-from cutlass_aot.schema.shapes import parse_shapes
-from cutlass_aot.tuning.gpu import GraphStopwatch
-from cutlass_aot.tuning.rotation import plan_rotation
-from cutlass_aot.tuning.search import Effort, rank
 
 import cutlass_aot
 from cutlass_aot.errors import CutlassAotError, KernelNotFound
@@ -30,6 +26,10 @@ from cutlass_aot.runtime import device
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import OperandConstraint
 from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.shapes import parse_shapes
+from cutlass_aot.tuning.gpu import GraphStopwatch
+from cutlass_aot.tuning.rotation import plan_rotation
+from cutlass_aot.tuning.search import Effort, rank
 
 DTYPE_ROWS = {"bf16": ("bf16", "bf16", "bf16"), "f8e4m3": ("f8e4m3", "f8e4m3", "bf16")}
 LAYOUTS = "tnt"

@@ -10,9 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cutlass_aot.tuning.search import Effort  # noqa: E402
-
 from cutlass_aot.schema.ranking import Extents  # noqa: E402
+from cutlass_aot.tuning.search import Effort  # noqa: E402
 from tests.unit.kernels import gemm  # noqa: E402
 from tests.unit.pretend_gpu import PretendGpu, PretendKernel  # noqa: E402
 
