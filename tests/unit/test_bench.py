@@ -17,6 +17,15 @@ TOOLS = REPOSITORY / "tools"
 KERNELS = 6000
 
 
+@pytest.fixture
+def tools(monkeypatch):
+    """The scripts as modules, imported anew."""
+    monkeypatch.syspath_prepend(os.fspath(TOOLS))
+    yield
+    for name in [name for name in sys.modules if name.startswith("bench_")]:
+        del sys.modules[name]
+
+
 def script(name, *words):
     return subprocess.run(
         [sys.executable, TOOLS / name, *map(str, words)],
@@ -96,8 +105,28 @@ def test_a_report_on_another_file_is_refused(tmp_path):
     assert "expected what the -o of a benchmark wrote" in result.stderr
 
 
-def test_the_table_of_problems(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+def test_without_the_dsl_its_rows_say_so(tools, synthetic, monkeypatch):
+    import bench_cpu
+
+    monkeypatch.setattr(bench_cpu, "has_operators", lambda: False)
+    (row,), numbers = bench_cpu.find_first(1, synthetic)
+    assert row.measured.endswith(" ms; DSL not installed")
+    assert row.met is None
+    assert numbers["ours"]["find"] > 0
+
+
+def test_host_times_take_turns_and_drain_first(tools):
+    import bench_gpu
+
+    log = []
+    calls = {"a": lambda: log.append("a"), "b": lambda: log.append("b")}
+    times = bench_gpu.host_times(calls, 2, 3, lambda: log.append("drained"))
+    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
+    batches = "".join(log).split("drained")
+    assert batches == ["", "aaa", "bbb", "bbb", "aaa", "aaa", "bbb", ""]
+
+
+def test_the_table_of_problems(tools):
     from bench_report import problem_table
 
     item = {
