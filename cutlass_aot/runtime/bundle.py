@@ -175,10 +175,9 @@ class Bundle:
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
         request = lookup.Request(operation, epilogue, accumulator, targets, where, descriptions)
-        possible = self.catalog.groups.with_signature(operation, [operand.dtype for operand in descriptions])
         found = False
         for name in targets:
-            entries = lookup.serving(possible, request, name)
+            entries = lookup.serving(self.catalog.groups, request, name)
             if not entries:
                 continue
             if target is None and ordinal >= 0:

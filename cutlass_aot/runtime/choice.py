@@ -100,7 +100,7 @@ def ordered(
 
 
 def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
-    return select.default_order(tuple(_candidates(groups).values()), extents, sms)
+    return select.default_order(_candidates(groups), extents, sms)
 
 
 def _candidates(groups: Sequence[Group]) -> Mapping[str, Candidate]:

@@ -9,7 +9,7 @@ from typing import Any
 from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.library import Library
-from cutlass_aot.runtime.select import Candidate, Ranked
+from cutlass_aot.runtime.select import DECISIVE, Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
@@ -71,12 +71,15 @@ class Group:
     def candidates(self) -> Mapping[str, Candidate]:
         """What choosing needs of each kernel, by its digest, in the order of the index."""
         if self._candidates is None:
-            index = self.index
-            made = (
-                Candidate.make(index.digest(position), index.design(position), index.constants(position))
-                for position in range(len(index))
-            )
-            self._candidates = {candidate.digest: candidate for candidate in made}
+            shared: dict[object, Candidate] = {}
+            found = {}
+            for digest, values, constants in self.index.columns(DECISIVE):
+                key = repr((values, constants))
+                candidate = shared.get(key)
+                if candidate is None:
+                    candidate = shared[key] = Candidate.make(values, constants)
+                found[digest] = candidate
+            self._candidates = found
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:

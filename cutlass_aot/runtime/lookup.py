@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from cutlass_aot.schema.catalog import GroupEntry
+from cutlass_aot.schema.catalog import GroupEntry, Groups, signature
+from cutlass_aot.schema.kernel import LAYOUT_LETTERS
 from cutlass_aot.schema.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.ranking import Extents
 
@@ -85,19 +87,39 @@ def explain(groups: Iterable[GroupEntry], request: Request) -> Explanation:
     return Explanation(sorted(((group, judge(group, request)) for group in groups), key=nearness))
 
 
-def serving(groups: Iterable[GroupEntry], request: Request, target: str) -> list[GroupEntry]:
+def serving(groups: Groups, request: Request, target: str) -> list[GroupEntry]:
     """Groups of one target that serve a request, all with the same accumulator.
 
     Where the request leaves the accumulator open, it is the first of those that serve in this order: the
     usual one for the last operand's element type (f64 for f64, f32 for other floating types, i32 for
     integers), then the others by name.
     """
-    fitting = [group for group in groups if group.target == target and judge(group, request)]
+    dtypes = [operand.dtype for operand in request.operands]
+    fitting = [
+        group
+        for layouts in _layouts(request.operands)
+        for group in groups.with_signature(signature(request.operation, dtypes, layouts, target))
+        if judge(group, request)
+    ]
     if not fitting:
         return []
     usual = usual_accumulator(request.operands[-1].dtype)
     chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
-    return [group for group in fitting if group.accumulator == chosen]
+    return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
+
+
+def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
+    """Layout words that operands can have: where an extent is 1, an operand has more than one layout."""
+    letters = []
+    for operand in operands:
+        letters.append(
+            [
+                letter
+                for mode, letter in LAYOUT_LETTERS.items()
+                if len(operand.shape) >= -mode and (operand.strides[mode] == 1 or operand.shape[mode] == 1)
+            ]
+        )
+    return map("".join, product(*letters))
 
 
 def usual_accumulator(dtype: str) -> str:

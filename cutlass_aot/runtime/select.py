@@ -14,7 +14,7 @@ A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM)
 
 The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is what
 orders the measurements of ``manifests/tuning`` best (``tools/check_selection.py`` prints how well). How many
-clusters run at once is what the device profile says, for kernels that have it compiled in, else the number of
+clusters run at once is what the device profile says, where a kernel has it compiled in, else the number of
 SMs over the size of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of
 it. K is left out: it is the same for all. Among equals: larger tiles, then smaller clusters, then the dynamic
 scheduler ("clc"), then the name.
@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import log2, prod
+from typing import NamedTuple, TypeGuard
 
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.ranking import Extents, RankedProblem
@@ -51,15 +52,16 @@ _UNKNOWN_TILE = (64, 64)
 _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
 
+DECISIVE = ("tile_shape", "cluster_shape", "use_2cta_mma", "family", "tile_scheduler")
+"""Names in a design that a choice looks at."""
+
 SortKey = tuple[float, int, int, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What choosing needs of a kernel.
+class Candidate(NamedTuple):
+    """What choosing needs of a kernel; kernels that differ in nothing of it share one.
 
     Attributes:
-        digest: of the kernel's record.
         tile_m: rows of the output that a block, or a pair of blocks, computes.
         tile_n: columns of it.
         pair: blocks that share a tile, 1 or 2.
@@ -71,7 +73,6 @@ class Candidate:
         scheduler: its rank among equals.
     """
 
-    digest: str
     tile_m: int
     tile_n: int
     pair: int
@@ -83,23 +84,27 @@ class Candidate:
     scheduler: int
 
     @classmethod
-    def make(cls, digest: str, design: Mapping[str, DesignValue], constants: Mapping[str, int]) -> Candidate:
-        """A kernel's part of a choice, by its record; names that a design lacks get usual values."""
-        tile_m, tile_n = _tile(design)
-        cluster = _shape(design, "cluster_shape")
-        rows, columns = ((*cluster, 1, 1) if cluster else (1, 1))[:2]
-        size = prod(cluster) if cluster else 1
+    def make(cls, values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> Candidate:
+        """A kernel's part of a choice; what a design lacks gets usual values.
+
+        Args:
+            values: what its design says of :data:`DECISIVE`, None for what it does not say.
+            constants: numbers of a device profile that it has compiled in.
+        """
+        tile, cluster, use_2cta_mma, family, scheduler = values
+        tile_m, tile_n = tile[:2] if _is_shape(tile) and len(tile) >= 2 else _UNKNOWN_TILE
+        blocks = cluster if _is_shape(cluster) else (1, 1)
+        size = prod(blocks)
         return cls(
-            digest=digest,
             tile_m=tile_m,
             tile_n=tile_n,
-            pair=2 if design.get("use_2cta_mma") is True else 1,
-            cluster_m=rows,
-            cluster_n=columns,
-            swapped=design.get("family") in _TILES_SWAPPED,
+            pair=2 if use_2cta_mma is True else 1,
+            cluster_m=blocks[0] if blocks else 1,
+            cluster_n=blocks[1] if len(blocks) > 1 else 1,
+            swapped=family in _TILES_SWAPPED,
             cluster=size,
             at_once=constants.get(f"max_active_clusters_{size}", 0),
-            scheduler=_SCHEDULERS.get(str(design.get("tile_scheduler", "")), len(_SCHEDULERS)),
+            scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
         )
 
 
@@ -255,12 +260,11 @@ def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Prefer
     return None
 
 
-def default_order(candidates: Sequence[Candidate], extents: Extents, sm_count: int) -> Preference:
+def default_order(candidates: Mapping[str, Candidate], extents: Extents, sm_count: int) -> Preference:
     """The last tier: by the estimate, then by what breaks ties; the order given decides between equals."""
-    ordered = sorted(candidates, key=lambda candidate: _order(candidate, extents, sm_count))
-    return Preference(
-        "default order", f"the least estimated time on {sm_count} SMs", tuple(c.digest for c in ordered)
-    )
+    keys = {candidate: _order(candidate, extents, sm_count) for candidate in set(candidates.values())}
+    ordered = tuple(sorted(candidates, key=lambda digest: keys[candidates[digest]]))
+    return Preference("default order", f"the least estimated time on {sm_count} SMs", ordered)
 
 
 def usual_sm_count(target: str) -> int:
@@ -287,7 +291,8 @@ def estimate(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> f
 
 def candidate_of(kernel: Kernel) -> Candidate:
     """A kernel's part of a choice."""
-    return Candidate.make(kernel.digest, dict(kernel.design), dict(kernel.constants))
+    design = dict(kernel.design)
+    return Candidate.make([design.get(name) for name in DECISIVE], dict(kernel.constants))
 
 
 def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
@@ -312,13 +317,5 @@ def _order(candidate: Candidate, extents: Extents, sm_count: int) -> tuple[float
     )
 
 
-def _tile(design: Mapping[str, DesignValue]) -> tuple[int, int]:
-    shape = _shape(design, "tile_shape")
-    return (shape[0], shape[1]) if shape and len(shape) >= 2 else _UNKNOWN_TILE
-
-
-def _shape(design: Mapping[str, DesignValue], name: str) -> tuple[int, ...] | None:
-    value = design.get(name)
-    if isinstance(value, tuple) and all(isinstance(e, int) and e > 0 for e in value):
-        return value
-    return None
+def _is_shape(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, (tuple, list)) and all(isinstance(e, int) and e > 0 for e in value)

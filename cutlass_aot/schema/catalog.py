@@ -9,8 +9,8 @@ Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
     lib/<host>/*.so        linked libraries, which groups of one target may share, and the launcher
     licenses/*             licences of what is linked in
 
-Groups are kept by signature, operation and element types, each as bytes of its own: opening a bundle decodes
-none of them, and looking one up decodes those of its signature.
+Groups are kept by signature, that is operation, element types, layouts and target, each as bytes of its own:
+opening a bundle decodes none of them, and looking one up decodes those of its signature.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class GroupEntry:
     @property
     def signature(self) -> str:
         """What groups are kept by."""
-        return signature(self.operation, [operand.dtype for operand in self.operands])
+        return signature(self.operation, [o.dtype for o in self.operands], self.layouts, self.target)
 
     @property
     def layouts(self) -> str:
@@ -166,9 +166,9 @@ class GroupEntry:
         )
 
 
-def signature(operation: str, dtypes: Sequence[str]) -> str:
-    """Operation and element types in one word, such as ``gemm f16.f16.f32``."""
-    return f"{operation} {'.'.join(dtypes)}"
+def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
+    """What groups are kept by, such as ``gemm f16.f16.f32 tnt sm_90a``."""
+    return f"{operation} {'.'.join(dtypes)} {layouts} {target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,8 @@ class Groups(Sequence[GroupEntry]):
         """Plain data for the canonical encoding."""
         return dict(self._records)
 
-    def with_signature(self, operation: str, dtypes: Sequence[str]) -> tuple[GroupEntry, ...]:
-        """Those of one operation and these element types; the others are not decoded."""
-        word = signature(operation, dtypes)
+    def with_signature(self, word: str) -> tuple[GroupEntry, ...]:
+        """Those with a :func:`signature`, by name; the others are not decoded."""
         found = self._by_signature.get(word)
         if found is None:
             found = tuple(self._decoded(data, word) for data in self._records.get(word, ()))

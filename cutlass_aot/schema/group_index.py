@@ -12,7 +12,7 @@ not here. The file is sealed msgpack::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -105,10 +105,27 @@ class GroupIndex(Sequence[KernelEntry]):
         except (TypeError, ValueError) as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
-    def constants(self, position: int) -> Mapping[str, int]:
-        """Numbers of a device profile that a kernel has compiled in, without making the record."""
-        values: Mapping[str, int] = self._rows[position][3]
-        return values
+    def columns(
+        self, names: Sequence[str]
+    ) -> Iterator[tuple[str, tuple[DesignValue | None, ...], Mapping[str, int]]]:
+        """Of each kernel its digest, what its design says of ``names``, and its constants; no record is made.
+
+        Shapes may be lists.
+
+        Raises:
+            CorruptFile: if a row is malformed.
+        """
+        known = {name: column for column, name in enumerate(self._design_names)}
+        places = [known.get(name) for name in names]
+        try:
+            for digest, _, values, constants, *_ in self._rows:
+                yield (
+                    digest.hex(),
+                    tuple(None if place is None else values[place] for place in places),
+                    constants,
+                )
+        except (IndexError, TypeError, ValueError) as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def position(self, digest: str) -> int | None:
         """Where the kernel with this digest stands; None if it is not one of the group."""

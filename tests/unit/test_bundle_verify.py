@@ -75,7 +75,9 @@ def rewrite(bundle, path, data):
 def change_group(bundle, **changes):
     """Change what the catalog says of the group that has a ranking."""
     groups = [
-        replace(group, **{name: change(group) for name, change in changes.items()}) if group.rankings else group
+        replace(group, **{name: change(group) for name, change in changes.items()})
+        if group.rankings
+        else group
         for group in read_catalog(bundle).groups
     ]
     change_catalog(bundle, groups=Groups.of(groups))
@@ -335,7 +337,9 @@ def test_a_library_of_kernels_is_no_launcher(bundle):
     library = read_catalog(bundle).groups[0].libraries["x86_64"]
     change_catalog(bundle, launchers={"x86_64": library})
     problems = [str(problem) for problem in verify_bundle(bundle)]
-    assert any(text.startswith(f"{library.path}: found no symbol __tvm_ffi_cutlass_aot_ch") for text in problems)
+    assert any(
+        text.startswith(f"{library.path}: found no symbol __tvm_ffi_cutlass_aot_ch") for text in problems
+    )
     assert any(text.startswith("lib/x86_64/launcher.so: found a file that the") for text in problems)
 
 
@@ -374,7 +378,12 @@ def test_a_target_that_is_none_is_found_in_the_kernels_too(bundle, target):
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3) | st.binary(max_size=40),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=40),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )
