@@ -221,6 +221,12 @@ class Groups(Sequence[GroupEntry]):
             self._by_signature[word] = found
         return found
 
+    def with_dtypes(self, operation: str, dtypes: Sequence[str]) -> tuple[GroupEntry, ...]:
+        """Those of one operation and element types, whatever their layouts and target."""
+        beginning = signature(operation, dtypes, "", "").rstrip() + " "
+        words = [word for word in self._records if word.startswith(beginning)]
+        return tuple(entry for word in words for entry in self.with_signature(word))
+
     def __len__(self) -> int:
         return sum(map(len, self._records.values()))
 
