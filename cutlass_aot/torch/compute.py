@@ -1,0 +1,198 @@
+"""The products themselves, on real tensors: what the operators do below autograd."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cutlass_aot.errors import KernelNotFound, OperandError
+from cutlass_aot.torch import checks
+from cutlass_aot.torch.fitting import compute_fitted
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+
+
+def product(
+    rank: int,
+    a: Tensor,
+    b: Tensor,
+    bundle: Bundle,
+    out_dtype: torch.dtype | None = None,
+    accumulator: str | None = None,
+) -> Tensor:
+    """``a @ b``, row-major, in fresh memory. ``rank`` is that of a and b.
+
+    Raises:
+        OperandError: if the operands do not go together.
+        CutlassAotError: whatever :meth:`cutlass_aot.Bundle.gemm` raises.
+    """
+    shape = checks.output_shape(rank, a, b)
+    out = torch.empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype), device=a.device)
+    _gemm(a, b, out, bundle, accumulator)
+    return out
+
+
+def product_into(
+    rank: int, a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None = None
+) -> None:
+    """``out = a @ b``; see :func:`product`."""
+    checks.check_out(out, checks.output_shape(rank, a, b))
+    _gemm(a, b, out, bundle, accumulator)
+
+
+def _gemm(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+    if not out.numel():
+        return
+    if not a.shape[-1]:
+        # An empty sum. No kernel is launched for it, as none takes it.
+        out.zero_()
+        return
+    try:
+        bundle.gemm(a, b, out, accumulator=accumulator)
+    except KernelNotFound:
+        checks.check_devices(a=a, b=b, out=out)
+        raise
+
+
+def fitted_product(
+    a: Tensor,
+    b: Tensor,
+    bundle: Bundle,
+    out_dtype: torch.dtype,
+    accumulator: str | None,
+    purpose: str,
+) -> Tensor:
+    """``a @ b``, row-major, in fresh memory; operands are copied where the bundle's kernels need it.
+
+    Args:
+        a: (m, k), or (batch, m, k).
+        b: (k, n), or (batch, k, n).
+        bundle: an open bundle.
+        out_dtype: element type of the result. One of 16 bits may be computed in f32 and rounded.
+        accumulator: element type, None for any.
+        purpose: what the product is, for the message of an error.
+
+    Raises:
+        OperandError: if the operands do not go together.
+        KernelNotFound: if the bundle has no kernel for them in any form.
+    """
+    out = torch.empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype, device=a.device)
+    if not out.numel():
+        return out
+    if not a.shape[-1]:
+        return out.zero_()
+    compute_fitted(bundle, a, b, out, accumulator, purpose=purpose)
+    return out
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    bundle: Bundle,
+    out_dtype: torch.dtype | None = None,
+    accumulator: str | None = None,
+) -> Tensor:
+    """``x @ weight.T + bias``, row-major, in fresh memory.
+
+    Raises:
+        OperandError: if the operands do not go together.
+        CutlassAotError: whatever :meth:`cutlass_aot.Bundle.gemm` raises.
+    """
+    shape = checks.linear_shape(x, weight)
+    dtype = checks.output_dtype(x.dtype, out_dtype)
+    checks.check_bias(bias, shape[-1], dtype)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    _linear(x, weight, bias, out, bundle, accumulator)
+    return out
+
+
+def linear_into(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    bundle: Bundle,
+    accumulator: str | None = None,
+) -> None:
+    """``out = x @ weight.T + bias``; see :func:`linear`."""
+    shape = checks.linear_shape(x, weight)
+    checks.check_out(out, shape)
+    checks.check_bias(bias, shape[-1], out.dtype)
+    _linear(x, weight, bias, out, bundle, accumulator)
+
+
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, bundle: Bundle, accumulator: str | None
+) -> None:
+    if not out.numel():
+        return
+    if not x.shape[-1]:
+        out.zero_()
+    else:
+        target = out if out.dim() == 2 else _rows_of(out)
+        _multiply_rows(as_rows(x), weight.t(), target, bundle, accumulator)
+    if bias is not None:
+        out.add_(bias)
+
+
+def _multiply_rows(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+    """``out = a @ b``; a alone is copied if no kernel takes it as it lies in memory."""
+    if a.is_contiguous():
+        try:
+            bundle.gemm(a, b, out, accumulator=accumulator)
+            return
+        except KernelNotFound:
+            checks.check_devices(x=a, weight=b, out=out)
+            if not a.data_ptr() % 16:
+                raise
+    compute_fitted(bundle, a, b, out, accumulator, purpose="linear layer", copy_b=False)
+
+
+def _rows_of(out: Tensor) -> Tensor:
+    try:
+        return out.view(math.prod(out.shape[:-1]), out.shape[-1])
+    except RuntimeError:
+        raise OperandError(
+            f"expected out whose leading modes can be viewed as one, got shape {tuple(out.shape)} with "
+            f"strides {out.stride()}: pass a contiguous tensor"
+        ) from None
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(..., k) as (rows, k); a copy where there is no such view. Traceable, with symbolic sizes too."""
+    # Not reshape(-1, k), which is ambiguous where k is 0.
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def scaled_product(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bundle: Bundle,
+    out_dtype: torch.dtype,
+    accumulator: str | None = None,
+) -> Tensor:
+    """``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
+    shape = checks.output_shape(2, a, b)
+    checks.check_scales(a, b, scale_a, scale_b)
+    out = torch.empty(shape, dtype=out_dtype, device=a.device)
+    if not out.numel():
+        return out
+    if not a.shape[-1]:
+        return out.zero_()
+    checks.check_devices(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    try:
+        unscaled = product(2, a, b, bundle, torch.float32, accumulator)
+    except KernelNotFound as missing:
+        try:
+            unscaled = product(2, a, b, bundle, torch.bfloat16, accumulator).float()
+        except KernelNotFound:
+            raise missing from None
+    unscaled.mul_(scale_a.reshape(-1, 1))
+    return torch.mul(unscaled, scale_b.reshape(1, -1), out=out)

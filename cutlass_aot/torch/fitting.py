@@ -1,0 +1,220 @@
+"""Bring operands into a form that a bundle has kernels for: by another layout, or by zeros along an extent.
+
+Gradients need it: their operands may lie otherwise in memory than any kernel of the bundle takes them, and
+their k may be no multiple of what it demands. Zeros along k add nothing to a sum; columns and rows that are
+added elsewhere are cut off again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.operands import OperandDescription
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+
+MAX_REMEMBERED = 4096
+"""Fits that are remembered for a bundle; all are forgotten when there are more."""
+
+_ADDRESSES = 128
+"""Bytes; addresses are told apart up to this alignment."""
+
+_WIDER = {"f16": "f32", "bf16": "f32"}
+"""Outputs that may be computed in another element type and rounded to theirs afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How operands are brought into the form of a kernel.
+
+    Attributes:
+        a: the copy of it to make, None to take it as it is.
+        b: likewise.
+        out: what to compute into and copy to the output from, None to compute into the output itself.
+    """
+
+    a: OperandDescription | None
+    b: OperandDescription | None
+    out: OperandDescription | None
+
+
+_fits: WeakKeyDictionary[Bundle, dict[Any, Fit | None]] = WeakKeyDictionary()
+
+
+def fit(
+    bundle: Bundle, a: Tensor, b: Tensor, out: Tensor, accumulator: str | None, *, copy_b: bool = True
+) -> Fit | None:
+    """The cheapest way to bring operands into a form that the bundle has a kernel for; None if there is none.
+
+    Args:
+        bundle: an open bundle.
+        a: (m, k), or (batch, m, k).
+        b: (k, n), or (batch, k, n).
+        out: (m, n), or (batch, m, n).
+        accumulator: element type, None for any.
+        copy_b: whether b and out may be copied too, or a alone.
+
+    Raises:
+        OperandError: if an operand cannot be described.
+    """
+    known = _fits.setdefault(bundle, {})
+    key = (_like(a), _like(b), _like(out), accumulator, copy_b)
+    if key not in known:
+        described = (describe_operand(a), describe_operand(b), describe_operand(out))
+        if len(known) >= MAX_REMEMBERED:
+            known.clear()
+        known[key] = find_fit(bundle, *described, accumulator, copy_b=copy_b)
+    return known[key]
+
+
+def _like(tensor: Tensor) -> Any:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % _ADDRESSES, tensor.device
+
+
+def find_fit(
+    bundle: Bundle,
+    a: OperandDescription,
+    b: OperandDescription,
+    out: OperandDescription,
+    accumulator: str | None,
+    *,
+    copy_b: bool = True,
+) -> Fit | None:
+    """As :func:`fit`, for descriptions; nothing is remembered."""
+    candidates = dict.fromkeys(_candidates(bundle, a, b, out, copy_b))
+    for candidate in sorted(candidates, key=lambda found: _cost(found, out)):
+        verdicts = bundle.explain(
+            candidate.a or a, candidate.b or b, candidate.out or out, accumulator=accumulator
+        )
+        if any(verdict for _, verdict in verdicts):
+            return candidate
+    return None
+
+
+def _candidates(
+    bundle: Bundle, a: OperandDescription, b: OperandDescription, out: OperandDescription, copy_b: bool
+) -> Iterator[Fit]:
+    """Ways to lay the operands out: each as it is, row-major or column-major, without and with zeros."""
+    layouts = ("", "t", "n")
+    dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
+    for dtype in dtypes:
+        multiple = _multiple(bundle, a.dtype, b.dtype, dtype)
+        for layout_a, layout_b in itertools.product(layouts, layouts if copy_b else ("",)):
+            for step in (1, multiple) if copy_b and multiple > 1 else (1,):
+                m, n, k = (_up(extent, step) for extent in (out.shape[-2], out.shape[-1], a.shape[-1]))
+                left = _laid_out(a, layout_a, m if layout_a == "n" else a.shape[-2], k)
+                right = _laid_out(b, layout_b, k, n)
+                target = _laid_out(out, "t", left.shape[-2], n, dtype)
+                if (not layout_a and left.shape != a.shape) or (not layout_b and right.shape != b.shape):
+                    continue
+                in_place = target.shape == out.shape and dtype == out.dtype
+                yield Fit(
+                    left if layout_a else None,
+                    right if layout_b else None,
+                    None if in_place else target,
+                )
+
+
+def _multiple(bundle: Bundle, *dtypes: str) -> int:
+    """What extents have to be multiples of, at most, for kernels of these element types."""
+    return math.lcm(
+        1,
+        *(
+            operand.divisibility
+            for group in bundle.groups
+            if tuple(operand.dtype for operand in group.operands) == dtypes
+            for operand in group.operands
+        ),
+    )
+
+
+def _up(extent: int, multiple: int) -> int:
+    return -(-extent // multiple) * multiple
+
+
+def _laid_out(
+    operand: OperandDescription, layout: str, rows: int, columns: int, dtype: str = ""
+) -> OperandDescription:
+    """A compact copy of an operand, in fresh memory, with this layout and these extents."""
+    shape = (*operand.shape[:-2], rows, columns)
+    strides = (1, rows) if layout == "n" else (columns, 1)
+    batch = (rows * columns,) if len(shape) == 3 else ()
+    return OperandDescription(dtype or operand.dtype, shape, (*batch, *strides), 0, operand.device)
+
+
+def _cost(candidate: Fit, out: OperandDescription) -> int:
+    """Bytes that are written for the copies."""
+    copies = [copy for copy in (candidate.a, candidate.b, candidate.out) if copy is not None]
+    moved = sum(math.prod(copy.shape) * DTYPES[copy.dtype].bytes for copy in copies)
+    return moved + (0 if candidate.out is None else math.prod(out.shape) * DTYPES[out.dtype].bytes)
+
+
+def compute_fitted(
+    bundle: Bundle,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    accumulator: str | None,
+    *,
+    purpose: str,
+    copy_b: bool = True,
+) -> None:
+    """``out = a @ b`` for operands that have elements, with the copies that the bundle's kernels need.
+
+    Args:
+        bundle: an open bundle.
+        a: (m, k), or (batch, m, k).
+        b: (k, n), or (batch, k, n).
+        out: (m, n), or (batch, m, n); written.
+        accumulator: element type, None for any.
+        purpose: what the product is, for the message of an error.
+        copy_b: whether b and out may be copied too, or a alone.
+
+    Raises:
+        KernelNotFound: if the bundle has no kernel for them in any form.
+        OperandError: if an operand cannot be described.
+        CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
+    """
+    found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
+    if found is None:
+        explanation = bundle.explain(
+            *(describe_operand(operand) for operand in (a, b, out)), accumulator=accumulator
+        )
+        nearest = "".join(
+            f". Nearest is {group.name}: {verdict.reason}" for group, verdict in explanation[:1]
+        )
+        raise KernelNotFound(
+            f"bundle {bundle.name} has no kernel for the {purpose}, {tuple(a.shape)} x {tuple(b.shape)} "
+            f"of {a.dtype} and {b.dtype} to {out.dtype}, accumulator {accumulator or 'any'}, "
+            f"in any layout that a copy of {'the operands' if copy_b else 'x'} could have{nearest}"
+        )
+    target = out
+    if found.out is not None:
+        dtype = getattr(torch, DTYPES[found.out.dtype].torch)
+        target = torch.empty(found.out.shape, dtype=dtype, device=out.device)
+    bundle.gemm(_copied(a, found.a), _copied(b, found.b), target, accumulator=accumulator)
+    if target is not out:
+        out.copy_(target[..., : out.shape[-2], : out.shape[-1]])
+
+
+def _copied(tensor: Tensor, wanted: OperandDescription | None) -> Tensor:
+    if wanted is None:
+        return tensor
+    memory = torch.empty_strided(wanted.shape, wanted.strides, dtype=tensor.dtype, device=tensor.device)
+    if wanted.shape == tuple(tensor.shape):
+        return memory.copy_(tensor)
+    memory.zero_()
+    memory[..., : tensor.shape[-2], : tensor.shape[-1]].copy_(tensor)
+    return memory

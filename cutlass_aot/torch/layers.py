@@ -1,0 +1,68 @@
+"""A linear layer that is computed by a bundle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cutlass_aot.torch.functions import linear
+from cutlass_aot.torch.registry import handle_of
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+
+
+class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
+    """A torch.nn.Linear whose product a bundle computes; made by :func:`replace_linear` or by ``of``.
+
+    Its parameters and the keys of its state are those of torch.nn.Linear, and it trains like one. Under
+    autocast its operands are cast as torch.nn.Linear's are.
+
+    It keeps the bundle's handle, not the bundle. So it can be copied and pickled like any module, and what is
+    pickled has none of the bundle in it: where it is loaded, open the same bundle and pass it to
+    :func:`cutlass_aot.torch.register` before the layer is called, or BundleError says so. For another bundle
+    (another build of it, say), ``register(bundle, handle=layer.bundle)``.
+
+    Attributes:
+        bundle: the bundle's handle.
+    """
+
+    bundle: str
+
+    @classmethod
+    def of(cls, layer: torch.nn.Linear, bundle: Bundle | str) -> PrebuiltLinear:
+        """A layer that shares the parameters of ``layer``, and its other attributes, but for hooks."""
+        made: PrebuiltLinear = cls.__new__(cls)
+        torch.nn.Module.__init__(made)
+        for name, value in vars(layer).items():
+            if name not in vars(made):
+                setattr(made, name, value)
+        for name, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            made.register_parameter(name, parameter)
+        for name in ("weight", "bias"):
+            if name not in made._parameters:
+                made.register_parameter(name, None)
+        made.bundle = handle_of(bundle)
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input @ weight.T + bias``, (..., in_features) to (..., out_features).
+
+        Raises:
+            KernelNotFound: if the bundle has no kernel for the input.
+            OperandError: if the input does not go with the weight.
+            BundleError: if no bundle is registered under the layer's handle in this process.
+        """
+        weight, bias = self.weight, self.bias
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            input, weight = input.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return linear(input, weight, bias, bundle=self.bundle)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of it."""
+        return f"{super().extra_repr()}, bundle={self.bundle}"

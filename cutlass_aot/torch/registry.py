@@ -1,0 +1,114 @@
+"""Open bundles by a handle: plain text, which is all that an operator or a compiled graph can carry.
+
+The registry keeps bundles alive. A compiled graph, a graph of gradients or a layer holds the handle alone, so
+a weak registry would let the bundle go while they still need it; and there is little to be gained, since
+mapped libraries stay mapped for the life of the process.
+
+A handle is made from the bundle's contents. It is the same in every process and for every copy of the bundle,
+so that a saved model, an exported graph or a compiler's cache finds its kernels again.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from cutlass_aot.errors import BundleError, OperandError
+from cutlass_aot.schema.encoding import digest
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+
+_bundles: dict[str, Bundle] = {}
+_handles: WeakKeyDictionary[Bundle, str] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register(bundle: Bundle, handle: str | None = None) -> str:
+    """Make an open bundle known under a handle, for the life of the process.
+
+    The functions of this package do it for a bundle that they are given. Call it to load a saved model or an
+    exported graph, which has only the handle.
+
+    Args:
+        bundle: an open bundle.
+        handle: any text; None for one made of the bundle's name, version and contents.
+
+    Returns:
+        The handle. Bundles with the same contents share one.
+
+    Raises:
+        OperandError: if ``bundle`` is not an open bundle, or ``handle`` already stands for another bundle.
+    """
+    if handle is None:
+        handle = _handles.get(bundle) or _default_handle(bundle)
+        with _lock:
+            _bundles.setdefault(handle, bundle)
+            _handles[bundle] = handle
+        return handle
+    with _lock:
+        known = _bundles.setdefault(handle, bundle)
+        if known is not bundle and _default_handle(known) != _default_handle(bundle):
+            raise OperandError(
+                f"handle {handle!r} already stands for the bundle {known.name} {known.version}: "
+                "choose another one"
+            )
+        _handles.setdefault(bundle, handle)
+    return handle
+
+
+def _default_handle(bundle: Bundle) -> str:
+    try:
+        contents = digest(bundle.catalog.to_bytes())
+    except AttributeError:
+        raise OperandError(
+            f"expected an open bundle (cutlass_aot.open), got {type(bundle).__module__}."
+            f"{type(bundle).__qualname__}"
+        ) from None
+    return f"{bundle.name}-{bundle.version}-{contents[:16]}"
+
+
+def bundle_of(bundle: Bundle | str) -> Bundle:
+    """The open bundle that is given, or that a handle stands for.
+
+    Raises:
+        BundleError: for a handle that nothing is registered under.
+    """
+    if not isinstance(bundle, str):
+        return bundle
+    try:
+        return _bundles[bundle]
+    except KeyError:
+        raise BundleError(
+            f"no bundle is registered as {bundle!r} in this process: open it, and pass it to "
+            "cutlass_aot.torch.register"
+        ) from None
+
+
+def handle_of(bundle: Bundle | str) -> str:
+    """The handle of a bundle, which is registered if it was not; a handle stands for itself."""
+    if isinstance(bundle, str):
+        return bundle
+    if torch.compiler.is_compiling():
+        return _handle_by_identity(id(bundle))
+    return _handles.get(bundle) or register(bundle)
+
+
+def _handle_by_identity(identity: int) -> str:
+    """The handle of the bundle with this ``id``.
+
+    A tracing compiler runs it with constants alone, of which an object is none, but its identity is: the
+    compiler guards it, so that another bundle in the same variable is another compilation.
+    """
+    # Held by whoever is being traced.
+    known = next((bundle for bundle in list(_handles) if id(bundle) == identity), None)
+    bundle = known or next(found for found in gc.get_objects() if id(found) == identity)
+    return handle_of(bundle)
+
+
+# What torch.compiler.assume_constant_result sets; that function would import the compiler here and now.
+_handle_by_identity._dynamo_marked_constant = True  # type: ignore[attr-defined]
