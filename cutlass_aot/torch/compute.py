@@ -31,7 +31,7 @@ def product(
         CutlassAotError: whatever :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     shape = checks.output_shape(rank, a, b)
-    out = torch.empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype), device=a.device)
+    out = a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
     _gemm(a, b, out, bundle, accumulator)
     return out
 
@@ -80,7 +80,7 @@ def fitted_product(
         OperandError: if the operands do not go together.
         KernelNotFound: if the bundle has no kernel for them in any form.
     """
-    out = torch.empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype, device=a.device)
+    out = a.new_empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype)
     if not out.numel():
         return out
     if not a.shape[-1]:
@@ -106,7 +106,7 @@ def linear(
     shape = checks.linear_shape(x, weight)
     dtype = checks.output_dtype(x.dtype, out_dtype)
     checks.check_bias(bias, shape[-1], dtype)
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    out = x.new_empty(shape, dtype=dtype)
     _linear(x, weight, bias, out, bundle, accumulator)
     return out
 
@@ -181,7 +181,7 @@ def scaled_product(
     """``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
     shape = checks.output_shape(2, a, b)
     checks.check_scales(a, b, scale_a, scale_b)
-    out = torch.empty(shape, dtype=out_dtype, device=a.device)
+    out = a.new_empty(shape, dtype=out_dtype)
     if not out.numel():
         return out
     if not a.shape[-1]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.operands import OperandDescription
+from cutlass_aot.schema.operands import OperandDescription, supports
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -95,12 +97,24 @@ def find_fit(
     """As :func:`fit`, for descriptions; nothing is remembered."""
     candidates = dict.fromkeys(_candidates(bundle, a, b, out, copy_b))
     for candidate in sorted(candidates, key=lambda found: _cost(found, out)):
-        verdicts = bundle.explain(
-            candidate.a or a, candidate.b or b, candidate.out or out, accumulator=accumulator
-        )
-        if any(verdict for _, verdict in verdicts):
-            return candidate
+        operands = candidate.a or a, candidate.b or b, candidate.out or out
+        # Which groups run on the operands' device is for the bundle to say, about those that are left.
+        anywhere = [replace(operand, device=None) for operand in operands]
+        if any(
+            supports(group.operands, anywhere)
+            for group in _groups(bundle, *operands)
+            if accumulator in (None, group.accumulator)
+        ):
+            with suppress(KernelNotFound):
+                bundle.find(*operands, accumulator=accumulator)
+                return candidate
     return None
+
+
+def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntry]:
+    """Groups of GEMMs for operands of these element types."""
+    found = bundle.catalog.groups.with_signature("gemm", [operand.dtype for operand in operands])
+    return [group for group in found if not group.epilogue]
 
 
 def _candidates(
@@ -110,7 +124,9 @@ def _candidates(
     layouts = ("", "t", "n")
     dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
     for dtype in dtypes:
-        multiple = _multiple(bundle, a.dtype, b.dtype, dtype)
+        groups = _groups(bundle, a, b, replace(out, dtype=dtype))
+        # What extents have to be multiples of, at most.
+        multiple = math.lcm(1, *(operand.divisibility for group in groups for operand in group.operands))
         for layout_a, layout_b in itertools.product(layouts, layouts if copy_b else ("",)):
             for step in (1, multiple) if copy_b and multiple > 1 else (1,):
                 m, n, k = (_up(extent, step) for extent in (out.shape[-2], out.shape[-1], a.shape[-1]))
@@ -125,19 +141,6 @@ def _candidates(
                     right if layout_b else None,
                     None if in_place else target,
                 )
-
-
-def _multiple(bundle: Bundle, *dtypes: str) -> int:
-    """What extents have to be multiples of, at most, for kernels of these element types."""
-    return math.lcm(
-        1,
-        *(
-            operand.divisibility
-            for group in bundle.groups
-            if tuple(operand.dtype for operand in group.operands) == dtypes
-            for operand in group.operands
-        ),
-    )
 
 
 def _up(extent: int, multiple: int) -> int:

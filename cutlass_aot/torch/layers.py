@@ -44,6 +44,7 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
         for name in ("weight", "bias"):
             if name not in made._parameters:
                 made.register_parameter(name, None)
+        made.training = layer.training
         made.bundle = handle_of(bundle)
         return made
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from cutlass_aot.errors import OperandError
@@ -53,9 +54,22 @@ def _below_autograd(operator: Any, keys: Any, arguments: Sequence[Any], options:
 
 
 def _wants_gradient(operands: Sequence[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(
-        operand is not None and operand.requires_grad for operand in operands
-    )
+    """Whether autograd is to follow the operator backwards.
+
+    Raises:
+        OperandError: if it is to follow forwards, or on behalf of torch.func, which these operators cannot.
+    """
+    given = [operand for operand in operands if operand is not None]
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(operand).tangent is not None for operand in given
+    ):
+        raise OperandError(f"the operators of {NAMESPACE} have no forward-mode gradients: use backward()")
+    wanted = torch.is_grad_enabled() and any(operand.requires_grad for operand in given)
+    if wanted and torch._C._are_functorch_transforms_active():
+        raise OperandError(
+            f"torch.func has no gradients of the operators of {NAMESPACE}: use torch.autograd.grad"
+        )
+    return wanted
 
 
 def _with_gradients(

@@ -39,13 +39,21 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
         handle: any text; None for one made of the bundle's name, version and contents.
 
     Returns:
-        The handle. Bundles with the same contents share one.
+        The handle. Bundles with the same contents share one, and the first of them computes.
 
     Raises:
         OperandError: if ``bundle`` is not an open bundle, or ``handle`` already stands for another bundle.
     """
+    if not hasattr(bundle, "catalog"):
+        raise OperandError(
+            f"expected an open bundle (cutlass_aot.open), got {type(bundle).__module__}."
+            f"{type(bundle).__qualname__}"
+        )
+    known_handle = _handles.get(bundle)
+    if handle is None and known_handle is not None:
+        return known_handle
     if handle is None:
-        handle = _handles.get(bundle) or _default_handle(bundle)
+        handle = _default_handle(bundle)
         with _lock:
             _bundles.setdefault(handle, bundle)
             _handles[bundle] = handle
@@ -62,14 +70,7 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
 
 
 def _default_handle(bundle: Bundle) -> str:
-    try:
-        contents = digest(bundle.catalog.to_bytes())
-    except AttributeError:
-        raise OperandError(
-            f"expected an open bundle (cutlass_aot.open), got {type(bundle).__module__}."
-            f"{type(bundle).__qualname__}"
-        ) from None
-    return f"{bundle.name}-{bundle.version}-{contents[:16]}"
+    return f"{bundle.name}-{bundle.version}-{digest(bundle.catalog.to_bytes())[:16]}"
 
 
 def bundle_of(bundle: Bundle | str) -> Bundle:
@@ -95,7 +96,7 @@ def handle_of(bundle: Bundle | str) -> str:
         return bundle
     if torch.compiler.is_compiling():
         return _handle_by_identity(id(bundle))
-    return _handles.get(bundle) or register(bundle)
+    return register(bundle)
 
 
 def _handle_by_identity(identity: int) -> str:
@@ -107,7 +108,7 @@ def _handle_by_identity(identity: int) -> str:
     # Held by whoever is being traced.
     known = next((bundle for bundle in list(_handles) if id(bundle) == identity), None)
     bundle = known or next(found for found in gc.get_objects() if id(found) == identity)
-    return handle_of(bundle)
+    return register(bundle)
 
 
 # What torch.compiler.assume_constant_result sets; that function would import the compiler here and now.

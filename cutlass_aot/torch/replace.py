@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.operands import OperandDescription, describe
 from cutlass_aot.torch.layers import PrebuiltLinear
@@ -182,7 +182,12 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
             b,
             describe((m, n), dtype, device=device),
         )
-        verdicts = bundle.explain(*operands)
-        if not any(verdict for _, verdict in verdicts):
-            return verdicts[0][1].reason if verdicts else "the bundle is empty"
+        try:
+            bundle.find(*operands)
+        except KernelNotFound:
+            if not bundle.catalog.groups.with_signature("gemm", (dtype, dtype, dtype)):
+                return f"no kernel of the bundle takes {dtype} and gives {dtype}"
+            return bundle.explain(*operands)[0][1].reason
+        except (Incompatible, DeviceError) as error:
+            return str(error)
     return ""

@@ -1,0 +1,116 @@
+"""A bundle for tests without a GPU: real rules about what its kernels take, torch.matmul for what they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.runtime import lookup
+from cutlass_aot.runtime.launch import without_gradients
+from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.kernel import Kernel
+from tests.unit.kernels import gemm
+
+torch = pytest.importorskip("torch")
+
+TARGET = "sm_90a"
+
+
+@dataclass
+class Groups:
+    kernels: list[Kernel]
+
+    def __iter__(self):
+        return (
+            SimpleNamespace(
+                name=kernel.group_name,
+                operation=kernel.operation,
+                operands=kernel.operands,
+                accumulator=kernel.accumulator,
+                epilogue=kernel.epilogue,
+                target=kernel.target,
+                layouts=kernel.layouts,
+                count=1,
+            )
+            for kernel in self.kernels
+        )
+
+    def with_signature(self, operation, dtypes):
+        wanted = (operation, tuple(dtypes))
+        return [g for g in self if (g.operation, tuple(o.dtype for o in g.operands)) == wanted]
+
+
+class CpuBundle:
+    """Behaves as an open bundle whose GPU is the CPU. ``launched`` has the operands of each launch."""
+
+    version = "1.0.0"
+    targets = (TARGET,)
+
+    def __init__(self, kernels, name="fake"):
+        self.name = name
+        self.launched: list[tuple[Any, ...]] = []
+        groups = Groups(list(kernels))
+        contents = repr((name, groups.kernels)).encode()
+        self.catalog = SimpleNamespace(groups=groups, to_bytes=lambda: contents)
+
+    @property
+    def groups(self):
+        return list(self.catalog.groups)
+
+    def _request(self, operands, accumulator):
+        described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
+        return lookup.Request("gemm", "", accumulator, self.targets, "the CPU", described)
+
+    def find(self, *operands, accumulator=None):
+        request = self._request(operands, accumulator)
+        found = lookup.serving(self.groups, request, TARGET)
+        if not found:
+            raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
+        return found
+
+    def explain(self, *operands, accumulator=None):
+        return lookup.explain(self.groups, self._request(operands, accumulator))
+
+    def gemm(self, a, b, out, *, accumulator=None, stream=None, workspace=None):
+        a, b, out = without_gradients(("a", "b", "out"), (a, b, out))
+        if len({operand.device for operand in (a, b, out)}) > 1:
+            raise KernelNotFound("operands on several devices")
+        found = self.find(a, b, out, accumulator=accumulator)[0]
+        self.launched.append((a, b, out))
+        wide = {"f64": torch.float64, "i32": torch.int32}.get(found.accumulator, torch.float32)
+        out.copy_(torch.matmul(a.to(wide), b.to(wide)))
+
+
+def kernels(dtypes, layouts=("tnt", "ttt"), accumulator="f32", divisibility=2):
+    """One kernel for each of the layouts."""
+    return [
+        gemm(
+            dtypes,
+            layout,
+            accumulator=accumulator,
+            operands=tuple(
+                replace(operand, divisibility=divisibility) for operand in gemm(dtypes, layout).operands
+            ),
+        )
+        for layout in layouts
+    ]
+
+
+def bundle(**options):
+    """A bundle for every element type that tests use, in the layouts of linear layers."""
+    return CpuBundle(
+        [
+            *kernels(("f64", "f64", "f64"), accumulator="f64"),
+            *kernels(("f32", "f32", "f32")),
+            *kernels(("bf16", "bf16", "bf16")),
+            *kernels(("bf16", "bf16", "f32"), ("tnt",)),
+            *kernels(("i8", "i8", "i32"), ("tnt",), accumulator="i32"),
+            *kernels(("f8e4m3", "f8e4m3", "f32"), ("tnt",)),
+            *kernels(("f8e5m2", "f8e5m2", "bf16"), ("tnt",)),
+        ],
+        **options,
+    )
