@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -411,7 +413,7 @@ def test_a_plain_call_skips_the_dispatcher_and_no_other_does():
         assert not eager.is_plain(a)
     with forward_ad.dual_level():
         assert not eager.is_plain(a)
-    with torch.profiler.profile():
+    with torch.autograd.profiler.profile():
         assert not eager.is_plain(a)
     with torch._subclasses.FakeTensorMode():
         assert not eager.is_plain(a)
@@ -424,9 +426,9 @@ def test_tracers_see_the_operator(fake):
     a, b = random(4, 4), random(4, 4)
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda a, b: aot.mm(a, b, bundle=fake))(a, b)
     assert torch.ops.cutlass_aot.mm.default in {node.target for node in graph.graph.nodes}
-    with torch.profiler.profile() as profile:
+    with torch.autograd.profiler.profile() as profile:
         aot.mm(a, b, bundle=fake)
-    assert "cutlass_aot::mm" in {event.name for event in profile.events()}
+    assert "cutlass_aot::mm" in {event.name for event in profile.function_events}
 
 
 def test_a_negated_view_is_not_taken_as_it_lies(fake):
@@ -458,3 +460,20 @@ def test_bundles_that_are_only_looked_at_are_not_kept():
     before = len(registry._bundles)
     aot.mm(random(4, 4), random(4, 4), bundle=bundle(name="passing"))
     assert len(registry._bundles) == before
+
+
+IMPORTS = """
+import sys
+import cutlass_aot
+assert "torch" not in sys.modules
+import cutlass_aot.torch
+ours = {name.split(".")[1] for name in sys.modules if name.startswith("cutlass_aot.")}
+assert ours == {"errors", "runtime", "schema", "torch"}, ours
+foreign = {"cutlass", "tvm_ffi", "torch._dynamo", "torch._inductor"} & set(sys.modules)
+assert not foreign, foreign
+"""
+
+
+def test_importing_it_imports_neither_the_build_side_nor_a_compiler():
+    result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
