@@ -29,6 +29,8 @@ _DEFAULT_OUTPUT = {
 DIFFERENTIABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Element types that gradients are given for."""
 
+_SCALED_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def output_shape(rank: int, a: Tensor, b: Tensor) -> Shape:
     """Shape of ``a @ b``.
@@ -116,12 +118,18 @@ def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
         raise OperandError(f"expected bias of the output's element type {dtype}, got {bias.dtype}")
 
 
-def check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> None:
+def check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> None:
     """Refuse scales that are neither one number nor one a row of a, or a column of b, in f32.
+
+    Refuses outputs too that what was scaled is not simply rounded to.
 
     Raises:
         OperandError: then.
     """
+    if out_dtype not in _SCALED_OUTPUTS:
+        raise OperandError(
+            f"expected out_dtype to be one of {', '.join(map(str, _SCALED_OUTPUTS))}, got {out_dtype}"
+        )
     for name, scale, shape in (
         ("scale_a", scale_a, (a.shape[0], 1)),
         ("scale_b", scale_b, (1, b.shape[1])),

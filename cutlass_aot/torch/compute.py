@@ -180,7 +180,7 @@ def scaled_product(
 ) -> Tensor:
     """``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
     shape = checks.output_shape(2, a, b)
-    checks.check_scales(a, b, scale_a, scale_b)
+    checks.check_scales(a, b, scale_a, scale_b, out_dtype)
     out = a.new_empty(shape, dtype=out_dtype)
     if not out.numel():
         return out

@@ -73,12 +73,16 @@ def fit(
     """
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
-    if key not in known:
-        described = (describe_operand(a), describe_operand(b), describe_operand(out))
-        if len(known) >= MAX_REMEMBERED:
-            known.clear()
-        known[key] = find_fit(bundle, *described, accumulator, copy_b=copy_b)
-    return known[key]
+    if key in known:
+        # Another thread may just have made room.
+        with suppress(KeyError):
+            return known[key]
+    described = (describe_operand(a), describe_operand(b), describe_operand(out))
+    found = find_fit(bundle, *described, accumulator, copy_b=copy_b)
+    if len(known) >= MAX_REMEMBERED:
+        known.clear()
+    known[key] = found
+    return found
 
 
 def _like(tensor: Tensor) -> Any:

@@ -184,7 +184,7 @@ def scaled_mm(
         scale_a: f32, one element for the whole tensor, or (m, 1) for one a row.
         scale_b: f32, one element for the whole tensor, or (1, n) for one a column.
         bundle: an open bundle, or the handle of a registered one.
-        out_dtype: element type of the result.
+        out_dtype: element type of the result: f32, f16 or bf16.
         accumulator: element type, such as ``"f32"``; see :meth:`cutlass_aot.Bundle.find`.
 
     Returns:

@@ -393,7 +393,7 @@ def _scaled_fake(
     accumulator: str | None = None,
 ) -> Tensor:
     shape = checks.output_shape(2, a, b)
-    checks.check_scales(a, b, scale_a, scale_b)
+    checks.check_scales(a, b, scale_a, scale_b, out_dtype)
     checks.check_devices(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     return a.new_empty(shape, dtype=out_dtype)
 

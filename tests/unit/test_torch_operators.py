@@ -18,7 +18,7 @@ from cutlass_aot.errors import BundleError, KernelNotFound, OperandError  # noqa
 from cutlass_aot.torch import eager, registry  # noqa: E402
 from tests.unit.torch_bundles import CpuBundle, bundle, kernels  # noqa: E402
 
-F64 = torch.float64
+F64, F32 = torch.float64, torch.float32
 
 
 @pytest.fixture
@@ -328,12 +328,16 @@ META = {"device": "meta", "dtype": F64}
             "expected out of out_dtype",
         ),
         (
-            lambda f, b: aot.scaled_mm(f(5, 4), f(4, 6), f(1), f(1).float(), bundle=b, out_dtype=F64),
+            lambda f, b: aot.scaled_mm(f(5, 4), f(4, 6), f(1), f(1).float(), bundle=b, out_dtype=F32),
             "expected scale_a of torch.float32",
         ),
         (
-            lambda f, b: aot.scaled_mm(f(5, 4), f(4, 6), f(5).float(), f(1).float(), bundle=b, out_dtype=F64),
+            lambda f, b: aot.scaled_mm(f(5, 4), f(4, 6), f(5).float(), f(1).float(), bundle=b, out_dtype=F32),
             r"expected scale_a of one element or of shape \(5, 1\)",
+        ),
+        (
+            lambda f, b: aot.scaled_mm(f(5, 4), f(4, 6), f(1).float(), f(1).float(), bundle=b, out_dtype=F64),
+            "expected out_dtype to be one of torch.float32, torch.float16",
         ),
     ],
 )
