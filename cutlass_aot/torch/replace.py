@@ -185,7 +185,7 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
         try:
             bundle.find(*operands)
         except KernelNotFound:
-            if not bundle.catalog.groups.with_signature("gemm", (dtype, dtype, dtype)):
+            if not bundle.catalog.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
                 return f"no kernel of the bundle takes {dtype} and gives {dtype}"
             return bundle.explain(*operands)[0][1].reason
         except (Incompatible, DeviceError) as error:

@@ -39,7 +39,7 @@ class Groups:
             for kernel in self.kernels
         )
 
-    def with_signature(self, operation, dtypes):
+    def with_dtypes(self, operation, dtypes):
         wanted = (operation, tuple(dtypes))
         return [g for g in self if (g.operation, tuple(o.dtype for o in g.operands)) == wanted]
 
