@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime import lookup
 from cutlass_aot.runtime.launch import without_gradients
 from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.catalog import FileReference, GroupEntry, Groups
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.kernels import gemm
 
@@ -20,28 +21,19 @@ torch = pytest.importorskip("torch")
 TARGET = "sm_90a"
 
 
-@dataclass
-class Groups:
-    kernels: list[Kernel]
-
-    def __iter__(self):
-        return (
-            SimpleNamespace(
-                name=kernel.group_name,
-                operation=kernel.operation,
-                operands=kernel.operands,
-                accumulator=kernel.accumulator,
-                epilogue=kernel.epilogue,
-                target=kernel.target,
-                layouts=kernel.layouts,
-                count=1,
-            )
-            for kernel in self.kernels
-        )
-
-    def with_dtypes(self, operation, dtypes):
-        wanted = (operation, tuple(dtypes))
-        return [g for g in self if (g.operation, tuple(o.dtype for o in g.operands)) == wanted]
+def group(kernel: Kernel) -> GroupEntry:
+    """A group of one kernel, without files."""
+    return GroupEntry(
+        name=kernel.group_name,
+        operation=kernel.operation,
+        operands=kernel.operands,
+        accumulator=kernel.accumulator,
+        epilogue=kernel.epilogue,
+        target=kernel.target,
+        count=1,
+        child=FileReference("groups/none", 0, "0" * 64),
+        libraries={},
+    )
 
 
 class CpuBundle:
@@ -53,13 +45,14 @@ class CpuBundle:
     def __init__(self, kernels, name="fake"):
         self.name = name
         self.launched: list[tuple[Any, ...]] = []
-        groups = Groups(list(kernels))
-        contents = repr((name, groups.kernels)).encode()
+        kernels = list(kernels)
+        groups = Groups.of([group(kernel) for kernel in kernels])
+        contents = repr((name, kernels)).encode()
         self.catalog = SimpleNamespace(groups=groups, to_bytes=lambda: contents)
 
     @property
     def groups(self):
-        return list(self.catalog.groups)
+        return self.catalog.groups
 
     def _request(self, operands, accumulator):
         described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
