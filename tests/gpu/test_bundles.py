@@ -8,26 +8,15 @@ Where no GPU is present these are skipped; results are recorded in docs/gpu-resu
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 import cutlass_aot
-from cutlass_aot.errors import BundleError, DeviceError
-from cutlass_aot.runtime import device
+from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.compatibility import runnable_targets
+from tests.gpu.conftest import REPOSITORY
 
 pytestmark = pytest.mark.gpu
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def capability():
-    try:
-        return device.compute_capability(0)
-    except DeviceError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("name", ["sm90", "portable", "sm100-dense"])

@@ -8,14 +8,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import threading
-from pathlib import Path
 
 import pytest
 
-import cutlass_aot
-from cutlass_aot.errors import BundleError, DeviceError, KernelNotFound, OperandError
-from cutlass_aot.runtime import device
-from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.errors import KernelNotFound, OperandError
 
 torch = pytest.importorskip("torch")
 
@@ -29,24 +25,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATORS = torch.ops.cutlass_aot
 BOUNDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-16}
 """Of the relative Frobenius norm of an error: the unit roundoff of the result, or of the accumulation."""
 HALVES = [torch.bfloat16, torch.float16]
 COMPILERS = ["aot_eager", *(["inductor"] if importlib.util.find_spec("triton") else [])]
-
-
-@pytest.fixture(scope="module")
-def bundle():
-    try:
-        capability = device.compute_capability(0)
-        found = cutlass_aot.open(REPOSITORY / "build" / "bundles" / "sm90")
-    except (DeviceError, BundleError) as error:
-        pytest.skip(str(error))
-    if not runnable_targets(found.targets, capability):
-        pytest.skip(f"sm90 has nothing for compute capability {capability}")
-    return found
 
 
 @pytest.fixture(scope="module")
