@@ -1,37 +1,30 @@
 """Dense GEMMs of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
 
 What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker` and, for ranking,
-:mod:`cutlass_aot.generators.cutlass_operators_rank`.
+:mod:`cutlass_aot.generators.cutlass_operators_rank`; what an operator is as a record, in
+:mod:`cutlass_aot.generators.cutlass_operators_records`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cutlass_aot.generators.cutlass_operators_records import FAMILIES, GENERATOR
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
 
-FAMILIES = {
-    "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
-    "PersistentDenseGemmPreferredCluster": "SM100 persistent with a preferred and a fallback cluster",
-    "PersistentDenseGemmEFC": "SM100 persistent of the fused-epilogue family, without an epilogue",
-    "TgvGemm": "SM100 low latency, for few rows of A",
-    "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
-    "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
-}
-"""Families of dense GEMM by the name of their operator class, less ``Operator``."""
-
 
 class CutlassOperators:
     """Generator of every dense GEMM family of ``cutlass.operators``."""
 
-    name = "cutlass.operators"
+    name = GENERATOR
     version = "1"
     operations = ("gemm",)
     modules = (
         "cutlass_aot.generators.cutlass_operators",
+        "cutlass_aot.generators.cutlass_operators_records",
         "cutlass_aot.generators.cutlass_operators_worker",
         "cutlass_aot.generators.dsl",
     )
@@ -66,13 +59,13 @@ class CutlassOperators:
         """Every dense GEMM for ``problem`` on ``target``."""
         from cutlass_aot.generators.cutlass_operators_worker import enumerate_kernels
 
-        return enumerate_kernels(problem, target, device, tuple(FAMILIES))
+        return enumerate_kernels(problem, target, device)
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel."""
         from cutlass_aot.generators.cutlass_operators_worker import compile_kernel
 
-        return compile_kernel(kernel, tuple(FAMILIES))
+        return compile_kernel(kernel)
 
     def rank(
         self,
@@ -87,4 +80,4 @@ class CutlassOperators:
         """Rank kernels with one of the package's heuristics."""
         from cutlass_aot.generators.cutlass_operators_rank import rank_kernels
 
-        return rank_kernels(problem, target, kernels, shapes, tuple(FAMILIES), heuristic=heuristic, gpu=gpu)
+        return rank_kernels(problem, target, kernels, shapes, heuristic=heuristic, gpu=gpu)

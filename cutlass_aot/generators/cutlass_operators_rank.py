@@ -29,13 +29,12 @@ def rank_kernels(
     target: str,
     kernels: Sequence[Kernel],
     shapes: Sequence[Extents],
-    families: tuple[str, ...],
     *,
     heuristic: str,
     gpu: str,
 ) -> Ranked:
     """Rank ``kernels`` for each of ``shapes``; see :class:`cutlass_aot.generators.protocol.Ranker`."""
-    known = operators_of(problem, target, families)
+    known = operators_of(problem, target)
     candidates = {
         kernel.digest: known[kernel.design]
         for kernel in kernels

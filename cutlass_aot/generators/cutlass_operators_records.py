@@ -1,0 +1,159 @@
+"""An operator of the CUTLASS Operator API as a kernel record: one rule for building and for finding.
+
+Nothing is imported: operators are looked at as they are. The generator uses it in a worker, and
+:mod:`cutlass_aot.operators` in a program that has chosen operators of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+
+GENERATOR = "cutlass.operators"
+"""Name of the generator whose records these are."""
+
+FAMILIES = {
+    "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
+    "PersistentDenseGemmPreferredCluster": "SM100 persistent with a preferred and a fallback cluster",
+    "PersistentDenseGemmEFC": "SM100 persistent of the fused-epilogue family, without an epilogue",
+    "TgvGemm": "SM100 low latency, for few rows of A",
+    "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
+    "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
+}
+"""Families of dense GEMM by the name of their operator class, less ``Operator``."""
+
+EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
+"""Extents of each operand by their names, batch first."""
+
+_SCHEDULERS = {
+    "CLCDynamicPersistentTileSchedulerMetadata": "clc",
+    "StaticPersistentTileSchedulerMetadata": "static",
+}
+# These take their grid from the device profile whatever their metadata says of a scheduler.
+_ALWAYS_STATIC = ("PersistentDenseGemmEFC", "Sm90StaticPersistentGemm")
+_NAMES = {dtype.dsl: dtype.name for dtype in DTYPES.values()}
+_LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
+
+
+def family(operator: Any) -> str:
+    """The name of an operator's class, less ``Operator``."""
+    return type(operator).__name__.removesuffix("Operator")
+
+
+def refusal(operator: Any) -> str:
+    """Why an operator cannot be a kernel of a bundle; ``""`` if it can.
+
+    Of the families here, those alone whose code is what their metadata says: the SM80 family of operators
+    0.3.0 lists four tiles and compiles 128x128x32 for each of them.
+    """
+    if family(operator) not in FAMILIES:
+        return f"{type(operator).__name__} is none of the families {', '.join(FAMILIES)}"
+    if getattr(operator.metadata, "epilogue", None) is not None:
+        return "it has an epilogue fused in, which bundles do not have yet"
+    tile = getattr(operator.impl, "cta_tiler", None)
+    described = operator.metadata.design.tile_shape
+    if tile is not None and tuple(tile) != tuple(described):
+        return f"its metadata says tile {tuple(described)}, its code has {tuple(tile)}"
+    return ""
+
+
+def problem_of(operator: Any) -> Problem:
+    """The operands of an operator, without extents.
+
+    Raises:
+        GeneratorError: if an element type or a layout is not one that bundles know.
+    """
+    operands = operator.metadata.operands
+    described = (operands.A, operands.B, operands.out)
+    layouts = [_LAYOUTS.get(tuple(operand.stride or ())) for operand in described]
+    names = [_NAMES.get(operand.dtype.__name__) for operand in described]
+    accumulator = _NAMES.get(operands.accumulator_type.__name__)
+    if None in (*layouts, *names, accumulator):
+        raise GeneratorError(
+            f"{operator.metadata.operator_name}: expected dense operands, row- or column-major, of element "
+            f"types {', '.join(_NAMES)}, got {operands}"
+        )
+    return Problem("gemm", tuple(map(str, names)), "".join(map(str, layouts)), str(accumulator))
+
+
+def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
+    """The kernel record of an operator that there is no :func:`refusal` of.
+
+    Args:
+        operator: of ``cutlass.operators.get_operators``.
+        target: GPU code target.
+        device: whose numbers static schedulers compile in.
+
+    Raises:
+        GeneratorError: see :func:`problem_of`.
+        ManifestError: if the device profile lacks a number.
+    """
+    problem = problem_of(operator)
+    chosen = design(operator)
+    return Kernel.make(
+        operation=problem.operation,
+        generator=GENERATOR,
+        operands=constraints(operator, problem),
+        accumulator=problem.accumulator,
+        design=chosen,
+        target=target,
+        constants=_constants(chosen, device),
+    )
+
+
+def design(operator: Any) -> dict[str, DesignValue]:
+    """An operator's design as plain values; what it does not have is left out."""
+    metadata = operator.metadata.design
+    values: dict[str, DesignValue] = {
+        "family": family(operator),
+        "tile_shape": tuple(int(extent) for extent in metadata.tile_shape),
+        "cluster_shape": tuple(int(extent) for extent in metadata.cluster_shape),
+    }
+    for name in ("use_2cta_mma", "use_tma_store"):
+        if getattr(metadata, name, None) is not None:
+            values[name] = bool(getattr(metadata, name))
+    if getattr(metadata, "num_smem_stages", None) is not None:
+        values["num_smem_stages"] = int(metadata.num_smem_stages)
+    if getattr(metadata, "fallback_cluster_shape", None) is not None:
+        values["fallback_cluster_shape"] = tuple(int(e) for e in metadata.fallback_cluster_shape)
+    scheduler = getattr(metadata, "tile_scheduler", None)
+    if scheduler is not None:
+        values["tile_scheduler"] = _SCHEDULERS[type(scheduler).__name__]
+    return values
+
+
+def constraints(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
+    """What an operator demands of its operands, which are those of ``problem``."""
+    operands = operator.metadata.operands
+    described = (operands.A, operands.B, operands.out)
+    return tuple(
+        OperandConstraint(
+            name=name,
+            dtype=dtype,
+            extents=EXTENTS[name],
+            contiguous=-1 if layout == "t" else -2,
+            divisibility=int(constraint.divisibility),
+            alignment=int(constraint.ptr_alignment_bytes),
+            written=name == "out",
+        )
+        for name, dtype, layout, constraint in zip(
+            EXTENTS, problem.dtypes, problem.layouts, described, strict=True
+        )
+    )
+
+
+def _constants(chosen: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
+    """Numbers of the device profile that a design compiles in: one a cluster size it asks for."""
+    if chosen["family"] not in _ALWAYS_STATIC and chosen.get("tile_scheduler") != "static":
+        return {}
+    sizes = set()
+    for name in ("cluster_shape", "fallback_cluster_shape"):
+        shape = chosen.get(name)
+        if isinstance(shape, tuple):
+            sizes.add(shape[0] * shape[1])
+    return {f"max_active_clusters_{size}": device.active_clusters(size) for size in sorted(sizes)}
