@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,11 @@ from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, ow
 from cutlass_aot.bundle.write import BundlePlan, Outcome, bundle_is, write_bundle
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device import DeviceProfile, load_profile
-from cutlass_aot.manifest.model import Manifest, load_manifest
+from cutlass_aot.manifest.model import Manifest, device_text, load_manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
 
 
@@ -50,7 +51,7 @@ class BuildResult:
 
     Attributes:
         bundle: its directory.
-        kernels: number of kernels the manifest asks for.
+        kernels: number of kernels asked for.
         compiled: how many were compiled now.
         failures: what failed; the bundle is written only if nothing did.
         written: whether the bundle's directory was written, False if it was up to date.
@@ -63,14 +64,32 @@ class BuildResult:
     written: bool
 
 
-@dataclass(slots=True)
-class _Inputs:
-    """What a build starts from, looked up once."""
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a bundle is to be, apart from its kernels.
 
-    manifest: Manifest
-    devices: Mapping[str, DeviceProfile]
+    Attributes:
+        name: the bundle's name.
+        version: version of its wheel.
+        device: the device profiles of its kernels, in words.
+        targets: GPU code targets.
+        hosts: CPU architectures to link for.
+        tuning: digests of the tuning files that a manifest names.
+    """
+
+    name: str
+    version: str
+    device: str
+    targets: tuple[str, ...]
+    hosts: tuple[str, ...]
+    tuning: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """What a build works with, looked up once."""
+
     sources: Sources
-    model: ranking.Model | None
     compiler: CompilerToolchain
     linkers: Mapping[str, LinkToolchain] = field(default_factory=dict)
 
@@ -79,7 +98,17 @@ class _Inputs:
         return Pool(jobs, tuple(modules), directory, timeout, self.compiler.roots)
 
 
-def _inputs(manifest_path: Path) -> _Inputs:
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a manifest leads to."""
+
+    manifest: Manifest
+    devices: Mapping[str, DeviceProfile]
+    model: ranking.Model | None
+    tools: _Tools
+
+
+def _inputs(manifest_path: Path, *, linkers: bool) -> _Inputs:
     manifest = load_manifest(manifest_path)
     with _naming(manifest_path):
         devices = {
@@ -87,7 +116,9 @@ def _inputs(manifest_path: Path) -> _Inputs:
         }
         sources = planning.load_sources(manifest)
         model = ranking.find_model(manifest, sources, devices)
-        return _Inputs(manifest, devices, sources, model, detect_compiler())
+        compiler = detect_compiler()
+    found = {host: LinkToolchain.detect(host) for host in manifest.hosts} if linkers else {}
+    return _Inputs(manifest, devices, model, _Tools(sources, compiler, found))
 
 
 @contextmanager
@@ -107,7 +138,7 @@ def make_plan(
     Raises:
         CutlassAotError: for bad input; see the stages.
     """
-    inputs = _inputs(manifest_path)
+    inputs = _inputs(manifest_path, linkers=False)
     # An empty directory is a store that no build has begun yet.
     begun = store_path.exists() and not (store_path.is_dir() and not any(store_path.iterdir()))
     store = Store(store_path, create=False) if begun else None
@@ -115,7 +146,7 @@ def make_plan(
     selection = planning.load_selection(store, plan) if store else None
     if selection is None:
         selection = _enumerate(inputs, jobs, timeout, report)
-    keys = planning.kernel_keys(selection, inputs.sources, inputs.compiler.fingerprint)
+    keys = planning.kernel_keys(selection, inputs.tools.sources, inputs.tools.compiler.fingerprint)
     return selection, planning.against_store(selection, keys, store)
 
 
@@ -141,14 +172,65 @@ def build(
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
-    inputs = _inputs(manifest_path)
-    inputs.linkers = {host: LinkToolchain.detect(host) for host in inputs.manifest.hosts}
-    store = Store(store_path)
-    bundle = output / inputs.manifest.name
+    inputs = _inputs(manifest_path, linkers=True)
+    manifest, store = inputs.manifest, Store(store_path)
     selection = _selection(inputs, store, jobs, timeout, report)
-    keys = planning.kernel_keys(selection, inputs.sources, inputs.compiler.fingerprint)
+    recipe = Recipe(
+        name=manifest.name,
+        version=manifest.version,
+        device=device_text(manifest.devices),
+        targets=tuple(sorted(manifest.targets)),
+        hosts=tuple(sorted(manifest.hosts)),
+        tuning=tuple(manifest.select.inputs[name] for name in manifest.select.tuning),
+    )
+    return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, report)
 
-    inputs_digest = _inputs_digest(inputs, selection, keys)
+
+def build_kernels(
+    recipe: Recipe,
+    kernels: Iterable[Kernel],
+    store_path: Path,
+    output: Path,
+    *,
+    jobs: int,
+    timeout: float,
+    report: Report,
+) -> BuildResult:
+    """Build a bundle of kernels that somebody else has chosen, from their records.
+
+    Args:
+        recipe: what the bundle is to be.
+        kernels: records of registered generators; one named twice counts once.
+        store_path: directory of the store.
+        output: directory under which the bundle's directory, named as the bundle, is put.
+        jobs: workers at once.
+        timeout: seconds one kernel may take.
+        report: told as it goes.
+
+    Raises:
+        CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
+    """
+    compiler = detect_compiler()
+    selection = planning.given(kernels, compiler.versions["nvidia-cutlass-dsl"])
+    sources = planning.find_sources({kernel.generator for kernel in selection.kernels})
+    tools = _Tools(sources, compiler, {host: LinkToolchain.detect(host) for host in recipe.hosts})
+    return _bundle(recipe, selection, tools, Store(store_path), output, jobs, timeout, report)
+
+
+def _bundle(
+    recipe: Recipe,
+    selection: Selection,
+    tools: _Tools,
+    store: Store,
+    output: Path,
+    jobs: int,
+    timeout: float,
+    report: Report,
+) -> BuildResult:
+    """Compile what the store lacks of a selection, link, write."""
+    bundle = output / recipe.name
+    keys = planning.kernel_keys(selection, tools.sources, tools.compiler.fingerprint)
+    inputs_digest = _inputs_digest(recipe, selection, tools, keys)
     known = store.get_record("bundle", inputs_digest)
     if isinstance(known, dict) and bundle_is(bundle, str(known.get("catalog_sha256"))):
         report.planned(0, len(keys), selection.remarks)
@@ -161,14 +243,14 @@ def build(
     failures: list[Failure] = []
     compiled = 0
     if missing:
-        with store.workspace() as workspace, inputs.pool(jobs, workspace, timeout) as pool:
-            done = compiling.compile_missing(pool, missing, inputs.sources, store, workspace, report)
+        with store.workspace() as workspace, tools.pool(jobs, workspace, timeout) as pool:
+            done = compiling.compile_missing(pool, missing, tools.sources, store, workspace, report)
         artifacts.update(done.artifacts)
         failures, compiled = done.failures, done.compiled
     if failures:
         return BuildResult(bundle, len(keys), compiled, tuple(failures), False)
 
-    outcome = _write(inputs, store, bundle, selection, keys, artifacts, report)
+    outcome = _write(recipe, selection, tools, store, bundle, keys, artifacts, report)
     store.put_record("bundle", inputs_digest, {"catalog_sha256": outcome.catalog_sha256})
     return BuildResult(bundle, len(keys), compiled, (), outcome.written)
 
@@ -186,84 +268,83 @@ def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report:
 def _plan_digest(inputs: _Inputs) -> str:
     packages = inputs.model.packages if inputs.model else None
     return planning.plan_digest(
-        inputs.manifest, inputs.devices, inputs.sources, inputs.compiler.fingerprint, packages
+        inputs.manifest, inputs.devices, inputs.tools.sources, inputs.tools.compiler.fingerprint, packages
     )
 
 
 def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Selection:
-    questions = planning.enumerations(inputs.manifest, inputs.sources)
+    questions = planning.enumerations(inputs.manifest, inputs.tools.sources)
     report.enumerating(len(questions))
     with (
         tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-        inputs.pool(jobs, Path(folder), timeout) as pool,
+        inputs.tools.pool(jobs, Path(folder), timeout) as pool,
     ):
         answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
         with _naming(inputs.manifest.path):
-            versions = inputs.compiler.versions
+            versions = inputs.tools.compiler.versions
             selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
             if inputs.model is None:
                 return selection
             report.ranking(len(inputs.manifest.select.shapes.extents))
             return ranking.rank(
-                selection, inputs.manifest, inputs.model, inputs.sources, inputs.devices, pool
+                selection, inputs.manifest, inputs.model, inputs.tools.sources, inputs.devices, pool
             )
 
 
-def _inputs_digest(inputs: _Inputs, selection: Selection, keys: Sequence[str]) -> str:
-    manifest = inputs.manifest
+def _inputs_digest(recipe: Recipe, selection: Selection, tools: _Tools, keys: Sequence[str]) -> str:
     return digest(
         encode(
             {
                 "cutlass_aot": own_sources(),
-                "name": manifest.name,
-                "version": manifest.version,
-                "device": manifest.device_text,
-                "targets": sorted(manifest.targets),
+                "name": recipe.name,
+                "version": recipe.version,
+                "device": recipe.device,
+                "targets": recipe.targets,
                 "keys": sorted(keys),
                 "rankings": [digest(item.to_bytes()) for item in selection.rankings],
-                "tuning": [manifest.select.inputs[name] for name in manifest.select.tuning],
-                "linkers": {host: linker.fingerprint for host, linker in inputs.linkers.items()},
-                "versions": inputs.compiler.versions,
+                "tuning": recipe.tuning,
+                "linkers": {host: linker.fingerprint for host, linker in tools.linkers.items()},
+                "versions": tools.compiler.versions,
             }
         )
     )
 
 
 def _write(
-    inputs: _Inputs,
+    recipe: Recipe,
+    selection: Selection,
+    tools: _Tools,
     store: Store,
     bundle: Path,
-    selection: Selection,
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
     report: Report,
 ) -> Outcome:
-    manifest = inputs.manifest
     entries = planning.kernel_entries(
-        selection.kernels, keys, artifacts, inputs.sources, inputs.compiler.fingerprint
+        selection.kernels, keys, artifacts, tools.sources, tools.compiler.fingerprint
     )
-    first = inputs.linkers[manifest.hosts[0]]
+    first = tools.linkers[recipe.hosts[0]]
     with store.workspace() as workspace:
-        groups = link_groups(entries, inputs.linkers, store, workspace, report.linking)
+        groups = link_groups(entries, tools.linkers, store, workspace, report.linking)
         return write_bundle(
             BundlePlan(
-                name=manifest.name,
-                version=manifest.version,
-                device=manifest.device_text,
-                targets=tuple(sorted(manifest.targets)),
-                hosts=tuple(sorted(manifest.hosts)),
+                name=recipe.name,
+                version=recipe.version,
+                device=recipe.device,
+                targets=recipe.targets,
+                hosts=recipe.hosts,
                 needs=Needs(
                     cuda_runtime=first.cuda_runtime_version,
                     tvm_ffi=first.tvm_ffi_version,
                     glibc=first.glibc,
                 ),
                 provenance={
-                    **inputs.compiler.versions,
+                    **tools.compiler.versions,
                     "cutlass-aot": cutlass_aot.__version__,
-                    "toolchain": inputs.compiler.fingerprint,
+                    "toolchain": tools.compiler.fingerprint,
                 },
                 groups=groups,
-                launchers=link_launchers(inputs.linkers, store, workspace),
+                launchers=link_launchers(tools.linkers, store, workspace),
                 licenses=first.licenses(),
                 rankings=selection.rankings,
             ),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.builder.toolchain import own_sources
-from cutlass_aot.errors import CorruptFile, GeneratorError, ManifestError
+from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import find, import_plugin, version_of
@@ -32,10 +32,21 @@ def load_sources(manifest: Manifest) -> Sources:
     """
     for module in manifest.plugins:
         import_plugin(module)
-    references = {name: find(name) for name in sorted({table.generator for table in manifest.tables})}
-    instances = {name: reference.load() for name, reference in references.items()}
+    sources = find_sources({table.generator for table in manifest.tables})
     for table in manifest.tables:
-        _check_table(table, instances[table.generator])
+        _check_table(table, sources.instances[table.generator])
+    return sources
+
+
+def find_sources(names: Collection[str]) -> Sources:
+    """Find generators by their names.
+
+    Raises:
+        GeneratorError: if one cannot be imported.
+        ManifestError: if one is unknown.
+    """
+    references = {name: find(name) for name in sorted(names)}
+    instances = {name: reference.load() for name, reference in references.items()}
     versions = {name: version_of(instance) for name, instance in instances.items()}
     return Sources(references, instances, versions)
 
@@ -119,6 +130,23 @@ def select(
                 chosen[members[position].digest] = members[position]
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
     return Selection(tuple(kernels), tuple(remarks))
+
+
+def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
+    """The selection of somebody who has chosen kernels; one named twice counts once.
+
+    Raises:
+        CompileError: for a kernel that is known to be bad with this version of the DSL.
+    """
+    chosen = {kernel.digest: kernel for kernel in kernels}
+    for kernel in chosen.values():
+        why = known_bad(kernel, dsl_version)
+        if why:
+            raise CompileError(
+                f"{kernel.name} is known to be bad with nvidia-cutlass-dsl {dsl_version}: {why}; "
+                "choose another one"
+            )
+    return Selection(tuple(sorted(chosen.values(), key=lambda kernel: kernel.name)), ())
 
 
 def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:

@@ -87,13 +87,38 @@ class Manifest:
     select: SelectSettings
     document: Mapping[str, Any] = field(repr=False)
 
-    @property
-    def device_text(self) -> str:
-        """The device profiles in words: one name, or one a target."""
-        names = sorted(set(self.devices.values()))
-        if len(names) == 1:
-            return names[0]
-        return ", ".join(f"{target} {name}" for target, name in sorted(self.devices.items()))
+
+def device_text(devices: Mapping[str, str]) -> str:
+    """Device profiles by target in words: one name, or one a target."""
+    names = sorted(set(devices.values()))
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(f"{target} {name}" for target, name in sorted(devices.items()))
+
+
+def check_name(name: str) -> str:
+    """A bundle's name, if it is one.
+
+    Raises:
+        ManifestError: if it is not.
+    """
+    if not BUNDLE_NAME.fullmatch(name):
+        raise ManifestError(
+            f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
+        )
+    return name
+
+
+def check_version(version: str) -> str:
+    """A bundle's version, if it is one (PEP 440).
+
+    Raises:
+        ManifestError: if it is not.
+    """
+    if not _VERSION.fullmatch(version):
+        raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
+    release(version)
+    return version
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -120,15 +145,8 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
     known(bundle, _BUNDLE_KEYS, "[bundle]")
-    name = text(bundle, "name", "bundle")
-    if not BUNDLE_NAME.fullmatch(name):
-        raise ManifestError(
-            f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
-        )
-    version = text(bundle, "version", "bundle", "0.1.0")
-    if not _VERSION.fullmatch(version):
-        raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
-    release(version)
+    name = check_name(text(bundle, "name", "bundle"))
+    version = check_version(text(bundle, "version", "bundle", "0.1.0"))
     targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
     hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), ("x86_64",))
     tables = document.get("kernels")
