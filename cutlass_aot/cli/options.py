@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from cutlass_aot.builder.cores import available_cores
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,15 +53,3 @@ def build_options(function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
-
-
-def available_cores() -> int:
-    """Cores this process may use: its affinity, bounded by the quota of its control group (version 2)."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        return max(1, min(cores, -(-int(quota) // int(period))))
-    return cores

@@ -1,0 +1,184 @@
+"""Put operators that a program has chosen into a bundle, through the same stages as a manifest's kernels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutlass_aot.errors import CompileError, GeneratorError, ManifestError, OperandError
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.device import DeviceProfile, load_profile
+from cutlass_aot.manifest.model import check_name, check_version, device_text
+from cutlass_aot.operators.targets import target_name, targets_of_gpu
+from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
+
+if TYPE_CHECKING:
+    from cutlass_aot.builder.pipeline import BuildResult, Report
+    from cutlass_aot.builder.records import Failure
+
+
+def build(
+    operators: Iterable[Any],
+    args: Any,
+    *,
+    name: str,
+    device: str | Mapping[str, str],
+    targets: Any = None,
+    out: str | PathLike[str] = "build/bundles",
+    store: str | PathLike[str] = "build/store",
+    version: str = "0.1.0",
+    jobs: int | None = None,
+    timeout: float = 600.0,
+    report: Report | None = None,
+) -> BuildResult:
+    """Build a bundle of operators; compiled in worker processes, without a GPU.
+
+    What the store has is not compiled again, and what is compiled here a manifest's build finds there.
+
+    Args:
+        operators: of ``cutlass.operators.get_operators``.
+        args: ``GemmArguments`` that all of them serve, or a list with one for each. Tensors on the ``meta``
+            device will do: their memory is not looked at, and extents are not compiled in.
+        name: the bundle's name.
+        device: device profile for static schedulers, as in a manifest: ``"b200"``, the path of a ``.toml``
+            file, or a table by target, ``{"sm_90a": "h200", "sm_100a": "b200"}``.
+        targets: one GPU code target or several, such as ``["90a", "100a"]``. Each operator is built for all
+            of them that it runs on. None is the target of the GPU that its operands are on.
+        out: directory under which the bundle's directory, named as the bundle, is put.
+        store: directory of compiled kernels.
+        version: version of the bundle's wheel.
+        jobs: kernels compiled at once; None for as many as there are cores.
+        timeout: seconds one kernel may take.
+        report: told as it goes; None writes to the logger ``cutlass_aot``.
+
+    Returns:
+        What was built; ``bundle`` is the directory to open.
+
+    Raises:
+        CompileError: if kernels did not compile, or are known to be bad; no bundle is written then.
+        GeneratorError: if an operator is not one that a bundle can have.
+        ManifestError: for a wrong name, version or device profile.
+        OperandError: for wrong targets, or an operator that does not serve its arguments on any of them.
+        ToolchainError: if the build side is not installed.
+    """
+    from cutlass_aot.builder.cores import available_cores
+    from cutlass_aot.builder.pipeline import Recipe, build_kernels
+
+    check_name(name)
+    check_version(version)
+    kernels = _records(list(operators), args, device, targets)
+    devices = {kernel.target: _profile_name(device, kernel.target) for kernel in kernels}
+    recipe = Recipe(name, version, device_text(devices), tuple(sorted(devices)), tuple(sorted(HOSTS)))
+    result = build_kernels(
+        recipe,
+        kernels,
+        Path(store),
+        Path(out),
+        jobs=available_cores() if jobs is None else jobs,
+        timeout=timeout,
+        report=report or _LogReport(),
+    )
+    if result.failures:
+        lines = [
+            f"{failure.kernel.name}: {failure.reason} (log: {failure.log})" for failure in result.failures
+        ]
+        raise CompileError(
+            f"{len(result.failures)} of {result.kernels} kernels failed, so that no bundle was written; what "
+            "compiled is in the store:\n" + "\n".join(lines)
+        )
+    return result
+
+
+def _records(
+    operators: Sequence[Any], args: Any, device: str | Mapping[str, str], targets: Any
+) -> list[Kernel]:
+    """The record of each operator for each of its targets."""
+    each = list(args) if isinstance(args, (list, tuple)) else [args] * len(operators)
+    if not operators or len(each) != len(operators):
+        raise OperandError(
+            f"expected one or more operators, and arguments for all or for each of them, got "
+            f"{len(operators)} operators and {len(each)} arguments"
+        )
+    named = None if targets is None else _named(targets)
+    profiles: dict[str, DeviceProfile] = {}
+    kernels = []
+    for operator, arguments in zip(operators, each, strict=True):
+        reason = records.refusal(operator)
+        if getattr(arguments, "epilogue", None) is not None:
+            reason = reason or "its arguments have an epilogue, which bundles do not have yet"
+        if reason:
+            raise GeneratorError(f"{operator.metadata.operator_name} cannot be put into a bundle: {reason}")
+        for target in _targets_of(operator, arguments, named):
+            if target not in profiles:
+                profiles[target] = load_profile(_profile_name(device, target))
+            kernels.append(records.record(operator, target, profiles[target]))
+    unused = [target for target in named or () if target not in profiles]
+    if unused:
+        raise OperandError(
+            f"none of the operators runs on {', '.join(unused)}: leave it out, or choose others"
+        )
+    return kernels
+
+
+def _named(targets: Any) -> tuple[str, ...]:
+    several = targets if isinstance(targets, (list, tuple, set, frozenset)) else [targets]
+    return tuple(sorted({target_name(target) for target in several}))
+
+
+def _targets_of(operator: Any, args: Any, named: tuple[str, ...] | None) -> list[str]:
+    """Targets to build one operator for: those of the named ones that it runs on, or that of its GPU."""
+    if named is None:
+        candidates: tuple[str, ...] = targets_of_gpu(args, KNOWN_TARGETS)[0][:1]
+    else:
+        candidates = named
+    answers = {target: operator.supports(args, target.removeprefix("sm_")) for target in candidates}
+    found = [target for target, status in answers.items() if status]
+    if not found:
+        reasons = "; ".join(f"{target}: {status.error}" for target, status in answers.items())
+        raise OperandError(f"{operator.metadata.operator_name} does not serve its arguments: {reasons}")
+    return found
+
+
+def _profile_name(device: str | Mapping[str, str], target: str) -> str:
+    if isinstance(device, str):
+        return device
+    if target not in device:
+        raise ManifestError(
+            f"device: no device profile for target {target}: expected one for each, got "
+            f"{', '.join(sorted(device)) or 'none'}"
+        )
+    return device[target]
+
+
+class _LogReport:
+    """Writes how a build goes to the logger ``cutlass_aot``."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("cutlass_aot")
+
+    def enumerating(self, questions: int) -> None:
+        """No generator is asked for kernels that are given."""
+
+    def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
+        """The plan is made."""
+        self._log.info("%d kernels to build, %d present", to_build, present)
+
+    def compiled(self, kernel: Kernel, seconds: float) -> None:
+        """A kernel was compiled and stored."""
+        self._log.info("compiled %s in %.1f s", kernel.name, seconds)
+
+    def shared(self, kernel: Kernel) -> None:
+        """Another builder stored a kernel."""
+        self._log.info("another builder compiled %s", kernel.name)
+
+    def failed(self, failure: Failure) -> None:
+        """A kernel failed."""
+        self._log.error("%s failed: %s (log: %s)", failure.kernel.name, failure.reason, failure.log)
+
+    def linking(self, groups: int) -> None:
+        """Libraries are being linked."""
+        self._log.info("linking %d libraries", groups)
