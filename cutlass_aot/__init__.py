@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import LinkError as LinkError
     from cutlass_aot.errors import ManifestError as ManifestError
     from cutlass_aot.errors import OperandError as OperandError
+    from cutlass_aot.errors import PolicyError as PolicyError
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
     from cutlass_aot.errors import StoreError as StoreError
     from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.errors import TuningError as TuningError
+    from cutlass_aot.runtime import policy as policy
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
@@ -53,6 +55,7 @@ _PUBLIC = {
     "ManifestError": ("cutlass_aot.errors", "ManifestError"),
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
+    "PolicyError": ("cutlass_aot.errors", "PolicyError"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
     "StoreError": ("cutlass_aot.errors", "StoreError"),
@@ -63,6 +66,7 @@ _PUBLIC = {
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
+    "policy": ("cutlass_aot.runtime.policy", None),
 }
 
 __all__ = [
@@ -83,6 +87,7 @@ __all__ = [
     "ManifestError",
     "OperandDescription",
     "OperandError",
+    "PolicyError",
     "Rejected",
     "SchemaTooNew",
     "StoreError",
@@ -94,6 +99,7 @@ __all__ = [
     "installed_bundles",
     "open",
     "open_installed",
+    "policy",
 ]
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "LinkError",
     "ManifestError",
     "OperandError",
+    "PolicyError",
     "SchemaTooNew",
     "StoreError",
     "ToolchainError",
@@ -84,6 +85,12 @@ class DeviceError(CutlassAotError):
 
 class OperandError(CutlassAotError):
     """An operand is not something that can be described or launched on."""
+
+    exit_code = 2
+
+
+class PolicyError(CutlassAotError):
+    """There is no policy of that name."""
 
     exit_code = 2
 

@@ -1,0 +1,197 @@
+"""What :meth:`cutlass_aot.Bundle.gemm` does where the bundle has no kernel: the policy on misses.
+
+``required`` (the default): the miss is an error. ``warn``: the operands' own framework computes, with a
+warning once for each problem. ``jit``: a kernel is compiled in this process by the DSL where it is installed,
+with a warning once for each kernel. Under every policy each miss is counted and written to the logger
+``cutlass_aot``.
+
+The policy is that of the innermost :func:`use` block of this thread or task, else what :func:`set` set for
+the process, else the environment variable ``CUTLASS_AOT_POLICY`` when a policy is first needed, else
+``required``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
+from cutlass_aot.runtime.lookup import Request
+from cutlass_aot.runtime.process_lock import ProcessLock
+
+POLICIES = ("required", "warn", "jit")
+"""Their names."""
+
+ENVIRONMENT_VARIABLE = "CUTLASS_AOT_POLICY"
+"""Read once, when a policy is first needed that nothing in the process has set."""
+
+MAX_SIGNATURES = 10_000
+"""Problems that are counted apart; further ones are counted together, under :data:`OTHERS`."""
+
+OTHERS = "other problems"
+
+# By name, and imported on a miss alone: the runtime side does not know the build side.
+_JIT = "cutlass_aot.jit"
+
+_of_block: ContextVar[str | None] = ContextVar("cutlass_aot_policy", default=None)
+
+
+class MissWarning(UserWarning):
+    """A problem that the bundle has no kernel for was computed another way."""
+
+
+class Misses(dict[str, int]):
+    """How often each problem was missed, by its signature: operands, accumulator and GPU in words."""
+
+    @property
+    def total(self) -> int:
+        """All misses."""
+        return sum(self.values())
+
+
+class _Process:
+    """What is known of this process: its policy, the misses, what was warned of."""
+
+    def __init__(self) -> None:
+        self.policy: str | None = None
+        self.misses = Misses()
+        self.warned: dict[str, None] = {}
+        self.lock = ProcessLock()
+
+
+_process = _Process()
+
+
+def get() -> str:
+    """The policy here and now.
+
+    Raises:
+        PolicyError: if the environment variable decides and names no policy.
+    """
+    chosen = _of_block.get() or _process.policy
+    if chosen is None:
+        text = os.environ.get(ENVIRONMENT_VARIABLE, "") or POLICIES[0]
+        chosen = _process.policy = _checked(text, f"environment variable {ENVIRONMENT_VARIABLE}")
+    return chosen
+
+
+def set(policy: str) -> None:
+    """Set the policy of the process; blocks of :func:`use` have their own.
+
+    Raises:
+        PolicyError: if there is no such policy.
+    """
+    _process.policy = _checked(policy, "policy")
+
+
+@contextmanager
+def use(policy: str) -> Iterator[None]:
+    """Within the block, in this thread or task alone: this policy.
+
+    Raises:
+        PolicyError: if there is no such policy.
+    """
+    token = _of_block.set(_checked(policy, "policy"))
+    try:
+        yield
+    finally:
+        _of_block.reset(token)
+
+
+def _checked(policy: str, what: str) -> str:
+    if policy not in POLICIES:
+        raise PolicyError(f"{what}: expected one of {', '.join(POLICIES)}, got {policy!r}")
+    return policy
+
+
+def misses() -> Misses:
+    """A copy of the counts since the process began, or since :func:`reset_misses`."""
+    with _process.lock:
+        return Misses(_process.misses)
+
+
+def reset_misses() -> None:
+    """Count from zero; what was warned of is warned of again."""
+    with _process.lock:
+        _process.misses.clear()
+        _process.warned.clear()
+
+
+def on_miss(
+    error: KernelNotFound, request: Request, operands: Sequence[Any], stream: Any, workspace: Any
+) -> None:
+    """Count a miss, write it to the log, and do what the policy says.
+
+    Args:
+        error: what the miss is under ``required``.
+        request: what was asked for.
+        operands: a, b and out.
+        stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+        workspace: likewise.
+
+    Raises:
+        KernelNotFound: ``error``, under ``required``, and where the framework has no way to compute it.
+        ToolchainError: under ``jit``, where the DSL is not installed.
+        CutlassAotError: whatever else went wrong on the way that the policy chose; ``error`` is its cause.
+    """
+    signature = str(request)
+    counted, count = _count(signature)
+    policy = get()
+    _logger().warning("no kernel for %s (miss %d of it, policy %s)", signature, count, policy)
+    if policy == "required":
+        raise error
+    try:
+        if policy == "warn":
+            from cutlass_aot.runtime.framework import gemm
+
+            gemm(error, request, operands, stream)
+            warn_once(counted, f"{error}; computed by torch instead")
+        else:
+            importlib.import_module(_JIT).gemm(request, operands, stream, workspace)
+    except CutlassAotError as failure:
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def warn_once(what: str, message: str) -> None:
+    """Issue a :class:`MissWarning`, unless there was one for the same thing."""
+    if what in _process.warned:
+        return
+    # Where a filter makes an error of the warning, it is one each time.
+    warnings.warn(message, MissWarning, stacklevel=_level_of_caller())
+    with _process.lock:
+        _process.warned[what] = None
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel``, for the function that asks, of the first frame that is not of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cutlass_aot."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _count(signature: str) -> tuple[str, int]:
+    """Count a miss: what it is counted as, and how many of it there are."""
+    with _process.lock:
+        counts = _process.misses
+        if signature not in counts and len(counts) >= MAX_SIGNATURES:
+            signature = OTHERS
+        counts[signature] = counts.get(signature, 0) + 1
+        return signature, counts[signature]
+
+
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("cutlass_aot")
+    if not logger.handlers:
+        # Without one, an application that configures no logging would have each line on standard error.
+        logger.addHandler(logging.NullHandler())
+    return logger
