@@ -171,12 +171,10 @@ class Bundle:
 
         One target for operands on a GPU; at least one.
         """
-        descriptions = tuple(describe_operand(operand) for operand in operands)
-        ordinal = common_device(descriptions)
-        targets, where = self._targets(ordinal, target)
-        request = lookup.Request(operation, epilogue, accumulator, targets, where, descriptions)
+        request, ordinal = self._request(operation, epilogue, accumulator, target, operands)
+        descriptions = request.operands
         found = False
-        for name in targets:
+        for name in request.targets:
             entries = lookup.serving(self.catalog.groups, request, name)
             if not entries:
                 continue
@@ -192,6 +190,20 @@ class Bundle:
                 break
         if not found:
             raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
+
+    def _request(
+        self,
+        operation: str,
+        epilogue: str,
+        accumulator: str | None,
+        target: str | None,
+        operands: Sequence[Any],
+    ) -> tuple[lookup.Request, int]:
+        """What a caller asks for, and the GPU that the operands are on, -1 for none."""
+        descriptions = tuple(describe_operand(operand) for operand in operands)
+        ordinal = common_device(descriptions)
+        targets, where = self._targets(ordinal, target)
+        return lookup.Request(operation, epilogue, accumulator, targets, where, descriptions), ordinal
 
     def _gpu(self, ordinal: int) -> tuple[str | None, int | None]:
         """Model and SMs of a GPU."""
@@ -331,7 +343,8 @@ class Bundle:
             workspace: likewise.
 
         Raises:
-            KernelNotFound: if the bundle has no kernel for the operands.
+            KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy`
+                says otherwise.
             OperandError: if an operand cannot be described or launched on.
             Incompatible: if nothing of the bundle runs on the operands' GPU.
             LaunchError: if compiled code refuses the call.
@@ -370,7 +383,14 @@ class Bundle:
                     return
             except Exception as error:
                 raise self._failure(error, operands, accumulator) from error
-        kernel = self.choose(*descriptions, accumulator=accumulator).kernel
+        try:
+            kernel = self.choose(*descriptions, accumulator=accumulator).kernel
+        except KernelNotFound as error:
+            from cutlass_aot.runtime.policy import on_miss
+
+            request, _ = self._request("gemm", "", accumulator, None, descriptions)
+            on_miss(error, request, operands, stream, workspace)
+            return
         kernel.launch(*operands, stream=stream, workspace=workspace)
         # Whoever calls a remembered choice has no workspace for it.
         if not kernel.workspace_bytes:
