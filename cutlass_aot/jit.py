@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from itertools import product
 from typing import Any
 
@@ -22,7 +21,7 @@ from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, Op
 from cutlass_aot.generators.device import CLUSTER_SIZES, DeviceProfile, builtin_profiles, load_profile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import references
-from cutlass_aot.runtime import device
+from cutlass_aot.runtime import device, machine
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.dlpack import view
 from cutlass_aot.runtime.launch import call, translated, without_gradients, workspace_for
@@ -156,6 +155,11 @@ def _require_compiler() -> None:
         )
 
 
+def dsl_version() -> str:
+    """Version of the installed DSL, for the table of known-bad kernels."""
+    return machine.installed_version(_NEEDED["cutlass.cute"]) or "0"
+
+
 def _gpu(ordinal: int) -> _Gpu:
     return _Gpu(
         ordinal,
@@ -178,7 +182,7 @@ def _signature(request: Request, gpu: _Gpu) -> Signature:
 def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
     """The first kernel in the default order, of the best target that any generator serves the request on."""
     generators = [reference.load() for reference in references().values()]
-    version = metadata.version("nvidia-cutlass-dsl")
+    version = dsl_version()
     profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
     extents = _extents(request.operands)
     for target in runnable_targets(KNOWN_TARGETS, gpu.capability):
