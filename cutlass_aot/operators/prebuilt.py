@@ -11,7 +11,7 @@ from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.operators.targets import target_name, targets_of_gpu
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.schema.catalog import GroupEntry
+from cutlass_aot.schema.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernel import DesignValue, OperandConstraint
 
 _STREAM_POSITIONS = {"PersistentDenseGemmEFC": 2}
@@ -103,9 +103,12 @@ def find_kernel(operator: Any, args: Any, bundle: Bundle, *, target_sm: Any = No
     if not status:
         raise OperandError(f"the operator does not support the arguments: {status.error}")
     wanted = _Wanted.make(operator, args, bundle)
+    dtypes = [operand.dtype for operand in wanted.operands]
+    layouts = "".join(operand.layout for operand in wanted.operands)
     for target in targets:
-        for group in bundle.groups:
-            if group.target == target and wanted.takes(group):
+        word = signature("gemm", dtypes, layouts, target)
+        for group in bundle.catalog.groups.with_signature(word):
+            if wanted.takes(group):
                 for kernel in bundle.kernels(group=group.name, generator=records.GENERATOR):
                     if dict(kernel.design) == wanted.design:
                         return kernel

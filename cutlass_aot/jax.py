@@ -1,0 +1,143 @@
+"""GEMMs of a bundle inside ``jax.jit``, through jax-tvm-ffi. Import it where JAX is used.
+
+The kernel is chosen while JAX traces, from shapes and element types; what is compiled in is its name. At run
+time XLA calls it on its own stream with its own buffers, the result's among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass_aot.errors import DeviceError, OperandError
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.dlpack import view
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.process_lock import ProcessLock
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.operands import OperandDescription, describe
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import jax_tvm_ffi
+    import tvm_ffi
+except ImportError as error:
+    raise ImportError(
+        f"cutlass_aot.jax needs jax and jax-tvm-ffi on Python 3.11 or newer ({error}): "
+        "pip install 'cutlass-aot[jax]'"
+    ) from error
+
+__all__ = ["gemm"]
+
+_NAMES = {dtype.torch: dtype.name for dtype in DTYPES.values()}
+_PLATFORM = "gpu"
+
+_lock = ProcessLock()
+_registered: dict[tuple[str, str], Any] = {}
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    *,
+    bundle: Bundle,
+    out_dtype: Any = None,
+    accumulator: str | None = None,
+    b_transposed: bool = False,
+    target: str | None = None,
+) -> Any:
+    """``a @ b`` by the bundle's best kernel for it; inside ``jax.jit`` or not.
+
+    JAX's arrays are row-major. So the layouts that can be served are ``ttt``, and with ``b_transposed``
+    ``tnt``, the linear layer.
+
+    Args:
+        a: (m, k), or (batch, m, k).
+        b: (k, n), or (batch, k, n); with ``b_transposed`` (n, k), or (batch, n, k).
+        bundle: what has the kernel.
+        out_dtype: element type of the result; None for that of ``a``.
+        accumulator: see :meth:`cutlass_aot.Bundle.find`.
+        b_transposed: ``b`` comes as the weight of a linear layer does: ``a @ b.T``, without a copy.
+        target: exact name of a GPU code target, to trace where the GPU is not; None takes the best for GPU 0.
+
+    Returns:
+        (m, n), or (batch, m, n).
+
+    Raises:
+        KernelNotFound: if the bundle has no kernel for the operands.
+        OperandError: if an operand has another rank or an element type that bundles do not know.
+        Incompatible: if nothing of the bundle runs on the GPU.
+        DeviceError: if no target is named and there is no GPU.
+    """
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.ndim not in (2, 3) or b.ndim != a.ndim:
+        raise OperandError(
+            f"expected matrices, both with a batch first or both without, got {a.shape}, {b.shape}"
+        )
+    dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
+    columns = b.shape[-2] if b_transposed else b.shape[-1]
+    out = jax.ShapeDtypeStruct((*a.shape[:-1], columns), dtype)
+    device = 0 if target is None else None
+    operands = (
+        _description(a, "a", device),
+        _transposed(_description(b, "b", device)) if b_transposed else _description(b, "b", device),
+        _description(out, "out", device),
+    )
+    try:
+        kernel = bundle.choose(*operands, accumulator=accumulator, target=target).kernel
+    except DeviceError as error:
+        raise DeviceError(f"{error}; to trace for a GPU that is not here, name its target") from error
+    return jax.ffi.ffi_call(_target(kernel, b_transposed), out)(a, b)
+
+
+def _description(array: Any, name: str, device: int | None) -> OperandDescription:
+    dtype = _NAMES.get(str(array.dtype))
+    if dtype is None:
+        raise OperandError(
+            f"operand `{name}`: element type {array.dtype} is not supported: expected one of "
+            f"{', '.join(_NAMES)}"
+        )
+    # XLA aligns its buffers by more than any kernel demands; compiled code looks again.
+    return describe(array.shape, dtype, device=device)
+
+
+def _transposed(operand: OperandDescription) -> OperandDescription:
+    *batch, rows, columns = operand.shape
+    *steps, row, column = operand.strides
+    return describe(
+        (*batch, columns, rows), operand.dtype, strides=(*steps, column, row), device=operand.device
+    )
+
+
+def _target(kernel: KernelHandle, b_transposed: bool) -> str:
+    """The name under which XLA knows a kernel; registered when it is first asked for."""
+    # Equal objects have one name, from whatever bundle: XLA takes a name once, and keeps it in its cache.
+    entry = kernel.entry
+    name = f"{entry.kernel.symbol}_{entry.object_sha256[:16]}{'_b_transposed' if b_transposed else ''}"
+    with _lock:
+        if (_PLATFORM, name) not in _registered:
+            function = tvm_ffi.convert(_Call(kernel, b_transposed))
+            # Owned, because a view is made of an operand.
+            jax_tvm_ffi.register_ffi_target(name, function, platform=_PLATFORM, pass_owned_tensor=True)
+            _registered[_PLATFORM, name] = function
+    return name
+
+
+class _Call:
+    """What XLA calls with its buffers, a and b and the result, all row-major; the kernel is loaded then."""
+
+    def __init__(self, kernel: KernelHandle, b_transposed: bool) -> None:
+        self._kernel = kernel
+        self._b_transposed = b_transposed
+
+    def __call__(self, a: Any, b: Any, out: Any) -> None:
+        if self._b_transposed:
+            *batch, rows, columns = b.shape
+            *steps, row, column = b.strides
+            dtype = self._kernel.kernel.operands[1].dtype
+            b = view(b, (*batch, columns, rows), (*steps, column, row), dtype)
+        try:
+            # The stream is XLA's: jax-tvm-ffi has set it in the environment that kernels take it from.
+            self._kernel.native_function(a.__dlpack_device__()[1])(a, b, out)
+        except Exception as error:
+            raise self._kernel.failure(error, (a, b, out)) from error
