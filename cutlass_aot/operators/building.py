@@ -163,6 +163,9 @@ class _LogReport:
     def enumerating(self, questions: int) -> None:
         """No generator is asked for kernels that are given."""
 
+    def ranking(self, shapes: int) -> None:
+        """Kernels that are given are not ranked."""
+
     def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
         """The plan is made."""
         self._log.info("%d kernels to build, %d present", to_build, present)
