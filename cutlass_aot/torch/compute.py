@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from cutlass_aot.errors import KernelNotFound, OperandError
+from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.operands import OperandDescription, describe
 from cutlass_aot.torch import checks
 from cutlass_aot.torch.fitting import compute_fitted
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
+
+COMMON_ALIGNMENT = 16
+"""Bytes; where an operand lies at a multiple of it, no copy would lie better for any kernel in use."""
 
 
 def product(
@@ -142,15 +149,10 @@ def _linear(
 
 def _multiply_rows(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
     """``out = a @ b``; a alone is copied if no kernel takes it as it lies in memory."""
-    if a.is_contiguous():
-        try:
-            bundle.gemm(a, b, out, accumulator=accumulator)
-            return
-        except KernelNotFound:
-            checks.check_devices(x=a, weight=b, out=out)
-            if not a.data_ptr() % 16:
-                raise
-    compute_fitted(bundle, a, b, out, accumulator, purpose="linear layer", copy_b=False)
+    if a.is_contiguous() and not a.data_ptr() % COMMON_ALIGNMENT:
+        _gemm(a, b, out, bundle, accumulator)
+    else:
+        compute_fitted(bundle, a, b, out, accumulator, purpose="linear layer", copy_b=False)
 
 
 def _rows_of(out: Tensor) -> Tensor:
@@ -187,12 +189,32 @@ def scaled_product(
     if not a.shape[-1]:
         return out.zero_()
     checks.check_devices(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    try:
+    # Asked beforehand: a miss is counted, and may not be an error.
+    wide = describe((a.shape[0], b.shape[1]), "f32", device=a.get_device())
+    if _serves(bundle, _like(a), _like(b), wide, accumulator):
         unscaled = product(2, a, b, bundle, torch.float32, accumulator)
-    except KernelNotFound as missing:
-        try:
-            unscaled = product(2, a, b, bundle, torch.bfloat16, accumulator).float()
-        except KernelNotFound:
-            raise missing from None
+    else:
+        unscaled = product(2, a, b, bundle, torch.bfloat16, accumulator).float()
     unscaled.mul_(scale_a.reshape(-1, 1))
     return torch.mul(unscaled, scale_b.reshape(1, -1), out=out)
+
+
+def _like(operand: Tensor) -> OperandDescription:
+    """What can decide whether an operand is served."""
+    description = describe_operand(operand)
+    return replace(description, address=description.address % COMMON_ALIGNMENT)
+
+
+@functools.lru_cache(maxsize=4096)
+def _serves(
+    bundle: Bundle,
+    a: OperandDescription,
+    b: OperandDescription,
+    out: OperandDescription,
+    accumulator: str | None,
+) -> bool:
+    try:
+        bundle.find(a, b, out, accumulator=accumulator)
+    except KernelNotFound:
+        return False
+    return True
