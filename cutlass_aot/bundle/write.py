@@ -156,6 +156,18 @@ def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
         raise _disk_error(error, output) from error
 
 
+def check_output(output: Path) -> None:
+    """Refuse what :func:`write_bundle` would not replace, before any work is done for it.
+
+    Raises:
+        BundleError: if something is at ``output`` that is neither a bundle nor an empty directory.
+    """
+    try:
+        _check_replaceable(Path(os.path.realpath(output)), locked=False)
+    except OSError as error:
+        raise _disk_error(error, output) from error
+
+
 def bundle_is(output: Path, catalog_sha256: str) -> bool:
     """Whether a complete, unaltered bundle with this catalog is at ``output``, and no other file there.
 
