@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.errors import TuningError
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -38,25 +40,42 @@ def _filter_options(function: Any) -> Any:
 @click.option(
     "--shapes",
     type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="TOML file of problems: m = [...], and tables with nk = [[n, k], ...].",
+    help="TOML file of the problems to measure: m = [...], and tables with nk = [[n, k], ...].",
 )
-@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Tuning file, gone on with if it is there.  [default: build/tuning/BUNDLE.GPU.json]",
+    help="Tuning file to write; one that is there is gone on with.  [default: build/tuning/BUNDLE.GPU.json]",
 )
+@click.option(
+    "--apply",
+    "applied",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIRECTORY",
+    help="Then write BUNDLE with the results in it to this directory, which may be BUNDLE itself.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure nothing: take the results for --apply from this tuning file. Needs no GPU.",
+)
+@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
 @_filter_options
 @click.option("--exhaustive", is_flag=True, help="Measure every kernel to the end, however slow it is.")
-@click.option("--force", is_flag=True, help="Measure everything again.")
+@click.option("--force", is_flag=True, help="Measure everything again; the file is written anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print an event a line, as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     bundle: Path,
-    shapes: Path,
-    gpu: int,
+    shapes: Path | None,
     output: Path | None,
+    applied: Path | None,
+    source: Path | None,
+    gpu: int,
     exhaustive: bool,
     force: bool,
     as_json: bool,
@@ -65,9 +84,73 @@ def command(
     """Measure the kernels of BUNDLE on the GPU at hand, and write a tuning file.
 
     Every kernel's result is checked before its time counts. Results are kept as they come: the same command
-    goes on where it was interrupted.
+    goes on where it was interrupted. With --apply, they are then put into a bundle, which chooses by them.
+
+    \b
+      cutlass-aot tune BUNDLE --shapes FILE                  measure
+      cutlass-aot tune BUNDLE --shapes FILE --apply BUNDLE   measure, and use it
+      cutlass-aot tune BUNDLE --from FILE --apply BUNDLE     use what was measured
     """
-    from cutlass_aot.cli.tune_report import JsonReport, PlainReport
+    if source is not None:
+        _refuse_beside_from(context)
+        if applied is None:
+            raise click.UsageError("--from needs --apply, the directory to write the bundle to.")
+        return _apply(bundle, source, applied, as_json)
+    if shapes is None:
+        raise click.UsageError("Missing option '--shapes': the problems to measure.")
+    wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
+    request = _Request(bundle, shapes, output, applied, gpu, wanted, exhaustive, force, as_json)
+    try:
+        return _measure(request)
+    except KeyboardInterrupt:
+        click.echo(
+            "interrupted; what was measured is kept, and the same command goes on from there", err=True
+        )
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is to be measured, and where it goes."""
+
+    bundle: Path
+    shapes: Path
+    output: Path | None
+    applied: Path | None
+    gpu: int
+    filters: dict[str, list[str]]
+    exhaustive: bool
+    force: bool
+    as_json: bool
+
+
+def _refuse_beside_from(context: click.Context) -> None:
+    """Options of measuring, where nothing is measured, would be passed over in silence."""
+    for name in context.params:
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name not in ("bundle", "source", "applied", "as_json"):
+            raise click.UsageError(f"--{name} says what to measure, and --from measures nothing.")
+
+
+def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
+    """Put an existing tuning file into a bundle."""
+    from cutlass_aot.bundle.apply import apply_tuning
+    from cutlass_aot.cli.tune_report import tell_applied
+    from cutlass_aot.schema.tuning import read_tuning
+
+    tuning = read_tuning(source)
+    try:
+        outcome = apply_tuning(bundle, tuning, applied)
+    except TuningError as error:
+        raise TuningError(f"{source}: {error}") from None
+    tell_applied(tuning, applied, outcome.written, as_json=as_json)
+    return 0
+
+
+def _measure(request: _Request) -> int:
+    from cutlass_aot.bundle.apply import plan_of, with_tuning
+    from cutlass_aot.bundle.write import check_output, write_bundle
+    from cutlass_aot.cli.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.runtime import device
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.schema.tuning import read_tuning, write_tuning
@@ -75,35 +158,41 @@ def command(
     from cutlass_aot.tuning.search import Effort
     from cutlass_aot.tuning.session import plan, resumed, run
 
-    problems = _read_shapes(shapes)
-    opened = open_bundle(bundle)
-    wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
-    jobs, notes = plan(opened, wanted, problems.extents, device.compute_capability(gpu))
+    problems = _read_shapes(request.shapes)
+    opened = open_bundle(request.bundle)
+    gpu, applied = request.gpu, request.applied
+    jobs, notes = plan(opened, request.filters, problems.extents, device.compute_capability(gpu))
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
+    made_of = None
+    if applied is not None:
+        # What cannot be written is told now, and not after all is measured.
+        made_of = plan_of(request.bundle)
+        check_output(applied)
     torch = import_torch(gpu)
     tuning = _empty(opened, gpu, str(torch.__version__))
-    path = output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
-    if path.exists() and not force:
-        tuning = resumed(read_tuning(path), tuning, opened)
-    report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
-    report.begin([*problems.notes, *notes])
-    with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
-        tuning = replace(tuning, power_limit_watts=bench.clocks.power_limit_watts())
+    path = request.output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
+    if path.exists() and not request.force:
         try:
-            run(
-                jobs,
-                tuning,
-                bench,
-                lambda found: write_tuning(found, path),
-                report,
-                time.monotonic,
-                exhaustive=exhaustive,
-            )
-        except KeyboardInterrupt:
-            click.echo(f"interrupted; {path} has what was measured, and the same command goes on", err=True)
-            return 1
+            tuning = resumed(read_tuning(path), tuning, opened)
+        except TuningError as error:
+            raise TuningError(f"{path}: {error}") from None
+    report = (JsonReport if request.as_json else PlainReport)(jobs, tuning.gpu)
+    report.begin([*problems.notes, *notes])
+    with GpuBench(torch, gpu, Effort(exhaustive=request.exhaustive)) as bench:
+        tuning = run(
+            jobs,
+            replace(tuning, power_limit_watts=bench.clocks.power_limit_watts()),
+            bench,
+            lambda found: write_tuning(found, path),
+            report,
+            time.monotonic,
+            exhaustive=request.exhaustive,
+        )
     report.end(path)
+    if made_of is not None and applied is not None:
+        outcome = write_bundle(with_tuning(made_of, tuning), applied)
+        tell_applied(tuning, applied, outcome.written, as_json=request.as_json)
     return 1 if report.failures else 0
 
 
@@ -130,10 +219,10 @@ def _empty(bundle: Bundle, gpu: int, torch_version: str) -> Tuning:
     major, minor = device.compute_capability(gpu)
     cuda_major, cuda_minor = device.driver_version()
     versions = {
+        **bundle.catalog.provenance,
         "cutlass-aot": __version__,
         "torch": torch_version,
         "apache-tvm-ffi": machine.installed_version("apache-tvm-ffi") or "unknown",
-        "toolchain": bundle.catalog.provenance.get("toolchain", "unknown"),
     }
     return Tuning(
         gpu=device.device_name(gpu),

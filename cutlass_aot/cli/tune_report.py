@@ -13,7 +13,7 @@ import click
 
 from cutlass_aot.cli.render import plural
 from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.tuning import TunedProblem
+from cutlass_aot.schema.tuning import TunedProblem, Tuning
 from cutlass_aot.tuning.session import Job
 
 _TERMINAL_SECONDS = 0.2
@@ -183,6 +183,17 @@ class JsonReport(_Counts):
 
     def _print(self, event: str, **values: Any) -> None:
         click.echo(json.dumps({"event": event, **values}, sort_keys=True))
+
+
+def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) -> None:
+    """A bundle has the results of a tuning file."""
+    problems = sum(bool(problem.ranked) for group in tuning.groups for problem in group.problems)
+    if as_json:
+        event = {"event": "applied", "gpu": tuning.gpu, "path": str(bundle), "problems": problems}
+        click.echo(json.dumps({**event, "written": written}, sort_keys=True))
+        return
+    state = "written" if written else "up to date"
+    click.echo(f"{bundle}: {plural(problems, 'problem')} tuned on {tuning.gpu}, {state}")
 
 
 def _record(extents: Extents) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 It holds for the GPU model it was measured on, and for the very code that was measured: a kernel is named by
 the digest of its record and by that of its object, because another compiler makes code of another speed
-from the same record.
+from the same record. :mod:`~cutlass_aot.schema.tuned` says what a file is good for.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, TuningError
-from cutlass_aot.schema.operands import ACCEPTED, MAX_EXTENT, Rejected, Verdict
-from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.operands import MAX_EXTENT
+from cutlass_aot.schema.ranking import Extents
 
 TUNING_KIND = "cutlass-aot tuning"
 TUNING_SCHEMA = 1
@@ -104,7 +104,8 @@ class Tuning:
         power_limit_watts: that the GPU was held to, None if not known.
         date: of the last measurement, such as ``2026-11-21``.
         bundle: name and version of the bundle, for a reader.
-        versions: of what measured and what was measured.
+        versions: name to version, of what measured (``cutlass-aot``, ``torch``, ``apache-tvm-ffi``) and of
+            what the kernels were built with (the compiler's packages, and ``toolchain``, its fingerprint).
         groups: by name.
     """
 
@@ -210,64 +211,6 @@ def write_tuning(tuning: Tuning, path: Path) -> None:
     finally:
         if staging is not None:
             Path(staging).unlink(missing_ok=True)
-
-
-def applies(tuning: Tuning, gpu: str) -> Verdict:
-    """Whether a tuning file holds for a GPU model, as the driver names it."""
-    if tuning.gpu == gpu:
-        return ACCEPTED
-    return Rejected(
-        f"the tuning file was measured on {tuning.gpu!r}, expected {gpu!r}: times of one GPU model say "
-        "nothing of another; measure on this one with cutlass-aot tune, into another file"
-    )
-
-
-def fits(tuning: Tuning, bundle: str, kernels: Mapping[str, tuple[str, str]]) -> Verdict:
-    """Whether every kernel of a tuning file is in a bundle, with the code that was measured.
-
-    Kernels of the bundle that the file does not name are no reason to refuse: they rank behind.
-
-    Args:
-        tuning: the file.
-        bundle: name of the bundle, for the reason.
-        kernels: digest of each kernel's record to its group's digest and its object's.
-    """
-    for group in tuning.groups:
-        for kernel in group.kernels:
-            advice = f"measure bundle {bundle} with cutlass-aot tune --force, or into another file"
-            found = kernels.get(kernel.digest)
-            if found is None or found[0] != group.digest:
-                return Rejected(
-                    f"the tuning file has times of kernel {kernel.name} (digest {kernel.digest[:16]}), "
-                    f"expected kernels of bundle {bundle}, which lacks it: {advice}"
-                )
-            if found[1] != kernel.object_sha256:
-                return Rejected(
-                    f"the tuning file has times of kernel {kernel.name} with object "
-                    f"{kernel.object_sha256[:16]}, expected object {found[1][:16]}, which bundle {bundle} "
-                    f"has: other code has other times; {advice}"
-                )
-    return ACCEPTED
-
-
-def rankings(tuning: Tuning) -> tuple[Ranking, ...]:
-    """What a bundle keeps of a tuning file: one ranking for each group in which anything was ranked."""
-    driver = f", driver {tuning.driver}" if tuning.driver else ""
-    origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
-    found = []
-    for group in tuning.groups:
-        problems = tuple(
-            RankedProblem(
-                problem.extents,
-                tuple(digest for digest, _ in problem.ranked),
-                tuple(microseconds / 1e6 for _, microseconds in problem.ranked),
-            )
-            for problem in group.problems
-            if problem.ranked
-        )
-        if problems:
-            found.append(Ranking(group.digest, tuning.gpu, True, origin, problems))
-    return tuple(found)
 
 
 # -- writing ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,7 +13,8 @@ from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.listing import Filters
 from cutlass_aot.schema.operands import supports
 from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning, applies, fits
+from cutlass_aot.schema.tuned import applies, fits, objects_of
+from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.tuning.rotation import describe_problem, is_gemm
 
 SAVE_SECONDS = 1.0
@@ -122,11 +123,6 @@ def _index(targets: Sequence[str], target: str) -> int:
     return targets.index(target) if target in targets else len(targets)
 
 
-def objects(bundle: Bundle) -> Mapping[str, tuple[str, str]]:
-    """Digest of each kernel of a bundle to its group's digest and its object's."""
-    return {handle.digest: (handle.kernel.group, handle.entry.object_sha256) for handle in bundle.kernels()}
-
-
 def resumed(before: Tuning, now: Tuning, bundle: Bundle) -> Tuning:
     """What was measured before, to go on from; with the date and versions of now.
 
@@ -138,7 +134,14 @@ def resumed(before: Tuning, now: Tuning, bundle: Bundle) -> Tuning:
     Raises:
         TuningError: if it was measured on another GPU or driver, or has other kernels.
     """
-    for verdict in (applies(before, now.gpu), fits(before, bundle.name, objects(bundle))):
+    fit = fits(
+        before,
+        objects_of(handle.entry for handle in bundle.kernels()),
+        holder=f"bundle {bundle.name}",
+        advice="measure again with --force, or into another file",
+        versions=now.versions,
+    )
+    for verdict in (applies(before, now.gpu), fit):
         if not verdict:
             raise TuningError(verdict.reason)
     if (before.driver, before.cuda) != (now.driver, now.cuda):
