@@ -179,16 +179,19 @@ def _measure(request: _Request) -> int:
             raise TuningError(f"{path}: {error}") from None
     report = (JsonReport if request.as_json else PlainReport)(jobs, tuning.gpu)
     report.begin([*problems.notes, *notes])
-    with GpuBench(torch, gpu, Effort(exhaustive=request.exhaustive)) as bench:
-        tuning = run(
-            jobs,
-            replace(tuning, power_limit_watts=bench.clocks.power_limit_watts()),
-            bench,
-            lambda found: write_tuning(found, path),
-            report,
-            time.monotonic,
-            exhaustive=request.exhaustive,
-        )
+    try:
+        with GpuBench(torch, gpu, Effort(exhaustive=request.exhaustive)) as bench:
+            tuning = run(
+                jobs,
+                replace(tuning, power_limit_watts=bench.clocks.power_limit_watts()),
+                bench,
+                lambda found: write_tuning(found, path),
+                report,
+                time.monotonic,
+                exhaustive=request.exhaustive,
+            )
+    finally:
+        report.close()
     report.end(path)
     if made_of is not None and applied is not None:
         outcome = write_bundle(with_tuning(made_of, tuning), applied)

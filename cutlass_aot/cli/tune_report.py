@@ -54,6 +54,9 @@ class _Counts:
         for digest, reason in problem.failed:
             self.failures.setdefault(names.get(digest, digest), []).append(f"{problem.extents}: {reason}")
 
+    def close(self) -> None:
+        """Whatever comes next on the screen begins on a line of its own."""
+
 
 class PlainReport(_Counts):
     """A line that renews itself on a terminal; elsewhere a line now and then."""
@@ -73,6 +76,9 @@ class PlainReport(_Counts):
             f"{plural(self.total, 'problem')}",
             err=True,
         )
+        if self._terminal:
+            # The first problem takes longest: its kernels are loaded.
+            click.echo(f"0/{self.total} problems", err=True, nl=False)
 
     def measured(self, job: Job, problem: TunedProblem) -> None:
         """A problem was measured."""
@@ -86,23 +92,25 @@ class PlainReport(_Counts):
     def skipped(self, job: Job, extents: Extents, reason: str) -> None:
         """A problem could not be measured."""
         self.left_out += 1
-        self._clear()
+        self.close()
         click.echo(f"note: {job.name}: {extents}: left out: {reason}", err=True)
 
     def end(self, path: Path) -> None:
         """All is done."""
-        self._clear()
+        self.close()
         for name, reasons in sorted(self.failures.items()):
             click.echo(f"failed: {name}: {reasons[0]}", err=True)
             if len(reasons) > 1:
                 click.echo(
                     f"  and on {plural(len(reasons) - 1, 'other problem')}; the file has all", err=True
                 )
-        state = f"{plural(self.done, 'problem')} measured in {self.elapsed:.0f} s"
+        state = f"{plural(self.done, 'problem')} measured in {_duration(self.elapsed)}"
         if self.kept_before:
-            state += f", {self.kept_before} before"
+            state += f", {self.kept_before} measured before"
+        if self.left_out:
+            state += f", {self.left_out} left out"
         if self.failures:
-            state += f"; {plural(len(self.failures), 'kernel')} failed and not ranked where so"
+            state += f"; {plural(len(self.failures), 'kernel')} failed, not ranked there"
         click.echo(f"{path}: {state}")
 
     def _line(self) -> None:
@@ -120,7 +128,8 @@ class PlainReport(_Counts):
         else:
             click.echo(text, err=True)
 
-    def _clear(self) -> None:
+    def close(self) -> None:
+        """Take the line that renews itself off the screen."""
         if self._terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 

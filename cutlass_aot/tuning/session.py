@@ -103,13 +103,15 @@ def plan(
             notes.append(f"{name}: this GPU takes {targets[0]} kernels of the same operands instead")
         else:
             seen.add(kind)
-            fitting = []
+            fitting, unfit = [], []
             for problem in extents:
                 verdict = supports(group.operands, describe_problem(group.operands, problem))
                 if verdict:
                     fitting.append(problem)
                 else:
-                    notes.append(f"{name}: {problem}: {verdict.reason}")
+                    unfit.append(f"{problem}: {verdict.reason}")
+            if unfit:
+                notes.append(f"{name}: {len(unfit)} of {len(extents)} problems left out, such as {unfit[0]}")
             if fitting:
                 members = tuple(handles[name])
                 jobs.append(Job(members[0].kernel.group, name, members, tuple(fitting)))
