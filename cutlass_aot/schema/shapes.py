@@ -6,7 +6,8 @@
 
     [any_name]
     nk = [[4096, 7168], [2112, 7168]]
-    batch = 4                           # left out: 1
+    batch = 4                           # or several; left out: 1
+    m = 32                              # or several, instead of those at the top
 
 Tables have names for their readers alone. A table without ``nk`` is left out with a note; one with
 ``groups`` (of a grouped GEMM) gives dense problems, with a note too.
@@ -29,7 +30,7 @@ else:
     import tomli as tomllib
 
 MAX_PROBLEMS = 100_000
-_KEYS = ("batch", "groups", "nk")
+_KEYS = ("batch", "groups", "m", "nk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,6 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
     Raises:
         ManifestError: with the key, what was found and what is expected.
     """
-    if "m" not in document:
-        raise ManifestError(f"{what}: `m` is missing: expected a list such as m = [1, 16, 4096]")
-    rows = _list(document["m"], "m", what)
-    heights = [_extent(value, f"m[{index}]", what) for index, value in enumerate(rows)]
     found: dict[Extents, None] = {}
     notes = []
     for name, table in document.items():
@@ -86,15 +83,17 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
             raise ManifestError(f"{what}: unknown key `{name}.{unknown[0]}`: expected one of {known}")
         if "groups" in table:
             notes.append(f"{what}: table [{name}] has `groups`: its `nk` are taken as dense problems")
-        batch = _extent(table.get("batch", 1), f"{name}.batch", what)
+        where = f"{name}.m" if "m" in table else "m"
+        heights = _extents(table.get("m", document.get("m")), where, what)
+        batches = _extents(table.get("batch", 1), f"{name}.batch", what)
         for index, pair in enumerate(_list(table["nk"], f"{name}.nk", what)):
             key = f"{name}.nk[{index}]"
             if not isinstance(pair, list) or len(pair) != 2:
                 raise ManifestError(f"{what}: `{key}` is {pair!r}: expected [n, k]")
             n, k = (_extent(value, key, what) for value in pair)
-            found.update(dict.fromkeys(Extents(batch, m, n, k) for m in heights))
-            if len(found) > MAX_PROBLEMS:
+            if len(found) + len(batches) * len(heights) > MAX_PROBLEMS:
                 raise ManifestError(f"{what}: more than {MAX_PROBLEMS} problems: split the list")
+            found.update(dict.fromkeys(Extents(batch, m, n, k) for batch in batches for m in heights))
     if not found:
         raise ManifestError(f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]]")
     return ShapeList(tuple(found), tuple(notes))
@@ -104,6 +103,15 @@ def _list(value: Any, key: str, what: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ManifestError(f"{what}: `{key}` is {value!r}: expected a list that is not empty")
     return value
+
+
+def _extents(value: Any, key: str, what: str) -> list[int]:
+    """One extent or several."""
+    if value is None:
+        raise ManifestError(f"{what}: `{key}` is missing: expected a list such as m = [1, 16, 4096]")
+    if isinstance(value, list):
+        return [_extent(item, f"{key}[{index}]", what) for index, item in enumerate(_list(value, key, what))]
+    return [_extent(value, key, what)]
 
 
 def _extent(value: Any, key: str, what: str) -> int:

@@ -31,6 +31,18 @@ def test_every_m_with_every_nk_once_in_order():
     assert found.notes == ()
 
 
+def test_a_table_can_have_its_own_m_and_several_batches():
+    found = parse("m = 2\n[a]\nnk = [[8, 8]]\n[b]\nm = [3, 4]\nbatch = [1, 5]\nnk = [[8, 8]]\n")
+    assert [(problem.batch, problem.m) for problem in found.extents] == [
+        (1, 2),
+        (1, 3),
+        (1, 4),
+        (5, 3),
+        (5, 4),
+    ]
+    assert parse("[a]\nm = 7\nnk = [[8, 8]]\n").extents == (Extents(1, 7, 8, 8),)
+
+
 def test_what_is_taken_otherwise_is_noted():
     found = parse(
         'm = [1]\n[a]\nnk = [[8, 8]]\n[about]\nsource = "a model"\n[moe]\ngroups = 4\nnk = [[16, 8]]\n'
@@ -47,7 +59,8 @@ def test_what_is_taken_otherwise_is_noted():
     [
         ("[a]\nnk = [[8, 8]]\n", "`m` is missing: expected a list such as m = [1, 16, 4096]"),
         ("m = []\n[a]\nnk = [[8, 8]]\n", "`m` is []: expected a list that is not empty"),
-        ("m = 16\n[a]\nnk = [[8, 8]]\n", "`m` is 16: expected a list that is not empty"),
+        ("m = [8]\n[a]\nm = []\nnk = [[8, 8]]\n", "`a.m` is []: expected a list that is not empty"),
+        ('m = "16"\n[a]\nnk = [[8, 8]]\n', "`m` has '16': expected a number"),
         ("m = [1, 0]\n[a]\nnk = [[8, 8]]\n", "`m[1]` has 0: expected a number from 1 to"),
         ("m = [true]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has True: expected a number from 1 to"),
         ("m = [1.5]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has 1.5: expected a number from 1 to"),
@@ -59,6 +72,7 @@ def test_what_is_taken_otherwise_is_noted():
         ("m = [1]\n[a]\nnk = []\n", "`a.nk` is []: expected a list that is not empty"),
         ('m = [1]\n[a]\nnk = [["8", 8]]\n', "`a.nk[0]` has '8': expected a number"),
         ("m = [1]\n[a]\nbatch = -1\nnk = [[8, 8]]\n", "`a.batch` has -1: expected a number"),
+        ("m = [1]\n[a]\nbatch = [1, 0]\nnk = [[8, 8]]\n", "`a.batch[1]` has 0: expected a number"),
         ("m = [1]\n[a]\nmk = [[8, 8]]\n", "no table has `nk`: expected one such as [layers]"),
         ("m = [1\n", "not valid TOML"),
     ],
