@@ -1,0 +1,46 @@
+"""What docs/tuning.md shows: the list of problems is one, the file has those fields, the options exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from cutlass_aot.cli.tune import command
+from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.shapes import parse_shapes
+from tests.unit.synthetic import entry, kernels
+from tests.unit.tunings import tuned_group, tuning
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tuning.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_list_of_problems_is_one():
+    (text,) = blocks("toml")
+    found = parse_shapes(text.encode(), "docs/tuning.md")
+    assert found.notes == ()
+    assert len(found.extents) == 10 * 4 + 2 * 2
+    assert Extents(32, 1024, 128, 64) in found.extents
+
+
+def test_every_field_of_the_file_is_explained():
+    record = json.loads(tuning([tuned_group([entry(kernel) for kernel in kernels()])]).to_bytes())
+    table = PAGE[PAGE.index("| key | |") : PAGE.index("A kernel has a `name`")]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in row.split(", ")}
+    assert named == {f"`{key}`" for key in record if key not in ("kind", "schema")}
+    (group,) = record["groups"]
+    for name in (*group, *group["kernels"][0], *group["problems"][0]):
+        assert f"`{name}`" in PAGE
+
+
+def test_every_option_that_is_named_exists():
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert set(re.findall(r"(--[a-z][a-z-]+)", PAGE)) <= options
+    for block in blocks("bash"):
+        arguments = block.split()[2:]
+        with command.make_context("tune", arguments) as context:
+            assert context.params["applied"] == Path("build/bundles/sm90")
