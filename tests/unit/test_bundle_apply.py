@@ -15,6 +15,7 @@ from cutlass_aot.runtime.files import read_catalog, read_file
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.operands import describe
 from cutlass_aot.schema.ranking import Extents, Ranking
+from cutlass_aot.schema.tuned import objects_of, rankings_of_manifest
 from cutlass_aot.schema.tuning import TunedProblem
 from tests.unit.synthetic import entry, kernels, plan, ranking
 from tests.unit.tunings import GPU, PROBLEM, tuned_group, tuning
@@ -79,6 +80,16 @@ def test_the_measured_ranking_of_the_same_group_and_gpu_is_replaced_and_others_s
     assert (replaced.group, replaced.gpu, replaced.measured) == (F16[0].group, GPU, True)
     assert replaced.origin == "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04"
     assert replaced.problems[0].extents == PROBLEM
+
+
+def test_a_build_with_the_file_gives_what_applying_it_gives(tmp_path):
+    made = tuning([tuned_group(entries(F16)), tuned_group(entries(BF16))])
+    untuned = plan(tmp_path / "linked", rankings=())
+    write_bundle(untuned, tmp_path / "untuned")
+    apply_tuning(tmp_path / "untuned", made, tmp_path / "applied")
+    found = rankings_of_manifest({"h200.json": made}, objects_of(entries((*F16, *BF16))), untuned.provenance)
+    write_bundle(replace(untuned, rankings=found), tmp_path / "built")
+    assert tree(tmp_path / "built") == tree(tmp_path / "applied")
 
 
 def test_a_new_gpu_is_added(bundle, tmp_path):
