@@ -95,7 +95,9 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
                 raise ManifestError(f"{what}: more than {MAX_PROBLEMS} problems: split the list")
             found.update(dict.fromkeys(Extents(batch, m, n, k) for batch in batches for m in heights))
     if not found:
-        raise ManifestError(f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]]")
+        raise ManifestError(
+            f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]], and `m`"
+        )
     return ShapeList(tuple(found), tuple(notes))
 
 
