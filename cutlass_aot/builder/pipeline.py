@@ -18,6 +18,7 @@ from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection, Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
+from cutlass_aot.builder.tuned import check_planned, measured_rankings, read_tunings
 from cutlass_aot.bundle.write import BundlePlan, Outcome, bundle_is, write_bundle
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device import DeviceProfile, load_profile
@@ -26,6 +27,7 @@ from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.tuning import Tuning
 from cutlass_aot.store.store import Store
 
 
@@ -74,7 +76,7 @@ class Recipe:
         device: the device profiles of its kernels, in words.
         targets: GPU code targets.
         hosts: CPU architectures to link for.
-        tuning: digests of the tuning files that a manifest names.
+        tuning: tuning files whose times the bundle is to have, by their names for an error.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Recipe:
     device: str
     targets: tuple[str, ...]
     hosts: tuple[str, ...]
-    tuning: tuple[str, ...] = ()
+    tuning: Mapping[str, Tuning] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,15 @@ class _Tools:
     sources: Sources
     compiler: CompilerToolchain
     linkers: Mapping[str, LinkToolchain] = field(default_factory=dict)
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """What builds the kernels."""
+        return {
+            **self.compiler.versions,
+            "cutlass-aot": cutlass_aot.__version__,
+            "toolchain": self.compiler.fingerprint,
+        }
 
     def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
         modules = sorted({m for g in self.sources.instances.values() for m in g.modules})
@@ -146,6 +157,8 @@ def make_plan(
     selection = planning.load_selection(store, plan) if store else None
     if selection is None:
         selection = _enumerate(inputs, jobs, timeout, report)
+    with _naming(manifest_path):
+        check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.provenance)
     keys = planning.kernel_keys(selection, inputs.tools.sources, inputs.tools.compiler.fingerprint)
     return selection, planning.against_store(selection, keys, store)
 
@@ -175,15 +188,17 @@ def build(
     inputs = _inputs(manifest_path, linkers=True)
     manifest, store = inputs.manifest, Store(store_path)
     selection = _selection(inputs, store, jobs, timeout, report)
-    recipe = Recipe(
-        name=manifest.name,
-        version=manifest.version,
-        device=device_text(manifest.devices),
-        targets=tuple(sorted(manifest.targets)),
-        hosts=tuple(sorted(manifest.hosts)),
-        tuning=tuple(manifest.select.inputs[name] for name in manifest.select.tuning),
-    )
-    return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, report)
+    # A tuning file may turn out not to fit only when its kernels are compiled.
+    with _naming(manifest_path):
+        recipe = Recipe(
+            name=manifest.name,
+            version=manifest.version,
+            device=device_text(manifest.devices),
+            targets=tuple(sorted(manifest.targets)),
+            hosts=tuple(sorted(manifest.hosts)),
+            tuning=read_tunings(manifest),
+        )
+        return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, report)
 
 
 def build_kernels(
@@ -236,6 +251,7 @@ def _bundle(
         report.planned(0, len(keys), selection.remarks)
         return BuildResult(bundle, len(keys), 0, (), False)
 
+    check_planned(recipe.tuning, selection.kernels, tools.provenance)
     planned = planning.against_store(selection, keys, store)
     missing = [item for item in planned if item.artifact is None]
     report.planned(len(missing), len(planned) - len(missing), selection.remarks)
@@ -302,7 +318,7 @@ def _inputs_digest(recipe: Recipe, selection: Selection, tools: _Tools, keys: Se
                 "targets": recipe.targets,
                 "keys": sorted(keys),
                 "rankings": [digest(item.to_bytes()) for item in selection.rankings],
-                "tuning": recipe.tuning,
+                "tuning": [digest(recipe.tuning[name].to_bytes()) for name in sorted(recipe.tuning)],
                 "linkers": {host: linker.fingerprint for host, linker in tools.linkers.items()},
                 "versions": tools.compiler.versions,
             }
@@ -323,6 +339,7 @@ def _write(
     entries = planning.kernel_entries(
         selection.kernels, keys, artifacts, tools.sources, tools.compiler.fingerprint
     )
+    measured = measured_rankings(recipe.tuning, entries, tools.provenance)
     first = tools.linkers[recipe.hosts[0]]
     with store.workspace() as workspace:
         groups = link_groups(entries, tools.linkers, store, workspace, report.linking)
@@ -338,15 +355,11 @@ def _write(
                     tvm_ffi=first.tvm_ffi_version,
                     glibc=first.glibc,
                 ),
-                provenance={
-                    **tools.compiler.versions,
-                    "cutlass-aot": cutlass_aot.__version__,
-                    "toolchain": tools.compiler.fingerprint,
-                },
+                provenance=tools.provenance,
                 groups=groups,
                 launchers=link_launchers(tools.linkers, store, workspace),
                 licenses=first.licenses(),
-                rankings=selection.rankings,
+                rankings=(*selection.rankings, *measured),
             ),
             bundle,
         )
