@@ -23,7 +23,8 @@ from cutlass_aot.runtime import select
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.select import Candidate, Preference, Ranked
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
-from cutlass_aot.schema.tuning import rankings, read_tuning
+from cutlass_aot.schema.tuned import rankings
+from cutlass_aot.schema.tuning import read_tuning
 
 Choose = Callable[[Extents], Preference | None]
 
