@@ -14,10 +14,10 @@ A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM)
 
 The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is what
 orders the measurements of ``manifests/tuning`` best (``tools/check_selection.py`` prints how well). How many
-clusters run at once is what the device profile says, if a kernel has it compiled in, else the number of
-SMs over the size of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of
-it. K is left out: it is the same for all. Among equals: larger tiles, then smaller clusters, then the dynamic
-scheduler ("clc"), then the name.
+clusters run at once is what the device profile says, if a kernel has it compiled in, else SMs over the size
+of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of it. K is left
+out: it is the same for all. Among equals: larger tiles, then smaller clusters, then the dynamic scheduler
+("clc"), then the name.
 """
 
 from __future__ import annotations
