@@ -36,12 +36,15 @@ def test_the_readme_runs(capability, monkeypatch):
     bundle = cutlass_aot.open(REPOSITORY / "build" / "bundles" / "smoke")
     if not runnable_targets(bundle.targets, capability):
         pytest.skip(f"smoke has nothing for compute capability {capability}")
-    (block,) = re.findall(
+    blocks = re.findall(
         r"^```python gpu\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
+    assert len(blocks) == 2
     monkeypatch.setattr(cutlass_aot, "open_installed", lambda _: bundle)
     names: dict[str, object] = {}
-    exec(block, names)
+    exec(blocks[0], names)
     x, weight, out = names["x"], names["weight"], names["out"]
     error = (out.double() - x.double() @ weight.double().T).norm() / out.double().norm()
     assert error.item() < 2.0**-8
+    exec(blocks[1], names)
+    assert sum(type(layer).__name__ == "PrebuiltLinear" for layer in names["model"]) == 2
