@@ -61,11 +61,11 @@ class Library:
         if function is None:
             import tvm_ffi
 
-            function = tvm_ffi.Function.__from_extern_c__(
+            made = tvm_ffi.Function.__from_extern_c__(
                 self.address(symbol), keep_alive_object=mapping.library
             )
             # Two threads may both come here: then one of two equal functions stays.
-            mapping.functions[symbol] = function
+            function = mapping.functions.setdefault(symbol, made)
         return function
 
     def address(self, symbol: str) -> int:
