@@ -17,7 +17,14 @@ from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.launch import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.listing import by_name, group_matches, matching
-from cutlass_aot.runtime.operands import common_device, describe_operand, exports, is_torch, native_classes
+from cutlass_aot.runtime.operands import (
+    common_device,
+    describe_operand,
+    exports,
+    is_torch,
+    native_classes,
+    to_ffi,
+)
 from cutlass_aot.runtime.select import Preference
 from cutlass_aot.schema.catalog import Catalog, FileReference, GroupEntry
 from cutlass_aot.schema.ranking import Extents
@@ -407,7 +414,9 @@ class Bundle:
         if chooser is None:
             chooser = launcher.function("cutlass_aot_chooser")(self.catalog.alignment)
             chooser = self._choosers.setdefault(accumulator, chooser)
-        if call(chooser, operands, ordinal, None, (kernel.native_function(ordinal),)) > MAX_REMEMBERED:
+        # They are only looked at: no stream has to wait for another.
+        seen = [operand if is_torch(operand) and exports(operand) else to_ffi(operand) for operand in operands]
+        if chooser(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Others may be calling it: it goes when the last of them is done.
             self._choosers.pop(accumulator, None)
         if not self._native and all(map(is_torch, operands)):

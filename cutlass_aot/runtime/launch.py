@@ -20,9 +20,7 @@ _CUDA_ERROR = re.compile(
 _ARGUMENT = re.compile(r"argument #(\d+)")
 
 
-def call(
-    function: Any, arguments: Sequence[Any], device: int, stream: Any = None, more: Sequence[Any] = ()
-) -> Any:
+def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = None) -> Any:
     """Call a ``tvm_ffi.Function`` on tensors of any kind, with the stream set in tvm_ffi's environment.
 
     Args:
@@ -30,7 +28,6 @@ def call(
         arguments: torch tensors or objects of the DLPack protocol.
         device: CUDA device ordinal of the stream.
         stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
-        more: what is passed after the tensors, as it is.
 
     Returns:
         What the function returns.
@@ -41,7 +38,7 @@ def call(
     """
     if stream is None and all(map(exported, arguments)):
         # torch's current stream is read, and set for the call, by native code.
-        return function(*arguments, *more)
+        return function(*arguments)
     import tvm_ffi
 
     handle = current_stream(arguments, device) if stream is None else stream_handle(stream, device)
@@ -50,9 +47,9 @@ def call(
     # Torch tensors too: they themselves would set torch's current stream.
     tensors = [to_ffi(argument, used) for argument in arguments]
     if handle is None:
-        return function(*tensors, *more)
+        return function(*tensors)
     with tvm_ffi.use_raw_stream(where, handle):
-        return function(*tensors, *more)
+        return function(*tensors)
 
 
 def requires_gradient(operands: Sequence[Any]) -> bool:
