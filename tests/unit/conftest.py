@@ -1,9 +1,13 @@
-"""What several tests share and takes a moment to make."""
+"""What several tests share: a launcher, which takes a moment to compile, and a GPU as its driver tells of it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime import device
 from tests.unit.native import LAUNCHER, compile_c
 
 
@@ -11,3 +15,25 @@ from tests.unit.native import LAUNCHER, compile_c
 def launcher_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A bundle's real launcher, compiled once a session."""
     return compile_c(tmp_path_factory.mktemp("launcher"), "launcher", LAUNCHER.read_text())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """GPUs as the driver would describe them, ``count`` of a kind; tests change the facts."""
+    facts: dict[str, Any] = {
+        "capability": (9, 0), "driver": (13, 0), "sms": 132, "name": "NVIDIA H200", "count": 1,
+    }  # fmt: skip
+
+    def ask(fact: str) -> Any:
+        def answer(ordinal: int = 0) -> Any:
+            if not 0 <= ordinal < facts["count"]:
+                raise DeviceError("there is no GPU of this number")
+            return facts[fact]
+
+        return answer
+
+    monkeypatch.setattr(device, "compute_capability", ask("capability"))
+    monkeypatch.setattr(device, "driver_version", ask("driver"))
+    monkeypatch.setattr(device, "sm_count", ask("sms"))
+    monkeypatch.setattr(device, "device_name", ask("name"))
+    return facts

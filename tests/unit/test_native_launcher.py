@@ -33,7 +33,8 @@ KERNELS = """
 #include <tvm/ffi/c_api.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define SAFE_CALL(name) EXPORT int __tvm_ffi_##name(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result)
+#define SAFE_CALL(name) \\
+  EXPORT int __tvm_ffi_##name(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result)
 
 struct seen {
   int64_t type_index, value, data, device_type, device_id, ndim, code, bits, lanes, byte_offset, strided;
@@ -76,7 +77,12 @@ SAFE_CALL(fail) {
 }
 
 #define NUMBER(n) \\
-  SAFE_CALL(number_##n) { result->type_index = kTVMFFIInt; result->zero_padding = 0; result->v_int64 = n; return 0; }
+  SAFE_CALL(number_##n) { \\
+    result->type_index = kTVMFFIInt; \\
+    result->zero_padding = 0; \\
+    result->v_int64 = n; \\
+    return 0; \\
+  }
 NUMBER(0) NUMBER(1) NUMBER(2) NUMBER(3) NUMBER(4) NUMBER(5) NUMBER(6) NUMBER(7)
 """
 NUMBERS = 8
@@ -403,7 +409,7 @@ def test_another_rank_is_left_to_the_kernel(native: Native, rank: int) -> None:
 
 
 def test_errors_and_results_of_the_kernel_come_back(native: Native) -> None:
-    with pytest.raises(Refused, match="^ValueError: Mismatched type on argument #1, expected f16$"):
+    with pytest.raises(Refused, match=r"^ValueError: Mismatched type on argument #1, expected f16$"):
         native.launch(GEMM, "fail")(*tensors(*product()))
     assert native.launch(GEMM, "number_5")(*tensors(*product())) == 5
 

@@ -11,12 +11,23 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import describe
-from cutlass_aot.errors import BundleError, DeviceError, Incompatible, KernelNotFound, OperandError
-from cutlass_aot.runtime import device, listing, machine
+from cutlass_aot.errors import (
+    BundleError,
+    CorruptFile,
+    DeviceError,
+    Incompatible,
+    KernelNotFound,
+    OperandError,
+)
+from cutlass_aot.runtime import listing, machine
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.lookup import usual_accumulator
+from cutlass_aot.schema.catalog import CATALOG_NAME, Groups
+from cutlass_aot.schema.group_index import group_to_bytes
+from tests.unit import bundles
 from tests.unit.bundles import NEEDS, designs, write_bundle
 from tests.unit.kernels import gemm
+from tests.unit.native import compile_c
 
 F16 = ("f16", "f16", "f16")
 
@@ -42,28 +53,6 @@ def bundle(tmp_path: Path) -> Bundle:
         *designs(dtypes=("i8", "i8", "i32"), accumulator="i32"),
     ]
     return cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU as the driver would describe it; tests change it."""
-    facts: dict[str, Any] = {"capability": (9, 0), "driver": (13, 0), "sms": 132}
-
-    def known(ordinal: int) -> None:
-        if ordinal:
-            raise DeviceError("there is no GPU of this number")
-
-    def ask(name: str) -> Any:
-        def answer(*ordinal: int) -> Any:
-            known(*(ordinal or (0,)))
-            return facts[name]
-
-        return answer
-
-    monkeypatch.setattr(device, "compute_capability", ask("capability"))
-    monkeypatch.setattr(device, "driver_version", ask("driver"))
-    monkeypatch.setattr(device, "sm_count", ask("sms"))
-    return facts
 
 
 def test_describes_itself(bundle: Bundle) -> None:
@@ -424,16 +413,38 @@ def test_launch_says_why_operands_are_not_supported(bundle: Bundle) -> None:
         kernel.launch(*operands(dtype="bf16"))
 
 
-def test_a_kernel_of_another_group_in_a_child_is_noticed(tmp_path: Path) -> None:
-    from cutlass_aot.errors import CorruptFile
-    from tests.unit import bundles
-
-    kernels = [gemm(), gemm(design={"family": "G"})]
-    root = write_bundle(tmp_path / "b", kernels)
-    foreign = bundles.group_to_bytes((bundles.entry(kernels[0]), bundles.entry(gemm(dtypes=("bf16",) * 3))))
+def with_child(root: Path, data: bytes) -> Path:
+    """The bundle with another index in its only group, all digests right."""
     catalog = cutlass_aot.open(root).catalog
-    changed = replace(catalog.groups[0], child=bundles.put(root, catalog.groups[0].child.path, foreign))
-    index = bundles.put(root, bundles.CATALOG_NAME, replace(catalog, groups=(changed,)).to_bytes())
-    bundles.write_manifest(root, [changed.child, *changed.libraries.values(), index])
-    with pytest.raises(CorruptFile, match="has a kernel of another group"):
+    (group,) = catalog.groups
+    changed = replace(group, child=bundles.put(root, group.child.path, data))
+    parent = replace(catalog, groups=Groups.of([changed])).to_bytes()
+    index = bundles.put(root, CATALOG_NAME, parent)
+    bundles.write_manifest(
+        root, [changed.child, *changed.libraries.values(), *catalog.launchers.values(), index]
+    )
+    return root
+
+
+def test_a_kernel_of_another_group_in_a_child_cannot_be_launched(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    kernels = [gemm(), gemm(design={"family": "G"})]
+    root = write_bundle(
+        tmp_path / "b", kernels, libraries={kernels[0].group_name: compile_c(tmp_path, "empty", "")}
+    )
+    foreign = gemm(dtypes=("bf16",) * 3)
+    with_child(root, group_to_bytes((bundles.entry(kernels[0]), bundles.entry(foreign))))
+    # Its row is taken for one of this group; the library has no code under its name.
+    handle = cutlass_aot.open(root).kernel(foreign.digest)
+    assert handle.kernel.operands == kernels[0].operands
+    with pytest.raises(
+        CorruptFile, match=f"has no symbol __tvm_ffi_{foreign.symbol}.*do not belong together"
+    ):
+        handle.compiled_function(0)
+
+
+def test_another_number_of_kernels_than_the_parent_says_is_noticed(tmp_path: Path) -> None:
+    root = with_child(
+        write_bundle(tmp_path / "b", designs()), group_to_bytes(list(map(bundles.entry, designs()[:2])))
+    )
+    with pytest.raises(CorruptFile, match="has 2 kernels, the catalog says 3: build the bundle again"):
         cutlass_aot.open(root).kernels()

@@ -8,136 +8,53 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
+import re
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cutlass_aot
-from cutlass_aot.errors import BundleError, CorruptFile, DeviceError, LaunchError, OperandError
-from cutlass_aot.runtime import device, launch, library, operands, streams
+from cutlass_aot.errors import (
+    BundleError,
+    CorruptFile,
+    DeviceError,
+    Incompatible,
+    LaunchError,
+    OperandError,
+)
+from cutlass_aot.runtime import launch, library, operands, streams
 from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.schema.catalog import FileReference
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import ClaimsCuda, write_bundle
-from tests.unit.kernels import gemm, operand
+from tests.unit.kernels import gemm
+from tests.unit.native import arrays, compile_library, f32_gemm, on_gpu, write_host_bundle
 
 np = pytest.importorskip("numpy")
 tvm_ffi = pytest.importorskip("tvm_ffi")
 
-HOST_GEMM = """
-#include <tvm/ffi/c_api.h>
-#include <dlpack/dlpack.h>
-#include <stdint.h>
-
-#define AT(t, l, i, j) \\
-  ((float *)((char *)t->data + t->byte_offset))[l * t->strides[0] + i * t->strides[1] + j * t->strides[2]]
-
-static int gemm(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-  DLTensor *t[3];
-  if (count != 3) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "Expects 3 parameters");
-    return -1;
-  }
-  for (int i = 0; i < 3; i++) {
-    t[i] = args[i].type_index == kTVMFFITensor ? (DLTensor *)((char *)args[i].v_obj + sizeof(TVMFFIObject))
-                                               : (DLTensor *)args[i].v_ptr;
-    if (t[i]->ndim != 3) {
-      TVMFFIErrorSetRaisedFromCStr("ValueError", "Mismatched Tensor on argument #1, expected ndim=3");
-      return -1;
-    }
-  }
-  /* 77 is a stream that the test asks for; the result tells whether it came through. */
-  float scale = TVMFFIEnvGetStream(kDLCUDA, 0) == (void *)77 ? 2.0f : 1.0f;
-  for (int64_t l = 0; l < t[2]->shape[0]; l++)
-    for (int64_t i = 0; i < t[2]->shape[1]; i++)
-      for (int64_t j = 0; j < t[2]->shape[2]; j++) {
-        float sum = 0;
-        for (int64_t k = 0; k < t[0]->shape[2]; k++) sum += AT(t[0], l, i, k) * AT(t[1], l, k, j);
-        AT(t[2], l, i, j) = scale * sum;
-      }
-  return 0;
-}
-"""
-FUNCTION = """
-__attribute__((visibility("default")))
-int __tvm_ffi_%s(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-  return gemm(self, args, count, result);
-}
-"""
-
-
-def f32_gemm(layouts: str = "ttt", divisibility: int = 4, design: dict[str, Any] | None = None) -> Kernel:
-    return gemm(
-        layouts=layouts,
-        design=design,
-        operands=tuple(
-            operand(name, "f32", layout, divisibility=divisibility, alignment=4)
-            for name, layout in zip(("a", "b", "out"), layouts, strict=True)
-        ),
-    )
-
-
-def compile_library(folder: Path, kernels: list[Kernel]) -> bytes:
-    compiler = shutil.which("cc")
-    command = [compiler] if compiler else [sys.executable, "-m", "ziglang", "cc"]
-    if not compiler:
-        pytest.importorskip("ziglang")
-    package = Path(tvm_ffi.__file__).parent
-    source = folder / "host_gemm.c"
-    source.write_text(HOST_GEMM + "".join(FUNCTION % kernel.symbol for kernel in kernels))
-    subprocess.run(
-        [*command, "-shared", "-fPIC", "-O1", "-I", package / "include", source,
-         "-o", folder / "host_gemm.so", "-L", package / "lib", "-ltvm_ffi"],
-        check=True,
-    )  # fmt: skip
-    return (folder / "host_gemm.so").read_bytes()
-
 
 @pytest.fixture(scope="module")
-def host_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host_bundle(tmp_path_factory: pytest.TempPathFactory, launcher_library: bytes) -> Path:
     folder = tmp_path_factory.mktemp("host")
     kernels = [
         f32_gemm("ttt"),
         f32_gemm("ttt", design={"tile_shape": (256, 256, 32)}),
         f32_gemm("tnt"),
     ]
-    data = compile_library(folder, kernels)
-    names = {kernel.group_name for kernel in kernels}
-    return write_bundle(folder / "bundle", kernels, libraries=dict.fromkeys(names, data))
+    return write_host_bundle(folder / "bundle", kernels, launcher_library)
 
 
 @pytest.fixture
-def bundle(host_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    monkeypatch.setattr(device, "compute_capability", lambda ordinal: (9, 0))
-    monkeypatch.setattr(device, "driver_version", lambda: (13, 0))
-    monkeypatch.setattr(device, "sm_count", lambda ordinal: 132)
+def bundle(host_bundle: Path, gpu: dict[str, Any]) -> Bundle:
     return cutlass_aot.open(host_bundle)
-
-
-def arrays(*shape: int, layout: str = "ttt", seed: int = 1) -> tuple[Any, Any, Any, Any]:
-    """a, b, a poisoned out, and the product."""
-    *batch, m, n, k = shape
-    numbers = np.random.default_rng(seed)
-
-    def make(rows: int, columns: int, letter: str) -> Any:
-        if letter == "t":
-            return numbers.standard_normal((*batch, rows, columns), dtype=np.float32)
-        return numbers.standard_normal((*batch, columns, rows), dtype=np.float32).swapaxes(-1, -2)
-
-    a, b = make(m, k, layout[0]), make(k, n, layout[1])
-    out = np.full((*batch, m, n), np.nan, np.float32)
-    return a, b, out, a @ b
-
-
-def on_gpu(*values: Any) -> list[ClaimsCuda]:
-    return [ClaimsCuda(value, "f32") for value in values]
 
 
 # -- a whole launch ---------------------------------------------------------------------------------------
@@ -156,8 +73,8 @@ def test_a_choice_is_remembered_for_like_operands_alone(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Any] = []
-    real = Bundle.find
-    monkeypatch.setattr(Bundle, "find", lambda self, *o, **k: (searches.append(o), real(self, *o, **k))[1])
+    real = Bundle.choose
+    monkeypatch.setattr(Bundle, "choose", lambda self, *o, **k: (searches.append(o), real(self, *o, **k))[1])
 
     def call(*shape: int, **options: Any) -> int:
         a, b, out, product = arrays(*shape)
@@ -175,16 +92,6 @@ def test_a_choice_is_remembered_for_like_operands_alone(
     bundle.gemm(*on_gpu(padded, b, out))
     assert len(searches) == 5
     assert not out.any()
-
-
-def test_remembered_choices_are_bounded(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutlass_aot.runtime import bundle as module
-
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
-    for m in range(1, 9):
-        a, b, out, _ = arrays(m, 4, 4)
-        bundle.gemm(*on_gpu(a, b, out))
-    assert len(bundle._choices) <= 3
 
 
 def test_every_kernel_of_find_launches(bundle: Bundle) -> None:
@@ -222,7 +129,10 @@ def test_an_explicit_stream_reaches_the_kernel(bundle: Bundle) -> None:
     fakes = on_gpu(a, b, out)
     bundle.gemm(*fakes, stream=77)
     np.testing.assert_allclose(out, 2 * product, rtol=1e-5, atol=1e-5)
-    assert {fake.streams[-1] for fake in fakes} == {77}
+    # Described, handed over with the stream, and looked at once more to remember the choice: -1 asks a
+    # producer to make no stream wait for another.
+    assert {stream for fake in fakes for stream in fake.streams} == {77, -1}
+    assert all(fake.streams.count(77) == 1 for fake in fakes)
     bundle.gemm(*fakes)
     np.testing.assert_allclose(out, product, rtol=1e-5, atol=1e-5)
     assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)) == 0
@@ -234,14 +144,14 @@ def test_without_a_stream_the_environment_holds(bundle: Bundle) -> None:
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 77):
         bundle.gemm(*fakes)
     np.testing.assert_allclose(out, 2 * product, rtol=1e-5, atol=1e-5)
-    assert fakes[0].streams[-1] == 77
+    assert set(fakes[0].streams) == {77, -1}
 
 
 def test_the_legacy_stream_is_named_1_to_producers(bundle: Bundle) -> None:
     a, b, out, _ = arrays(8, 12, 16)
     fakes = on_gpu(a, b, out)
     bundle.gemm(*fakes, stream=0)
-    assert fakes[0].streams[-1] == 1
+    assert set(fakes[0].streams) == {1, -1}
 
 
 def test_many_threads_launch_at_once(bundle: Bundle) -> None:
@@ -286,7 +196,7 @@ def reference_of(path: Path) -> FileReference:
 
 @pytest.fixture
 def compiled(host_bundle: Path) -> Path:
-    return sorted(host_bundle.glob("lib/*/*.so"))[0]
+    return sorted(host_bundle.glob("lib/*/gemm-*.so"))[0]
 
 
 @pytest.mark.parametrize("mapper", [library._map_memfd, library._map_temporary_file])
@@ -369,6 +279,24 @@ def test_a_library_is_read_once(compiled: Path, monkeypatch: pytest.MonkeyPatch)
     assert len({id(function) for function in functions}) == 1
 
 
+def test_an_address_and_a_function_are_of_one_mapping(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps: list[int] = []
+    real = library.map_library
+    monkeypatch.setattr(library, "map_library", lambda data: (maps.append(len(data)), real(data))[1])
+    loaded = library.Library(compiled.parent, reference_of(compiled))
+    symbol = f32_gemm().symbol
+    address = loaded.address(symbol)
+    assert address == loaded.address(symbol) != 0
+    assert loaded.function(symbol) is loaded.function(symbol)
+    mapped = loaded._mappings[os.getpid()].library
+    assert ctypes.cast(getattr(mapped, f"__tvm_ffi_{symbol}"), ctypes.c_void_p).value == address
+    assert len(maps) == 1
+    with pytest.raises(CorruptFile, match="has no symbol __tvm_ffi_absent"):
+        loaded.address("absent")
+
+
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 def test_a_fork_maps_its_own(compiled: Path) -> None:
     loaded = library.Library(compiled.parent, reference_of(compiled))
@@ -385,12 +313,7 @@ def test_a_fork_maps_its_own(compiled: Path) -> None:
 # -- the call: errors, streams, gradients, workspaces -------------------------------------------------------
 
 
-def plan_for(function: Any, kernel: Kernel, *values: Any, native: bool | None = None) -> launch.Plan:
-    described = [operands.describe_operand(value) for value in values]
-    return launch.make_plan(kernel, "the-kernel", function, described, values)
-
-
-@pytest.mark.parametrize(
+ERRORS = pytest.mark.parametrize(
     ("raised", "error", "message"),
     [
         (ValueError("Mismatched x on argument #1, expected 3"), LaunchError,
@@ -404,29 +327,39 @@ def plan_for(function: Any, kernel: Kernel, *values: Any, native: bool | None = 
         (RuntimeError("something else"), LaunchError, "something else"),
     ],
 )  # fmt: skip
+
+
+@ERRORS
 def test_errors_of_compiled_code(raised: Exception, error: type[Exception], message: str) -> None:
+    found = launch.translated(raised, "the-kernel", ["a", "b", "out"])
+    assert type(found) is error
+    assert re.search(message, str(found))
+
+
+def test_our_own_errors_stay() -> None:
+    raised = Incompatible("not here")
+    assert launch.translated(raised, "the-kernel", ["a", "b", "out"]) is raised
+
+
+@ERRORS
+def test_a_launch_raises_errors_of_compiled_code_with_names(
+    tmp_path: Path, gpu: dict[str, Any], raised: Exception, error: type[Exception], message: str
+) -> None:
     def function(*arguments: Any) -> None:
         raise raised
 
-    values = on_gpu(*arrays(8, 12, 16)[:3])
-    with pytest.raises(error, match=message) as caught:
-        launch.launch(plan_for(function, f32_gemm(), *values), values)
-    assert caught.value.__cause__ is raised
+    kernel = kernel_with(tmp_path, f32_gemm(), function)
+    for _ in range(2):
+        with pytest.raises(error, match=message.replace("the-kernel", re.escape(kernel.name))) as caught:
+            kernel.launch(*on_gpu(*arrays(8, 12, 16)[:3]))
+        assert str(caught.value.__cause__) == str(raised)
 
 
-def test_forms_keep_every_element_where_it_is() -> None:
-    kernel = f32_gemm("tnt", divisibility=8)
-    a = np.zeros((16, 8), np.float32).T  # column-major with one ...
-    assert operands.kernel_form(kernel.operands[1], operands.describe_operand(ClaimsCuda(a, "f32"))) == (
-        (1, 8, 16),
-        (128, 1, 8),
-    )
-    regular = operands.describe_operand(ClaimsCuda(np.zeros((2, 8, 16), np.float32), "f32"))
-    assert operands.kernel_form(kernel.operands[0], regular) is None
-    odd = cutlass_aot.describe((1, 1, 16), "f32", strides=(3, 5, 1))
-    assert operands.kernel_form(kernel.operands[0], odd) == ((1, 1, 16), (16, 16, 1))
-    thin = cutlass_aot.describe((1, 4, 1), "f32", strides=(7, 8, 5))
-    assert operands.kernel_form(kernel.operands[0], thin) == ((1, 4, 1), (32, 8, 1))
+def kernel_with(folder: Path, kernel: Kernel, function: Callable[..., Any]) -> KernelHandle:
+    """A handle whose native function is a Python function."""
+    (handle,) = cutlass_aot.open(write_bundle(folder / "bundle", [kernel])).kernels()
+    handle._function = tvm_ffi.convert(function)
+    return handle
 
 
 def test_a_view_keeps_its_source_alive_and_lets_it_go() -> None:
@@ -511,17 +444,21 @@ def test_a_stream_of_another_device() -> None:
         streams.stream_handle(TorchStream(), 1)
 
 
-def test_cupy_arrays_go_to_their_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_arrays_go_to_their_current_stream(
+    tmp_path: Path, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     fake = types.ModuleType("cupy")
     fake.ndarray = ClaimsCuda  # type: ignore[attr-defined]
     fake.cuda = types.SimpleNamespace(get_current_stream=CupyStream)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", fake)
     values = on_gpu(*arrays(8, 12, 16)[:3])
-    function = tvm_ffi.convert(lambda *a: seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0))))
-    launch.launch(plan_for(function, f32_gemm(), *values), values)
+    kernel = kernel_with(
+        tmp_path, f32_gemm(), lambda *a: seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
+    )
+    kernel.launch(*values)
     assert seen == [7]
-    assert values[0].streams[-1] == 7
+    assert [value.streams[-1] for value in values] == [7, 7, 7]
 
 
 def workspace_kernel() -> Kernel:
@@ -529,21 +466,34 @@ def workspace_kernel() -> Kernel:
     return gemm(operands=kernel.operands, workspace_bytes=64)
 
 
-def test_a_workspace_is_asked_for_checked_and_passed_last() -> None:
+def test_a_workspace_is_asked_for_checked_and_passed_last(tmp_path: Path, gpu: dict[str, Any]) -> None:
     counts: list[tuple[int, ...]] = []
     values = on_gpu(*arrays(8, 12, 16)[:3])
-    plan = plan_for(
-        tvm_ffi.convert(lambda *a: counts.append(tuple(a[-1].shape))), workspace_kernel(), *values
-    )
+    kernel = kernel_with(tmp_path, workspace_kernel(), lambda *a: counts.append(tuple(a[-1].shape)))
+    assert kernel.workspace_bytes == 64
     with pytest.raises(OperandError, match="needs a workspace of 64 bytes: pass it"):
-        launch.launch(plan, values)
+        kernel.launch(*values)
     raw = np.zeros(512, np.uint8)
     raw = raw[-raw.ctypes.data % 128 :]
-    for wrong in (raw[:63], raw[1:], raw[::2], raw[:128].reshape(2, 64)):
+    for wrong in (raw[:63], raw[1:], raw[::2], raw[:128].reshape(2, 64), raw[:128].view(np.float32)):
+        name = "u8" if wrong.dtype == np.uint8 else "f32"
         with pytest.raises(OperandError, match="the workspace is unsupported: expected 64 or more bytes"):
-            launch.launch(plan, values, workspace=ClaimsCuda(wrong, "u8"))
-    launch.launch(plan, values, workspace=ClaimsCuda(raw[:100], "u8"))
-    assert counts == [(100,)]
+            kernel.launch(*values, workspace=ClaimsCuda(wrong, name))
+    with pytest.raises(OperandError, match="the workspace is unsupported.*on device 1"):
+        kernel.launch(*values, workspace=ClaimsCuda(raw[:100], "u8", device=1))
+    assert counts == []
+    for _ in range(2):
+        kernel.launch(*values, workspace=ClaimsCuda(raw[:100], "u8"))
+    assert counts == [(100,), (100,)]
+
+
+def test_a_workspace_goes_to_the_stream_too(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    values = on_gpu(*arrays(8, 12, 16)[:3])
+    kernel = kernel_with(tmp_path, workspace_kernel(), lambda *a: None)
+    raw = np.zeros(512, np.uint8)
+    workspace = ClaimsCuda(raw[-raw.ctypes.data % 128 :], "u8")
+    kernel.launch(*values, workspace=workspace, stream=77)
+    assert [item.streams[-1] for item in (*values, workspace)] == [77] * 4
 
 
 # -- torch, on the host -------------------------------------------------------------------------------------
@@ -581,15 +531,15 @@ def test_torch_tensors_that_cannot_be_described(torch: Any) -> None:
 def test_torch_operands_are_passed_as_they_are(torch: Any) -> None:
     seen: list[Any] = []
     values = [torch.zeros(8, 16), torch.zeros(16, 12), torch.zeros(8, 12)]
-    plan = plan_for(lambda *a: seen.append(a), f32_gemm(), *values)
-    assert plan.native
-    launch.launch(plan, values)
-    assert all(isinstance(argument, torch.Tensor) for argument in seen[0])
-    assert [tuple(argument.shape) for argument in seen[0]] == [(1, 8, 16), (1, 16, 12), (1, 8, 12)]
-    assert [argument.data_ptr() for argument in seen[0]] == [value.data_ptr() for value in values]
-    batched = [value[None] for value in values]
-    launch.launch(plan_for(lambda *a: seen.append(a), f32_gemm(), *batched), batched)
-    assert all(argument is value for argument, value in zip(seen[1], batched, strict=True))
+    assert launch.call(lambda *a: seen.append(a), values, 0) is None
+    assert all(argument is value for argument, value in zip(seen[0], values, strict=True))
+
+
+def test_what_a_function_returns_is_returned(torch: Any) -> None:
+    values = [torch.zeros(8, 16)]
+    for given in (values, on_gpu(np.zeros((4, 4), np.float32))):
+        for stream in (None, 77):
+            assert launch.call(lambda *a: len(a), given, 0, stream) == 1
 
 
 def test_torch_operands_do_not_bring_their_stream_against_an_explicit_one(torch: Any) -> None:
@@ -600,22 +550,21 @@ def test_torch_operands_do_not_bring_their_stream_against_an_explicit_one(torch:
         seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
 
     values = [torch.zeros(8, 16), torch.zeros(16, 12), torch.zeros(8, 12)]
-    plan = plan_for(function, f32_gemm(), *values)
-    launch.launch(
-        launch.Plan(**{n: getattr(plan, n) for n in plan.__slots__} | {"device": 0}), values, stream=77
-    )
+    launch.call(function, values, 0, 77)
     assert seen == [[tvm_ffi.Tensor] * 3, 77]
+    assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)) == 0
 
 
 def test_gradients_are_refused_as_torch_does(torch: Any) -> None:
-    seen: list[Any] = []
     values = [torch.zeros(8, 16), torch.zeros(16, 12, requires_grad=True), torch.zeros(8, 12)]
-    plan = plan_for(lambda *a: seen.append(a), f32_gemm(), *values)
     with pytest.raises(OperandError, match=r"operand `b` requires a gradient.*pass b\.detach\(\)"):
-        launch.launch(plan, values)
+        launch.without_gradients(["a", "b", "out"], values)
     with torch.no_grad():
-        launch.launch(plan, values)
-    assert not any(argument.requires_grad for argument in seen[0])
+        without = launch.without_gradients(["a", "b", "out"], values)
+    assert not any(argument.requires_grad for argument in without)
+    assert [argument.data_ptr() for argument in without] == [value.data_ptr() for value in values]
+    plain = [value.detach() for value in values]
+    assert launch.without_gradients(["a", "b", "out"], plain) is plain
 
 
 def test_an_older_torch_without_fp8_export_is_served_through_bytes(
@@ -629,7 +578,19 @@ def test_an_older_torch_without_fp8_export_is_served_through_bytes(
 
 
 def test_a_torch_workspace_is_allocated(torch: Any) -> None:
-    seen: list[Any] = []
     values = [torch.zeros(8, 16), torch.zeros(16, 12), torch.zeros(8, 12)]
-    launch.launch(plan_for(lambda *a: seen.append(a), workspace_kernel(), *values), values)
-    assert (seen[0][3].dtype, tuple(seen[0][3].shape)) == (torch.uint8, (64,))
+    found = launch.workspace_for(64, "the-kernel", values, -1, None)
+    assert (found.dtype, tuple(found.shape)) == (torch.uint8, (64,))
+    own = torch.zeros(1024, dtype=torch.uint8)
+    own = own[-own.data_ptr() % 128 :]
+    assert launch.workspace_for(64, "the-kernel", values, -1, own) is own
+
+
+def test_the_classes_that_native_code_takes(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {torch.Tensor, torch.nn.Parameter}
+    assert operands.native_classes(["f32", "bf16", "i8"]) == both
+    monkeypatch.setattr(operands, "_torch_exports", lambda name: name == "f8e5m2")
+    assert operands.native_classes(["f8e5m2", "f8e5m2", "f32"]) == both
+    assert operands.native_classes(["f8e5m2", "f8e4m3", "f32"]) == frozenset()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert operands.native_classes(["f32"]) == frozenset()
