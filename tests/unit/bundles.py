@@ -69,8 +69,8 @@ def write_bundle(
 ) -> Path:
     """Write a bundle, rankings unchecked.
 
-    ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads. Groups
-    of one readable name are told apart as the builder does.
+    ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads.
+    Groups of one readable name are told apart as the builder does.
     """
     groups = named_groups([entry(kernel) for kernel in kernels])
     files, entries = [], []

@@ -1,4 +1,4 @@
-"""What several tests share: a launcher, which takes a moment to compile, and a GPU as its driver tells of it."""
+"""What several tests share: a launcher, which is compiled once, and a GPU as its driver tells of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small C libraries for tests, compiled with what is at hand: a bundle's launcher, and kernels for the host."""
+"""Small C libraries for tests, compiled with what is at hand: a launcher, and kernels for the host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.kernels import gemm, operand
 
 LAUNCHER = Path(native.__file__).with_name("launcher.c")
 
-# A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on one
-# device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.
+# A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
+# one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.
 HOST_GEMM = """
 #include <dlpack/dlpack.h>
 #include <stdint.h>
@@ -27,6 +27,7 @@ HOST_GEMM = """
 
 #define AT(t, l, i, j) \\
   ((float *)((char *)t->data + t->byte_offset))[l * t->strides[0] + i * t->strides[1] + j * t->strides[2]]
+#define DIVISIBILITY 4
 #define NO_CODE 7 /* a device that the library has no code for */
 
 static int refuse(const char *kind, const char *text) {
@@ -40,14 +41,18 @@ static int gemm(const TVMFFIAny *args, int32_t count, const char *layouts, int w
   for (int i = 0; i < count; i++) {
     static const char *const types[] = {"Mismatched type on argument #0", "Mismatched type on argument #1",
                                         "Mismatched type on argument #2", "Mismatched type on argument #3"};
-    if (args[i].type_index == kTVMFFITensor) t[i] = (DLTensor *)((char *)args[i].v_obj + sizeof(TVMFFIObject));
+    if (args[i].type_index == kTVMFFITensor) t[i] = (DLTensor *)((TVMFFIObject *)args[i].v_obj + 1);
     else if (args[i].type_index == kTVMFFIDLTensorPtr) t[i] = args[i].v_ptr;
     else return refuse("TypeError", types[i]);
     if (i == 3) break;
     if (t[i]->dtype.code != kDLFloat || t[i]->dtype.bits != 32) return refuse("TypeError", types[i]);
     if (t[i]->ndim != 3) return refuse("ValueError", "Mismatched Tensor on argument #1, expected ndim=3");
-    if (t[i]->strides[layouts[i] == 't' ? 2 : 1] != 1) return refuse("ValueError", "Mismatched strides");
-    if (t[i]->device.device_type != t[0]->device.device_type || t[i]->device.device_id != t[0]->device.device_id)
+    int contiguous = layouts[i] == 't' ? 2 : 1;
+    if (t[i]->strides[contiguous] != 1 || t[i]->shape[contiguous] % DIVISIBILITY ||
+        t[i]->strides[0] % DIVISIBILITY || t[i]->strides[3 - contiguous] % DIVISIBILITY)
+      return refuse("ValueError", "Mismatched strides");
+    if (t[i]->device.device_type != t[0]->device.device_type ||
+        t[i]->device.device_id != t[0]->device.device_id)
       return refuse("ValueError", "Mismatched device");
   }
   int64_t *a = t[0]->shape, *b = t[1]->shape, *out = t[2]->shape;
@@ -79,10 +84,10 @@ int __tvm_ffi_%s(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *re
 """
 
 
-def f32_gemm(layouts: str = "ttt", divisibility: int = 4, **changes: Any) -> Kernel:
+def f32_gemm(layouts: str = "ttt", **changes: Any) -> Kernel:
     """A kernel that the host's GEMM can stand in for."""
     operands = tuple(
-        operand(name, "f32", layout, divisibility=divisibility, alignment=4)
+        operand(name, "f32", layout, divisibility=4, alignment=4)
         for name, layout in zip(("a", "b", "out"), layouts, strict=True)
     )
     return gemm(**{"operands": operands, **changes})
@@ -110,12 +115,12 @@ def compile_c(folder: Path, name: str, source: str) -> bytes:
         pytest.importorskip("ziglang")
     package = Path(tvm_ffi.__file__).parent
     (folder / f"{name}.c").write_text(source)
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers")
+    where = ("-I", package / "include", "-L", package / "lib")
+    files = (folder / f"{name}.c", "-o", folder / f"{name}.so")
     subprocess.run(
-        [*command, "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Werror", "-shared", "-fPIC",
-         "-O1", "-I", package / "include", folder / f"{name}.c", "-o", folder / f"{name}.so",
-         "-L", package / "lib", "-ltvm_ffi"],
-        check=True,
-    )  # fmt: skip
+        [*command, "-std=gnu11", *warnings, "-shared", "-fPIC", "-O1", *where, *files, "-ltvm_ffi"], check=True
+    )
     return (folder / f"{name}.so").read_bytes()
 
 

@@ -479,7 +479,7 @@ def test_a_workspace_is_asked_for_checked_and_passed_last(tmp_path: Path, gpu: d
         name = "u8" if wrong.dtype == np.uint8 else "f32"
         with pytest.raises(OperandError, match="the workspace is unsupported: expected 64 or more bytes"):
             kernel.launch(*values, workspace=ClaimsCuda(wrong, name))
-    with pytest.raises(OperandError, match="the workspace is unsupported.*on device 1"):
+    with pytest.raises(OperandError, match=r"the workspace is unsupported.*on device 1"):
         kernel.launch(*values, workspace=ClaimsCuda(raw[:100], "u8", device=1))
     assert counts == []
     for _ in range(2):
