@@ -118,9 +118,8 @@ def compile_c(folder: Path, name: str, source: str) -> bytes:
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers")
     where = ("-I", package / "include", "-L", package / "lib")
     files = (folder / f"{name}.c", "-o", folder / f"{name}.so")
-    subprocess.run(
-        [*command, "-std=gnu11", *warnings, "-shared", "-fPIC", "-O1", *where, *files, "-ltvm_ffi"], check=True
-    )
+    command += ["-std=gnu11", "-shared", "-fPIC", "-O1"]
+    subprocess.run([*command, *warnings, *where, *files, "-ltvm_ffi"], check=True)
     return (folder / f"{name}.so").read_bytes()
 
 
