@@ -24,7 +24,7 @@ from cutlass_aot.schema.catalog import (
 )
 from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS, Kernel
-from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.ranking import Ranking, holds_for
 from cutlass_aot.schema.targets import Target
 
 ALLOWED_LIBRARIES = frozenset(
@@ -270,7 +270,11 @@ def _ranking(
         yield Problem(path, str(error), "a ranking that this release reads")
         return
     if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
-        yield Problem(path, f"a ranking for {ranking.gpu}", f"one for {reference.gpu}, as the catalog says")
+        yield Problem(
+            path,
+            f"a ranking for {holds_for(ranking.gpu, ranking.measured)}",
+            f"one for {holds_for(reference.gpu, reference.measured)}, as the catalog says",
+        )
     if entries and ranking.group != entries[0].kernel.group:
         yield Problem(path, f"a ranking of group {ranking.group}", f"one of {group.name}")
     named = {digest for problem in ranking.problems for digest in problem.kernels}

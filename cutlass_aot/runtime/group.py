@@ -13,7 +13,7 @@ from cutlass_aot.runtime.select import DECISIVE, Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
-from cutlass_aot.schema.ranking import Ranking, without
+from cutlass_aot.schema.ranking import Ranking, holds_for, without
 
 
 class Group:
@@ -94,7 +94,10 @@ class Group:
             what = str(self._root / reference.file.path)
             ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
             if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
-                raise CorruptFile(f"{what} is for {ranking.gpu}, the catalog says {reference.gpu}")
+                raise CorruptFile(
+                    f"{what} is for {holds_for(ranking.gpu, ranking.measured)}, the catalog says "
+                    f"{holds_for(reference.gpu, reference.measured)}: build the bundle again"
+                )
             foreign = {
                 digest
                 for problem in ranking.problems

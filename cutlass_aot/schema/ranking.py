@@ -123,6 +123,11 @@ def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
     return RankedProblem(Extents(*extents), kernels, times)
 
 
+def holds_for(gpu: str, measured: bool) -> str:
+    """What a ranking holds for, in words."""
+    return f"{gpu}, {'measured' if measured else 'modelled'}"
+
+
 def without(problem: RankedProblem, kernels: Collection[str]) -> RankedProblem | None:
     """A problem without these kernels; None if there are no others."""
     kept = [position for position, digest in enumerate(problem.kernels) if digest not in kernels]
