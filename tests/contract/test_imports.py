@@ -19,6 +19,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.errors",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
+    "cutlass_aot.runtime.choice",
     "cutlass_aot.runtime.compatibility",
     "cutlass_aot.runtime.device",
     "cutlass_aot.runtime.files",
@@ -38,8 +39,10 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.design",
     "cutlass_aot.schema.dtypes",
     "cutlass_aot.schema.encoding",
+    "cutlass_aot.schema.group_index",
     "cutlass_aot.schema.kernel",
     "cutlass_aot.schema.operands",
+    "cutlass_aot.schema.ranking",
     "cutlass_aot.schema.targets",
     "cutlass_aot.schema.versions",
 }

@@ -354,8 +354,8 @@ def problem_with(*digests):
         ({"problems": problem_with("ab" * 32)}, f"kernels {'ab' * 32}"),
         ({"problems": problem_with(kernels(dtypes=("bf16",) * 3)[0].digest)}, "kernels "),
         ({"group": kernels(dtypes=("bf16",) * 3)[0].group}, "a ranking of group "),
-        ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200"),
-        ({"measured": False, "problems": ()}, "a ranking for NVIDIA H200"),
+        ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200, measured"),
+        ({"measured": False, "problems": ()}, "a ranking for NVIDIA H200, modelled"),
     ],
 )
 def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, says):
@@ -422,7 +422,7 @@ def test_whatever_a_sealed_file_says_verification_answers(shared, data):
 def test_a_ranking_that_the_catalog_tells_wrongly_is_found(bundle):
     change_group(bundle, rankings=lambda group: (replace(group.rankings[0], gpu="NVIDIA B200"),))
     (problem,) = verify_bundle(bundle)
-    assert problem.expected == "one for NVIDIA B200, as the catalog says"
+    assert problem.expected == "one for NVIDIA B200, measured, as the catalog says"
 
 
 def test_a_file_that_is_no_ranking_is_found(bundle):
