@@ -415,7 +415,7 @@ class Bundle:
             chooser = launcher.function("cutlass_aot_chooser")(self.catalog.alignment)
             chooser = self._choosers.setdefault(accumulator, chooser)
         # They are only looked at: no stream has to wait for another.
-        seen = [operand if is_torch(operand) and exports(operand) else to_ffi(operand) for operand in operands]
+        seen = (item if is_torch(item) and exports(item) else to_ffi(item) for item in operands)
         if chooser(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Others may be calling it: it goes when the last of them is done.
             self._choosers.pop(accumulator, None)

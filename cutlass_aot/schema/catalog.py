@@ -237,7 +237,7 @@ class Groups(Sequence[GroupEntry]):
         return isinstance(other, Groups) and self._records == other._records
 
     def __hash__(self) -> int:
-        return hash(tuple(self._records))
+        return hash(frozenset(self._records))
 
     def _entries(self) -> tuple[GroupEntry, ...]:
         if self._all is None:
