@@ -138,7 +138,7 @@ def test_a_ranking_of_the_build(tmp_path: Path, gpu: dict[str, Any]) -> None:
     assert (choice.tier, choice.reason) == ("modelled", "8192x8192x8192 was ranked for h200")
     assert choice.kernel.digest == F16[0].digest
     near = bundle.choose(*operands(8192, 8192, 4096, device=0))
-    assert near.reason == "8192x8192x8192 was ranked for h200, near 8192x8192x4096"
+    assert near.reason == "8192x8192x8192, near 8192x8192x4096, was ranked for h200"
     assert bundle.choose(*operands(device=0)).tier == "default order"
     # Its order, then the others.
     found = bundle.find(*operands(8192, 8192, 8192, device=0))

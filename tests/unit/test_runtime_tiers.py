@@ -14,8 +14,10 @@ from cutlass_aot.runtime.select import (
     NEAR,
     NEIGHBOURS,
     Candidate,
+    Ranked,
     default_order,
     estimate_of,
+    merged,
     modelled,
     nearest_tuned,
     tuned,
@@ -24,7 +26,8 @@ from cutlass_aot.schema.ranking import Extents, RankedProblem
 
 TILES = {"aa": (64, 64), "bb": (128, 128), "cc": (128, 256), "dd": (256, 128), "ee": (64, 256)}
 CANDIDATES = {
-    digest: Candidate.make(digest, {"tile_shape": (*tile, 64)}) for digest, tile in sorted(TILES.items())
+    digest: Candidate.make([(*tile, 64), (1, 1), False, "F", "clc"], {})
+    for digest, tile in sorted(TILES.items())
 }
 SMS = 132
 SQUARE = Extents(1, 4096, 4096, 4096)
@@ -35,46 +38,49 @@ def ranked(extents: Extents, *kernels: str, seconds: tuple[float, ...] | None = 
     return RankedProblem(extents, kernels, times if seconds is None else seconds)
 
 
-def by_extents(*problems: RankedProblem) -> dict[Extents, RankedProblem]:
-    return {problem.extents: problem for problem in problems}
+def ranking_of(*problems: RankedProblem) -> Ranked:
+    return Ranked(problems)
 
 
 # -- tuned --------------------------------------------------------------------------------------------------
 
 
 def test_a_problem_that_was_measured_is_decided_by_its_times() -> None:
-    found = tuned([by_extents(ranked(SQUARE, "bb", "aa", seconds=(1.25e-5, 2e-5)))], SQUARE)
+    found = tuned(ranking_of(ranked(SQUARE, "bb", "aa", seconds=(1.25e-5, 2e-5))), SQUARE)
     assert found is not None
     assert (found.tier, found.digests) == ("tuned", ("bb", "aa"))
     assert found.reason == "4096x4096x4096 was measured: 12.5 µs, the best of 2"
 
 
 def test_only_the_very_problem_is_tuned() -> None:
-    ranking = by_extents(ranked(SQUARE, "aa"))
+    ranking = ranking_of(ranked(SQUARE, "aa"))
     for other in (
         Extents(2, 4096, 4096, 4096),
         Extents(1, 4097, 4096, 4096),
         Extents(1, 4096, 4095, 4096),
         Extents(1, 4096, 4096, 4104),
     ):
-        assert tuned([ranking], other) is None
-    assert tuned([], SQUARE) is None
-    assert tuned([{}], SQUARE) is None
+        assert tuned(ranking, other) is None
+    assert tuned(ranking_of(), SQUARE) is None
+    assert tuned(merged([]), SQUARE) is None
 
 
 def test_times_of_all_groups_are_compared() -> None:
-    first = by_extents(ranked(SQUARE, "aa", "bb", seconds=(3e-5, 9e-5)))
-    second = by_extents(ranked(SQUARE, "cc", "dd", seconds=(1e-5, 5e-5)))
-    found = tuned([first, second], SQUARE)
+    first = ranking_of(ranked(SQUARE, "aa", "bb", seconds=(3e-5, 9e-5)))
+    second = ranking_of(ranked(SQUARE, "cc", "dd", seconds=(1e-5, 5e-5)))
+    found = tuned(merged([first, second]), SQUARE)
     assert found is not None
     assert found.digests == ("cc", "aa", "dd", "bb")
-    assert tuned([second, first], SQUARE) == found
+    assert found.reason == "4096x4096x4096 was measured: 10.0 µs, the best of 4"
+    assert tuned(merged([second, first]), SQUARE) == found
+    assert merged([first]) is first
 
 
-def test_equal_times_are_ordered_by_digest() -> None:
-    found = tuned([by_extents(ranked(SQUARE, "cc", "aa", seconds=(1e-5, 1e-5)))], SQUARE)
+def test_equal_times_of_several_groups_are_ordered_by_digest() -> None:
+    groups = [ranking_of(ranked(SQUARE, name, seconds=(1e-5,))) for name in ("cc", "aa", "bb")]
+    found = tuned(merged(groups), SQUARE)
     assert found is not None
-    assert found.digests == ("aa", "cc")
+    assert found.digests == ("aa", "bb", "cc")
 
 
 # -- nearest tuned ------------------------------------------------------------------------------------------
@@ -87,7 +93,7 @@ def test_near_is_within_two_octaves_in_every_extent(name: str, factor: float, ne
     extents = {"batch": 1000, "m": 1000, "n": 1000, "k": 1000}
     moved = {**extents, name: round(1000 * factor)}
     asked, known = (Extents(**moved), Extents(**extents)) if up else (Extents(**extents), Extents(**moved))
-    found = nearest_tuned([by_extents(ranked(known, "aa"))], asked, CANDIDATES, SMS)
+    found = nearest_tuned(ranking_of(ranked(known, "aa")), asked, CANDIDATES, SMS)
     assert (found is not None) == near
     if found is not None:
         assert found.tier == "nearest tuned"
@@ -95,23 +101,23 @@ def test_near_is_within_two_octaves_in_every_extent(name: str, factor: float, ne
 
 
 def test_all_candidates_are_ordered_and_nothing_else() -> None:
-    ranking = by_extents(ranked(SQUARE, "bb", "foreign", "cc"))
-    found = nearest_tuned([ranking], Extents(1, 4096, 4096, 2048), CANDIDATES, SMS)
+    ranking = ranking_of(ranked(SQUARE, "bb", "foreign", "cc"))
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 2048), CANDIDATES, SMS)
     assert found is not None
     assert sorted(found.digests) == sorted(CANDIDATES)
 
 
 def test_the_best_of_a_near_problem_of_the_same_waves_is_the_best() -> None:
     # K alone differs: the estimates for both problems are equal.
-    ranking = by_extents(ranked(SQUARE, "dd", "aa", "cc", "bb", "ee"))
-    found = nearest_tuned([ranking], Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
+    ranking = ranking_of(ranked(SQUARE, "dd", "aa", "cc", "bb", "ee"))
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
     assert found is not None
     assert found.digests == ("dd", "aa", "cc", "bb", "ee")
 
 
 def test_kernels_without_a_time_rank_behind_those_with_one() -> None:
-    ranking = by_extents(ranked(SQUARE, "ee", "aa", seconds=(1e-5, 1.2e-5)))
-    found = nearest_tuned([ranking], Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
+    ranking = ranking_of(ranked(SQUARE, "ee", "aa", seconds=(1e-5, 1.2e-5)))
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
     assert found is not None
     assert found.digests == ("ee", "aa", "bb", "cc", "dd")
 
@@ -122,51 +128,57 @@ def test_times_are_carried_over_by_the_estimate() -> None:
     assert estimate_of(CANDIDATES["bb"], asked, SMS) == 2 * estimate_of(CANDIDATES["bb"], known, SMS)
     assert estimate_of(CANDIDATES["dd"], asked, SMS) == estimate_of(CANDIDATES["dd"], known, SMS)
     two = {digest: CANDIDATES[digest] for digest in ("bb", "dd")}
-    ranking = by_extents(ranked(known, "bb", "dd", seconds=(1e-5, 1.3e-5)))
-    found = nearest_tuned([ranking], asked, two, SMS)
+    ranking = ranking_of(ranked(known, "bb", "dd", seconds=(1e-5, 1.3e-5)))
+    found = nearest_tuned(ranking, asked, two, SMS)
     assert found is not None
     assert found.digests == ("dd", "bb")
 
 
 def test_the_nearer_problem_weighs_more() -> None:
     near, far = Extents(1, 4096, 4096, 3800), Extents(1, 4096, 4096, 1100)
-    rankings = [by_extents(ranked(near, "aa", "bb"), ranked(far, "bb", "aa"))]
+    ranking = ranking_of(ranked(far, "bb", "aa"), ranked(near, "aa", "bb"))
     two = {digest: CANDIDATES[digest] for digest in ("aa", "bb")}
-    found = nearest_tuned(rankings, SQUARE, two, SMS)
+    found = nearest_tuned(ranking, SQUARE, two, SMS)
     assert found is not None
     assert found.digests == ("aa", "bb")
-    assert found.reason == f"measured near {SQUARE}: {far}, {near}"
+    assert found.reason == f"measured near {SQUARE}: {near}, {far}"
 
 
 def test_no_more_than_the_nearest_are_asked() -> None:
-    known = [Extents(1, 4096, 4096, 4096 - 64 * step) for step in range(1, 10)]
-    found = nearest_tuned([by_extents(*(ranked(e, "aa") for e in known))], SQUARE, CANDIDATES, SMS)
+    known = [Extents(1, 4096, 4096, 4096 - 8 * step) for step in range(1, NEIGHBOURS + 3)]
+    ranking = ranking_of(*(ranked(extents, "aa", "bb") for extents in known[:NEIGHBOURS]))
+    more = ranking_of(
+        *(ranked(extents, "aa", "bb") for extents in known[:NEIGHBOURS]),
+        *(ranked(extents, "bb", "aa", seconds=(1e-9, 1.0)) for extents in known[NEIGHBOURS:]),
+    )
+    assert [problem.extents for _, problem in more.near(SQUARE)] == known[:NEIGHBOURS]
+    # What is farther has no say, whatever it says.
+    found = nearest_tuned(more, SQUARE, CANDIDATES, SMS)
+    assert found == nearest_tuned(ranking, SQUARE, CANDIDATES, SMS)
     assert found is not None
-    named = found.reason.partition(": ")[2].split(", ")
-    assert sorted(named) == sorted(map(str, known[:NEIGHBOURS]))
+    assert found.reason == f"measured near {SQUARE}: {', '.join(map(str, known[:3]))}"
 
 
 def test_a_faster_group_wins_though_the_other_does_not_know_its_kernels() -> None:
     near = Extents(1, 4096, 4096, 4000)
-    slow = by_extents(ranked(near, "aa", "bb", seconds=(1e-5, 2e-5)))
-    fast = by_extents(ranked(near, "cc", "dd", seconds=(5e-6, 6e-6)))
+    slow = ranking_of(ranked(near, "aa", "bb", seconds=(1e-5, 2e-5)))
+    fast = ranking_of(ranked(near, "cc", "dd", seconds=(5e-6, 6e-6)))
     for rankings in ([slow, fast], [fast, slow]):
-        found = nearest_tuned(rankings, SQUARE, CANDIDATES, SMS)
+        found = nearest_tuned(merged(rankings), SQUARE, CANDIDATES, SMS)
         assert found is not None
         assert found.digests[:4] == ("cc", "dd", "aa", "bb")
 
 
 def test_nothing_near_is_no_answer() -> None:
-    assert nearest_tuned([], SQUARE, CANDIDATES, SMS) is None
-    assert nearest_tuned([{}], SQUARE, CANDIDATES, SMS) is None
-    assert nearest_tuned([by_extents(ranked(Extents(1, 1, 1, 1), "aa"))], SQUARE, CANDIDATES, SMS) is None
+    for ranking in (ranking_of(), ranking_of(ranked(Extents(1, 1, 1, 1), "aa"))):
+        assert nearest_tuned(ranking, SQUARE, CANDIDATES, SMS) is None
 
 
 # -- modelled -----------------------------------------------------------------------------------------------
 
 
 def test_a_modelled_ranking_gives_its_order() -> None:
-    found = modelled([("b200", by_extents(ranked(SQUARE, "dd", "aa", seconds=())))], SQUARE)
+    found = modelled([("b200", ranking_of(ranked(SQUARE, "dd", "aa", seconds=())))], SQUARE)
     assert found is not None
     assert (found.tier, found.digests) == ("modelled", ("dd", "aa"))
     assert found.reason == "4096x4096x4096 was ranked for b200"
@@ -174,19 +186,19 @@ def test_a_modelled_ranking_gives_its_order() -> None:
 
 def test_the_nearest_modelled_problem_stands_in() -> None:
     known = [Extents(1, 4096, 4096, k) for k in (1500, 3000, 6000)]
-    ranking = by_extents(
+    ranking = ranking_of(
         *(ranked(e, name, seconds=()) for e, name in zip(known, ("aa", "bb", "cc"), strict=True))
     )
     found = modelled([("b200", ranking)], SQUARE)
     assert found is not None
     assert found.digests == ("bb",)
-    assert found.reason == "4096x4096x3000 was ranked for b200, near 4096x4096x4096"
+    assert found.reason == "4096x4096x3000, near 4096x4096x4096, was ranked for b200"
 
 
 def test_the_first_ranking_that_knows_an_answer_decides() -> None:
     far, near = (
-        by_extents(ranked(Extents(1, 1, 1, 1), "aa", seconds=())),
-        by_extents(ranked(SQUARE, "bb", seconds=())),
+        ranking_of(ranked(Extents(1, 1, 1, 1), "aa", seconds=())),
+        ranking_of(ranked(SQUARE, "bb", seconds=())),
     )
     found = modelled([("b200", far), ("gb300", near)], SQUARE)
     assert found is not None
@@ -199,7 +211,7 @@ def test_the_first_ranking_that_knows_an_answer_decides() -> None:
 
 
 def test_the_default_order_is_by_the_estimate() -> None:
-    found = default_order(list(CANDIDATES.values()), SQUARE, SMS)
+    found = default_order(CANDIDATES, SQUARE, SMS)
     assert found.tier == "default order"
     assert found.reason == "the least estimated time on 132 SMs"
     estimates = [estimate_of(CANDIDATES[digest], SQUARE, SMS) for digest in found.digests]
@@ -207,7 +219,7 @@ def test_the_default_order_is_by_the_estimate() -> None:
 
 
 def test_equals_stay_in_the_order_given() -> None:
-    same = [Candidate.make(digest, {"tile_shape": (128, 128)}) for digest in ("zz", "aa", "mm")]
+    same = dict.fromkeys(("zz", "aa", "mm"), CANDIDATES["bb"])
     assert default_order(same, SQUARE, SMS).digests == ("zz", "aa", "mm")
 
 
@@ -218,8 +230,8 @@ EXTENTS = st.builds(Extents, st.integers(1, 9), EXTENT, EXTENT, EXTENT)
 
 
 @st.composite
-def rankings(draw: st.DrawFn) -> list[dict[Extents, RankedProblem]]:
-    """Rankings of several groups, each with kernels of its own, some of them unknown."""
+def rankings(draw: st.DrawFn) -> list[list[RankedProblem]]:
+    """Problems of several groups, each with kernels of its own, some of them unknown."""
     names = draw(st.permutations([*CANDIDATES, "f1", "f2"]))
     cut = draw(st.integers(1, len(names) - 1))
     found = []
@@ -229,73 +241,81 @@ def rankings(draw: st.DrawFn) -> list[dict[Extents, RankedProblem]]:
             kernels = draw(st.lists(st.sampled_from(own), min_size=1, unique=True))
             times = sorted(draw(st.floats(1e-7, 1.0)) for _ in kernels)
             problems.append(ranked(extents, *kernels, seconds=tuple(times)))
-        found.append(by_extents(*problems))
+        found.append(problems)
     return found
 
 
 @given(rankings(), EXTENTS, st.randoms())
 def test_tiers_do_not_depend_on_the_order_of_what_they_are_given(
-    given_: list[dict[Extents, RankedProblem]], extents: Extents, chance: random.Random
+    groups: list[list[RankedProblem]], extents: Extents, chance: random.Random
 ) -> None:
-    turned = []
-    for ranking in reversed(given_):
-        items = list(ranking.items())
-        chance.shuffle(items)
-        turned.append(dict(items))
+    def answers(given_: list[list[RankedProblem]], candidates: dict[str, Candidate]) -> list[object]:
+        ranking = merged([Ranked(problems) for problems in given_])
+        return [
+            tuned(ranking, extents),
+            nearest_tuned(ranking, extents, candidates, SMS),
+            *(modelled([("b200", Ranked(problems))], extents) for problems in sorted(given_, key=str)),
+        ]
+
+    turned = [chance.sample(problems, len(problems)) for problems in reversed(groups)]
     members = list(CANDIDATES.items())
     chance.shuffle(members)
-    assert tuned(turned, extents) == tuned(given_, extents)
-    assert nearest_tuned(turned, extents, dict(members), SMS) == nearest_tuned(
-        given_, extents, CANDIDATES, SMS
-    )
+    expected = answers([sorted(problems, key=lambda p: p.extents) for problems in groups], CANDIDATES)
+    found = answers(turned, dict(members))
+    assert found[:2] == expected[:2]
+    assert sorted(map(str, found[2:])) == sorted(map(str, expected[2:]))
 
 
 @given(rankings(), st.data())
-def test_the_exact_problem_wins(given_: list[dict[Extents, RankedProblem]], data: st.DataObject) -> None:
-    known = sorted({extents for ranking in given_ for extents in ranking})
+def test_the_exact_problem_wins(groups: list[list[RankedProblem]], data: st.DataObject) -> None:
+    known = sorted({problem.extents for problems in groups for problem in problems})
     if not known:
         return
     extents = data.draw(st.sampled_from(known))
-    found = tuned(given_, extents)
+    found = tuned(merged([Ranked(problems) for problems in groups]), extents)
     assert found is not None
     times = {
         digest: time
-        for ranking in given_
-        if extents in ranking
-        for digest, time in zip(ranking[extents].kernels, ranking[extents].seconds, strict=True)
+        for problems in groups
+        for problem in problems
+        if problem.extents == extents
+        for digest, time in zip(problem.kernels, problem.seconds, strict=True)
     }
     assert set(found.digests) == set(times)
     assert all(times[one] <= times[other] for one, other in pairwise(found.digests))
 
 
-@given(rankings(), EXTENTS)
-def test_near_answers_name_candidates_alone_and_problems_that_are_near(
-    given_: list[dict[Extents, RankedProblem]], extents: Extents
-) -> None:
-    def far(other: Extents) -> float:
-        pairs = (
-            (extents.batch, other.batch),
-            (extents.m, other.m),
-            (extents.n, other.n),
-            (extents.k, other.k),
-        )
-        return max(abs(log2(one / two)) for one, two in pairs)
+def octaves(one: Extents, other: Extents) -> list[float]:
+    pairs = ((one.batch, other.batch), (one.m, other.m), (one.n, other.n), (one.k, other.k))
+    return [abs(log2(first / second)) for first, second in pairs]
 
-    near = {other for ranking in given_ for other in ranking if far(other) <= NEAR}
-    found = nearest_tuned(given_, extents, CANDIDATES, SMS)
-    assert (found is not None) == bool(near)
+
+@given(rankings(), EXTENTS)
+def test_near_answers_name_candidates_alone_and_the_nearest_problems(
+    groups: list[list[RankedProblem]], extents: Extents
+) -> None:
+    ranking = merged([Ranked(problems) for problems in groups])
+    known = {problem.extents for problems in groups for problem in problems}
+    steps = {other: octaves(extents, other) for other in known}
+    # Not too close to the bound, where roundings decide.
+    near = {other for other in known if max(steps[other]) <= NEAR - 1e-9}
+    maybe = {other for other in known if max(steps[other]) <= NEAR + 1e-9}
+    found = nearest_tuned(ranking, extents, CANDIDATES, SMS)
+    assert (found is not None) == bool(maybe) or near != maybe
+    asked = [(far, problem.extents) for far, problem in ranking.near(extents)]
+    assert near <= {other for _, other in asked} <= maybe or len(asked) == NEIGHBOURS
+    for far, other in asked:
+        assert far == pytest.approx(sum(steps[other]))
+    assert [far for far, _ in asked] == sorted(far for far, _ in asked)
     if found is not None:
         assert sorted(found.digests) == sorted(CANDIDATES)
-        named = found.reason.partition(": ")[2].split(", ")
-        assert set(named) <= set(map(str, near))
-        assert len(named) == min(len(near), NEIGHBOURS) or extents in near
 
 
 @given(st.lists(st.sampled_from(sorted(CANDIDATES)), unique=True, min_size=1), EXTENTS, st.integers(1, 500))
 def test_the_default_order_has_every_candidate_once(names: list[str], extents: Extents, sms: int) -> None:
-    found = default_order([CANDIDATES[name] for name in names], extents, sms)
+    found = default_order({name: CANDIDATES[name] for name in names}, extents, sms)
     assert sorted(found.digests) == sorted(names)
-    again = default_order([CANDIDATES[name] for name in reversed(names)], extents, sms)
+    again = default_order({name: CANDIDATES[name] for name in reversed(names)}, extents, sms)
     estimates = {name: estimate_of(CANDIDATES[name], extents, sms) for name in names}
     for one, other in zip(found.digests, again.digests, strict=True):
         assert estimates[one] == estimates[other]

@@ -55,6 +55,10 @@ GROUPS = [
 ]
 
 
+def word(dtypes, operation="gemm", layouts="tnt", target="sm_90a"):
+    return signature(operation, dtypes, layouts, target)
+
+
 def catalog(groups=GROUPS, **changes):
     values = {
         "name": "small", "version": "0.1.0", "device": "h200", "targets": ("sm_90a",), "hosts": ("x86_64",),
@@ -102,14 +106,31 @@ def test_the_order_they_are_given_in_does_not_show():
     assert Groups.of(GROUPS) != GROUPS
 
 
-def test_groups_are_kept_by_operation_and_element_types():
-    assert signature("gemm", ["f16", "bf16"]) == "gemm f16.bf16"
+def test_groups_are_kept_by_what_is_asked_for_first():
+    assert signature("gemm", ["f16", "bf16"], "tn", "sm_90a") == "gemm f16.bf16 tn sm_90a"
     groups = Groups.of(GROUPS)
-    assert [g.name for g in groups.with_signature("gemm", ["f16"] * 3)] == ["b", "c", "d"]
-    assert [g.name for g in groups.with_signature("gemm", ["bf16"] * 3)] == ["a"]
-    assert [g.name for g in groups.with_signature("conv", ["f16"] * 3)] == ["e"]
-    assert groups.with_signature("gemm", ["f16"] * 2) == ()
-    assert groups.with_signature("gemm", []) == ()
+    assert [g.name for g in groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
+    assert [g.name for g in groups.with_signature(word(["bf16"] * 3))] == ["a"]
+    assert [g.name for g in groups.with_signature(word(["f16"] * 3, operation="conv"))] == ["e"]
+    assert {g.signature for g in GROUPS} == set(groups.to_record())
+    for other in (word(["f16"] * 2), word(["f16"] * 3, layouts="ttt"), word(["f16"] * 3, target="sm_80"), ""):
+        assert groups.with_signature(other) == ()
+
+
+def test_groups_of_element_types_in_any_layout_and_for_any_target():
+    others = [
+        group("x", layouts="ttt"),
+        group("y", target="sm_100a"),
+        group("z", dtypes=("f16", "f16", "f32")),
+    ]
+    groups = Groups.of([*GROUPS, *others])
+    assert {g.name for g in groups.with_dtypes("gemm", ["f16"] * 3)} == {"b", "c", "d", "x", "y"}
+    assert {g.name for g in groups.with_dtypes("gemm", ["f16", "f16", "f32"])} == {"z"}
+    assert {g.name for g in groups.with_dtypes("conv", ["f16"] * 3)} == {"e"}
+    # No beginning of a name is taken for the name.
+    assert groups.with_dtypes("gem", ["f16"] * 3) == ()
+    assert groups.with_dtypes("gemm", ["f16", "f16", "f"]) == ()
+    assert groups.with_dtypes("gemm", ["f16", "f16"]) == ()
 
 
 def test_reading_decodes_nothing_and_a_look_up_its_own_once(decoded):
@@ -117,9 +138,10 @@ def test_reading_decodes_nothing_and_a_look_up_its_own_once(decoded):
     assert len(found.groups) == 5
     assert decoded == []
     for _ in range(3):
-        first = found.groups.with_signature("gemm", ["bf16"] * 3)
-        assert first is found.groups.with_signature("gemm", ["bf16"] * 3)
-        found.groups.with_signature("gemm", ["f64"] * 3)
+        first = found.groups.with_signature(word(["bf16"] * 3))
+        assert first is found.groups.with_signature(word(["bf16"] * 3))
+        assert found.groups.with_dtypes("gemm", ["bf16"] * 3) == first
+        assert found.groups.with_dtypes("gemm", ["f64"] * 3) == ()
     assert decoded == ["a"]
     list(found.groups)
     decoded.clear()
@@ -131,6 +153,7 @@ def test_everything_of_a_catalog_reads_back():
     written = catalog()
     found = Catalog.from_bytes(written.to_bytes(), "catalog")
     assert found == written
+    assert hash(found.groups) == hash(written.groups)
     assert list(found.groups) == list(written.groups)
     assert found.groups[1].rankings == GROUPS[3].rankings
     assert found.groups[1].files == (
@@ -200,19 +223,20 @@ def test_a_catalog_without_a_field_is_refused(missing):
         {"rankings": None},
         {"count": "many"},
         {"operation": "conv"},
+        {"target": "sm_80"},
     ],
 )
 def test_a_malformed_group_is_refused_when_it_is_needed(changes):
     good = body()
-    word = signature("gemm", ["bf16"] * 3)
-    record = {**decode(good["groups"][word][0], "group"), **changes}
-    bad = body(groups={**good["groups"], word: [encode(record)]})
+    asked = word(["bf16"] * 3)
+    record = {**decode(good["groups"][asked][0], "group"), **changes}
+    bad = body(groups={**good["groups"], asked: [encode(record)]})
     found = Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, bad), "catalog")
-    assert [g.name for g in found.groups.with_signature("gemm", ["f16"] * 3)] == ["b", "c", "d"]
+    assert [g.name for g in found.groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
     for _ in range(2):
-        with pytest.raises(CorruptFile, match="catalog|leads out of the bundle"):
-            found.groups.with_signature("gemm", ["bf16"] * 3)
-        with pytest.raises(CorruptFile, match="catalog|leads out of the bundle"):
+        with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
+            found.groups.with_signature(asked)
+        with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
             list(found.groups)
 
 
