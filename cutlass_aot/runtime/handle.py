@@ -15,7 +15,7 @@ from cutlass_aot.runtime.launch import (
     without_gradients,
     workspace_for,
 )
-from cutlass_aot.runtime.operands import describe_operand, exported, native_classes
+from cutlass_aot.runtime.operands import describe_operand, exported
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.group_index import KernelEntry
@@ -31,10 +31,10 @@ class KernelHandle:
     def __init__(self, group: Group, position: int) -> None:
         self._group = group
         self._position = position
-        # Of the launch path, from the first launch on: the function to call, the classes whose instances it
+        # Of the launch path, from the first launch on: the function to call, the class whose instances it
         # takes with their framework's stream, and that framework's word on whether gradients are recorded.
         self._function: Any = None
-        self._native: frozenset[type] = frozenset()
+        self._native: type | None = None
         self._gradients: Any = None
 
     @property
@@ -123,7 +123,7 @@ class KernelHandle:
         try:
             if (
                 stream is None
-                and type(operands[0]) in self._native
+                and type(operands[0]) is self._native
                 and not (self._gradients() and requires_gradient(operands))
             ):
                 self._function(*operands)
@@ -145,9 +145,9 @@ class KernelHandle:
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
             raise self.failure(error, operands) from error
-        if not self._native and not self.workspace_bytes and all(map(exported, operands)):
+        if self._native is None and not self.workspace_bytes and all(map(exported, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
-            self._native = native_classes()
+            self._native = sys.modules["torch"].Tensor
 
     def native_function(self, device: int) -> Any:
         """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.

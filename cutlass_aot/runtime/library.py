@@ -61,9 +61,7 @@ class Library:
         if function is None:
             import tvm_ffi
 
-            made = tvm_ffi.Function.__from_extern_c__(
-                self.address(symbol), keep_alive_object=mapping.library
-            )
+            made = tvm_ffi.Function.__from_extern_c__(self.address(symbol), keep_alive_object=mapping.library)
             # Two threads may both come here: then one of two equal functions stays.
             function = mapping.functions.setdefault(symbol, made)
         return function
