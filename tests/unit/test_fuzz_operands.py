@@ -79,6 +79,9 @@ def served(constraint: Any, tensor: OperandDescription) -> bool:
             least = 1 if constraint.written else 0
             if not least <= step < 2**40 or step % unit:
                 return False
+            # Launch code counts elements in 64 bits.
+            if extent * stride + constraint.divisibility >= 2**63:
+                return False
     return not tensor.address % constraint.alignment
 
 

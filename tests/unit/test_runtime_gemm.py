@@ -28,7 +28,8 @@ from cutlass_aot.runtime import bundle as bundle_module
 from cutlass_aot.runtime import operands
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
-from tests.unit.bundles import ClaimsCuda
+from tests.unit.bundles import ClaimsCuda, write_bundle
+from tests.unit.kernels import gemm
 from tests.unit.native import arrays, f32_gemm, on_gpu, write_host_bundle
 
 np = pytest.importorskip("numpy")
@@ -185,6 +186,21 @@ def test_subclasses_of_tensors_go_the_long_way(bundle: Bundle, short_way: Callab
     with pytest.raises(AssertionError, match="left the short way"):
         bundle.gemm(tagged, b, out)
     bundle.gemm(a, b, out)
+
+
+def test_element_types_that_torch_does_not_export_go_the_long_way(
+    tmp_path: Path, claims: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operands, "_torch_exports", lambda name: False)
+    seen: list[list[str]] = []
+    (kernel,) = cutlass_aot.open(write_bundle(tmp_path / "b", [gemm(dtypes=("f8e4m3",) * 3)])).kernels()
+    kernel._function = tvm_ffi.convert(lambda *a: seen.append([str(item.dtype) for item in a]))
+    # In memory that is aligned as the kernel asks.
+    memory = torch.zeros(3, 1024, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    a, b, out = memory[0].view(32, 32), memory[1].view(32, 32).T, memory[2].view(32, 32)
+    for _ in range(3):
+        kernel.launch(a, b, out)
+    assert seen == [["float8_e4m3fn"] * 3] * 3
 
 
 # -- gradients ----------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Ker
 
 def test_the_estimate_is_what_the_description_says() -> None:
     # 4 * 2 tiles of 128x256 on 132 SMs: one wave.
-    wave = 128 * 256 + 32 * (128 + 256)
+    wave = 128 * 256 + 64 * (128 + 256)
     assert estimate(kernel((128, 256)), Extents(1, 512, 512, 64), 132) == wave
     # 33 * 4 = 132 fill the GPU; one row more is a second wave.
     assert estimate(kernel((128, 256)), Extents(1, 33 * 128, 1024, 64), 132) == wave
@@ -45,6 +45,25 @@ def test_blocks_are_rounded_up_to_the_cluster() -> None:
     one = Extents(148, 128, 128, 64)
     single = estimate(kernel((128, 128), cluster_shape=(1, 1)), one, 148)
     assert estimate(kernel((128, 128), cluster_shape=(4, 1)), one, 148) == 4 * single
+
+
+def test_clusters_run_as_the_device_profile_says_or_as_many_as_fit() -> None:
+    def waves(clusters: int, **constants: int) -> float:
+        design = {"family": "F", "tile_shape": (128, 128), "cluster_shape": (5, 1)}
+        one = gemm(target="sm_100a", design=design, constants=constants)
+        found = estimate(one, Extents(clusters, 5 * 128, 128, 64), 132)
+        return found / estimate(one, Extents(1, 1, 1, 64), 132)
+
+    # 26 clusters of five on 132 SMs; two SMs stay idle.
+    assert [waves(clusters) for clusters in (26, 27, 52, 53)] == [1, 2, 2, 3]
+    assert [waves(clusters, max_active_clusters_5=20) for clusters in (20, 21, 40)] == [1, 2, 2]
+    # What the profile says of clusters of another size does not matter.
+    assert waves(26, max_active_clusters_4=1) == 1
+
+
+def test_a_cluster_larger_than_the_gpu_is_a_wave_of_its_own() -> None:
+    large = kernel((64, 64), cluster_shape=(16, 1))
+    assert estimate(large, Extents(3, 16 * 64, 64, 64), 8) == 3 * estimate(large, Extents(1, 1, 1, 1), 8)
 
 
 def test_the_low_latency_family_swaps_its_tile() -> None:
