@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,9 @@ def test_element_types_that_torch_does_not_export_go_the_long_way(
     tmp_path: Path, claims: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operands, "_torch_exports", lambda name: False)
+    # This torch knows of no GPU.
+    current = types.SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     seen: list[list[str]] = []
     (kernel,) = cutlass_aot.open(write_bundle(tmp_path / "b", [gemm(dtypes=("f8e4m3",) * 3)])).kernels()
     kernel._function = tvm_ffi.convert(lambda *a: seen.append([str(item.dtype) for item in a]))
