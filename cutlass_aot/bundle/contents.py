@@ -23,7 +23,7 @@ from cutlass_aot.schema.catalog import (
     common_alignment,
 )
 from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS, Kernel
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Ranking, holds_for
 from cutlass_aot.schema.targets import Target
 
@@ -159,8 +159,7 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         for host, reference in group.libraries.items():
             libraries.setdefault(reference, _Expected(host)).add(host, symbols)
     for host, reference in catalog.launchers.items():
-        symbols = {EXPORT_PREFIX + name for name in LAUNCHER_FUNCTIONS}
-        libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+        libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
     for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
         if reference.path in sound:
             yield from _library(bundle, reference, expected)

@@ -41,8 +41,8 @@ class Group:
         self.rankings = entry.rankings if rankings else ()
         self._root = root
         self._require = require
+        self.launcher = launcher
         self._library = library
-        self._launcher = launcher
         # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
         self._index: GroupIndex | None = None
         self._candidates: dict[str, Candidate] | None = None
@@ -129,7 +129,7 @@ class Group:
             BundleError: if the library cannot be read or mapped.
         """
         library = self._mapped(device)
-        if self._launcher is None:
+        if self.launcher is None:
             raise self._foreign_host()
         address = library.address(self.index[position].kernel.symbol)
         # For each operand what builder/native/launcher.c asks for.
@@ -144,7 +144,7 @@ class Group:
                 int(operand.written),
             )
         )
-        return self._launcher.function("cutlass_aot_launcher")(address, *numbers)
+        return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
     def require(self, device: int) -> None:
         """Refuse a device that the group's kernels cannot run on.

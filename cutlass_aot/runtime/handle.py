@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 from cutlass_aot.errors import CutlassAotError, OperandError
+from cutlass_aot.runtime import short_way
 from cutlass_aot.runtime.group import Group
-from cutlass_aot.runtime.launch import (
-    call,
-    requires_gradient,
-    translated,
-    without_gradients,
-    workspace_for,
-)
+from cutlass_aot.runtime.launch import call, translated, without_gradients, workspace_for
 from cutlass_aot.runtime.operands import describe_operand, exported
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import GroupEntry
@@ -23,19 +19,21 @@ from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.operands import OperandDescription, Verdict, supports
 
 
+class Launch(Protocol):
+    """How :attr:`KernelHandle.launch` is called."""
+
+    def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        """See :attr:`KernelHandle.launch`."""
+
+
 class KernelHandle:
     """A kernel of an open bundle. Bundles make these; they may be kept, and used from several threads."""
-
-    __slots__ = ("_function", "_gradients", "_group", "_native", "_position")
 
     def __init__(self, group: Group, position: int) -> None:
         self._group = group
         self._position = position
-        # Of the launch path, from the first launch on: the function to call, the class whose instances it
-        # takes with their framework's stream, and that framework's word on whether gradients are recorded.
         self._function: Any = None
-        self._native: type | None = None
-        self._gradients: Any = None
+        self._opened = False
 
     @property
     def entry(self) -> KernelEntry:
@@ -100,8 +98,12 @@ class KernelHandle:
         """
         return supports(self.group.operands, [describe_operand(operand) for operand in operands])
 
-    def launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
-        """Launch it; returns as soon as the work is queued.
+    @cached_property
+    def launch(self) -> Launch:
+        """Launch it: ``launch(*operands, stream=None, workspace=None)``.
+
+        It returns as soon as the work is queued. Nothing of Python stands between a repeated call on torch
+        tensors and native code.
 
         Args:
             operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch
@@ -120,34 +122,43 @@ class KernelHandle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
+        launcher = self._group.launcher
+        if launcher is None or self.workspace_bytes:
+            return self._launch
         try:
-            if (
-                stream is None
-                and type(operands[0]) is self._native
-                and not (self._gradients() and requires_gradient(operands))
-            ):
-                self._function(*operands)
-                return
-        except Exception as error:
-            raise self.failure(error, operands) from error
-        self._launch(operands, stream, workspace)
+            made: Launch = short_way.make(launcher, self._launch, self._raise)
+        except CutlassAotError:
+            # A launch says so too, after what is wrong with its operands.
+            return self._launch
+        return made
 
-    def _launch(self, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-        """A first launch, or one that the short way above does not serve."""
+    def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        """A first launch, or one that the short way does not serve."""
         names = [constraint.name for constraint in self.group.operands]
+        taken: Sequence[Any] = operands
         try:
-            operands = without_gradients(names, operands)
-            device = self._device(operands)
-            arguments = list(operands)
+            taken = without_gradients(names, operands)
+            device = self._device(taken)
+            arguments = list(taken)
             if self.workspace_bytes:
-                given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace)
+                given = workspace_for(self.workspace_bytes, self.name, taken, device, workspace)
                 arguments.append(given)
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
-            raise self.failure(error, operands) from error
-        if self._native is None and not self.workspace_bytes and all(map(exported, operands)):
-            self._gradients = sys.modules["torch"].is_grad_enabled
-            self._native = sys.modules["torch"].Tensor
+            raise self.failure(error, taken) from error
+        if not self._opened and all(map(exported, taken)):
+            self._open()
+
+    def _open(self) -> None:
+        """Open the short way for torch tensors, whose element types torch exports."""
+        launcher = self._group.launcher
+        if launcher is not None and not self.workspace_bytes:
+            torch = sys.modules["torch"]
+            short_way.open_way(launcher, self.launch, self._function, torch.Tensor, torch.is_grad_enabled)
+        self._opened = True
+
+    def _raise(self, error: Exception, operands: Sequence[Any]) -> None:
+        raise self.failure(error, operands) from error
 
     def native_function(self, device: int) -> Any:
         """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.

@@ -76,16 +76,25 @@ class Library:
             CorruptFile: if the file is not what its digest says, or lacks the symbol.
             BundleError: if it cannot be read or mapped.
         """
+        return self.raw_address(EXPORT_PREFIX + symbol)
+
+    def raw_address(self, name: str) -> int:
+        """The address of what the library exports under a name, in this process.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
         mapping = self._mapping()
         if mapping.library is None:
             with mapping.lock:
                 if mapping.library is None:
                     mapping.library = self._map()
         try:
-            function = getattr(mapping.library, EXPORT_PREFIX + symbol)
+            function = getattr(mapping.library, name)
         except AttributeError:
             raise CorruptFile(
-                f"{self._root / self._reference.path} has no symbol {EXPORT_PREFIX}{symbol}: "
+                f"{self._root / self._reference.path} has no symbol {name}: "
                 "catalog and library do not belong together, build the bundle again"
             ) from None
         return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -17,8 +17,13 @@ KEY_SCHEMA = 1
 EXPORT_PREFIX = "__tvm_ffi_"
 """What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""
 
-LAUNCHER_FUNCTIONS = ("cutlass_aot_chooser", "cutlass_aot_launcher")
-"""What a bundle's launcher exports, after :data:`EXPORT_PREFIX`; see ``builder/native/launcher.c``."""
+LAUNCHER_SYMBOLS = (
+    f"{EXPORT_PREFIX}cutlass_aot_chooser",
+    f"{EXPORT_PREFIX}cutlass_aot_launcher",
+    "cutlass_aot_open_short_way",
+    "cutlass_aot_short_way",
+)
+"""What a bundle's launcher exports; see ``launcher.c`` and ``short_way.c`` in ``builder/native``."""
 
 LAYOUT_LETTERS = {-1: "t", -2: "n"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major."""

@@ -123,8 +123,6 @@ def test_the_bundle_chooses_what_was_measured(tuned, torch, extents):
     bundle.gemm(a, b, out)
     wanted = a.double() @ b.double()
     assert ((out.double() - wanted).norm() / wanted.norm()).item() < 2.0**-8
-    # The bundle that was measured is as it was.
-    assert cutlass_aot.open(BUNDLE).choose(a, b, out).tier != "tuned"
 
 
 def test_a_problem_near_a_tuned_one_is_chosen_by_it(tuned, torch):

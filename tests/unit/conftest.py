@@ -14,7 +14,8 @@ from tests.unit.native import LAUNCHER, compile_c
 @pytest.fixture(scope="session")
 def launcher_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A bundle's real launcher, compiled once a session."""
-    return compile_c(tmp_path_factory.mktemp("launcher"), "launcher", LAUNCHER.read_text())
+    sources = "\n".join(source.read_text() for source in LAUNCHER)
+    return compile_c(tmp_path_factory.mktemp("launcher"), "launcher", sources)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import KernelEntry
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS, Kernel
+from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from tests.unit.kernels import gemm
 
@@ -113,7 +113,7 @@ def modelled(members: Sequence[Kernel], **changes: Any) -> Ranking:
 def launcher(folder: Path, name: str = "launcher", **library: Any) -> LinkedLibrary:
     """A launcher, written to ``folder``."""
     path = folder / f"linked-{name}.so"
-    data = shared_object([EXPORT_PREFIX + function for function in LAUNCHER_FUNCTIONS], **library)
+    data = shared_object(LAUNCHER_SYMBOLS, **library)
     path.write_bytes(data)
     return LinkedLibrary("launcher", path, digest(data))
 

@@ -26,6 +26,7 @@ from cutlass_aot.schema.catalog import (
 )
 from cutlass_aot.schema.encoding import digest, seal, unseal
 from cutlass_aot.schema.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS
 from cutlass_aot.schema.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
 from tests.unit.kernels import gemm
 from tests.unit.synthetic import entry, kernels, plan, ranking, shared_object
@@ -310,7 +311,7 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
 @pytest.mark.parametrize(
     ("library", "says"),
     [
-        ({"exported": ["__tvm_ffi_cutlass_aot_launcher"]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
+        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
         ({"machine": 183}, "a library for aarch64"),
         ({"extra": ["__tvm_ffi_system"]}, "the symbol __tvm_ffi_system"),
         ({"needed": ["libcudart.so.13"]}, "a need for libcudart.so.13"),
@@ -318,9 +319,8 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
     ],
 )
 def test_the_launcher_is_held_against_what_the_runtime_asks_of_it(bundle, library, says):
-    functions = ["__tvm_ffi_cutlass_aot_chooser", "__tvm_ffi_cutlass_aot_launcher"]
     data = library.get("bytes") or shared_object(
-        [*library.get("exported", functions), *library.get("extra", [])],
+        [*library.get("exported", LAUNCHER_SYMBOLS), *library.get("extra", [])],
         machine=library.get("machine", 62),
         needed=library.get("needed", ["libc.so.6"]),
     )

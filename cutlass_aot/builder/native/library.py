@@ -11,7 +11,6 @@ from elftools.elf.elffile import ELFFile
 
 from cutlass_aot.builder.native import GLIBC
 from cutlass_aot.errors import LinkError
-from cutlass_aot.schema.kernel import EXPORT_PREFIX
 from cutlass_aot.schema.versions import release
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
@@ -29,11 +28,11 @@ _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 
 def check_library(path: Path, symbols: Sequence[str]) -> None:
-    """Check that a linked library shows its kernels alone, and loads on the machines it is meant for.
+    """Check that a linked library shows its functions alone, and loads on the machines it is meant for.
 
     Args:
         path: the library.
-        symbols: the kernels' symbols, without ``__tvm_ffi_``.
+        symbols: what it is to export.
 
     Raises:
         LinkError: if it exports anything else or less, needs other libraries or a newer C library, or
@@ -44,10 +43,10 @@ def check_library(path: Path, symbols: Sequence[str]) -> None:
             exported, needed, paths, versions = _dynamic_facts(ELFFile(stream))
     except (ELFError, OSError, ValueError, KeyError, UnicodeError) as error:
         raise LinkError(f"{path.name}: what was linked cannot be read back: {error}") from None
-    expected = {EXPORT_PREFIX + symbol for symbol in symbols}
+    expected = set(symbols)
     if exported != expected:
         raise LinkError(
-            f"{path.name}: exported symbols are not the kernels'; missing: "
+            f"{path.name}: exported symbols are not those asked for; missing: "
             f"{_shown(expected - exported)}; not expected: {_shown(exported - expected)}"
         )
     if needed - _NEEDED:

@@ -23,7 +23,7 @@ from cutlass_aot.builder.native.packages import (
 )
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_FUNCTIONS
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -42,9 +42,9 @@ _LINK_FLAGS = (
 )
 # Objects say which device a launch is for through this function alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
-_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; local: *; }};\n"
+_LAUNCHER_FLAGS = ("-ldl",)
 _SHIM = Path(__file__).with_name("shim.c")
-_LAUNCHER = Path(__file__).with_name("launcher.c")
+_LAUNCHER = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "short_way.c"))
 _CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)\s*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20
@@ -123,9 +123,8 @@ class LinkToolchain:
                 {
                     "compile": _COMPILE_FLAGS,
                     "cudart": digest(self.cudart.read_bytes()),
-                    "exports": _EXPORTS,
-                    "launcher": digest(_LAUNCHER.read_bytes()),
-                    "link": (*_LINK_FLAGS, *_KERNEL_FLAGS),
+                    "launcher": [digest(source.read_bytes()) for source in _LAUNCHER],
+                    "link": (*_LINK_FLAGS, *_KERNEL_FLAGS, *_LAUNCHER_FLAGS),
                     "shim": digest(_SHIM.read_bytes()),
                     "target": self._target,
                     "versions": dict(self.versions),
@@ -162,7 +161,7 @@ class LinkToolchain:
         shim = self._object(_SHIM, cache)
         inputs = {f"{n}-{symbol[:80]}.o": path for n, (symbol, path) in enumerate(ordered)}
         inputs |= {path.name: path for path in (shim, self.cudart, self.tvm_ffi)}
-        self._link(inputs, _KERNEL_FLAGS, symbols, output, cache)
+        self._link(inputs, _KERNEL_FLAGS, [EXPORT_PREFIX + symbol for symbol in symbols], output, cache)
 
     def link_launcher(self, output: Path, cache: Path) -> None:
         """Link the launcher: what gives operands to kernels. Always the same bytes.
@@ -174,9 +173,9 @@ class LinkToolchain:
         Raises:
             LinkError: if the compiler or the linker fails.
         """
-        launcher = self._object(_LAUNCHER, cache)
-        inputs = {path.name: path for path in (launcher, self.tvm_ffi)}
-        self._link(inputs, (), LAUNCHER_FUNCTIONS, output, cache)
+        objects = [self._object(source, cache) for source in _LAUNCHER]
+        inputs = {path.name: path for path in (*objects, self.tvm_ffi)}
+        self._link(inputs, _LAUNCHER_FLAGS, LAUNCHER_SYMBOLS, output, cache)
 
     def _link(
         self,
@@ -186,7 +185,7 @@ class LinkToolchain:
         output: Path,
         cache: Path,
     ) -> None:
-        """Link files under the names given into a library that shows ``symbols``."""
+        """Link files under the names given into a library that shows ``symbols`` alone."""
         # Here, so that a machine without the build side is told what to install, by detect().
         from cutlass_aot.builder.native.library import check_library
 
@@ -201,7 +200,8 @@ class LinkToolchain:
                 for name, path in inputs.items():
                     (work / name).symlink_to(path.absolute())
                 (work / "inputs").write_text("\n".join(inputs), encoding="utf-8")
-                (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
+                exports = "".join(f"{symbol}; " for symbol in sorted(symbols))
+                (work / "exports.map").write_text(f"{{ global: {exports}local: *; }};\n", encoding="utf-8")
                 arguments = [*_LINK_FLAGS, *flags, "-Wl,--version-script=exports.map", "@inputs"]
                 self._zig(arguments, temporary, work, cache, f"linking {output.name}")
             check_library(temporary, symbols)
