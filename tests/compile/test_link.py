@@ -25,6 +25,11 @@ pytestmark = pytest.mark.compile
 PLAIN = "int __tvm_ffi_plain(void) { return 1; }"
 
 
+def exported(symbols):
+    """The names under which a library exports its kernels."""
+    return [f"__tvm_ffi_{symbol}" for symbol in symbols]
+
+
 @pytest.fixture
 def plain_c(toolchain: LinkToolchain, cache: Path, tmp_path: Path) -> Callable[..., Path]:
     """Compile a piece of C with the pinned compiler: to an object, or with -shared to a library."""
@@ -73,12 +78,12 @@ def test_a_library_shows_its_kernels_alone(
 ) -> None:
     library = tmp_path / "k.so"
     toolchain.link(list(objects.items()), library, cache)
-    check_library(library, list(objects))
+    check_library(library, exported(objects))
     with pytest.raises(LinkError, match="missing: __tvm_ffi_absent; not expected: none"):
-        check_library(library, [*objects, "absent"])
+        check_library(library, exported([*objects, "absent"]))
     gone = sorted(objects)[0]
     with pytest.raises(LinkError, match=f"missing: none; not expected: __tvm_ffi_{gone}$"):
-        check_library(library, sorted(objects)[1:])
+        check_library(library, exported(sorted(objects)[1:]))
 
 
 def test_nothing_but_the_objects_the_shim_and_the_runtime_is_linked_in(
@@ -135,7 +140,7 @@ def test_more_objects_than_fit_on_a_command_line(
         many.append((symbol, path))
     assert sum(len(str(path)) for _, path in many) > os.sysconf("SC_ARG_MAX")
     toolchain.link(many, tmp_path / "many.so", cache)
-    check_library(tmp_path / "many.so", [symbol for symbol, _ in many])
+    check_library(tmp_path / "many.so", exported(symbol for symbol, _ in many))
 
 
 def test_a_loaded_library_says_what_is_wrong_with_the_machine(
@@ -229,7 +234,7 @@ def test_libraries_that_would_not_load_everywhere_are_refused(
     plain_c: Callable[..., Path], source: str, flags: list[str], glibc: str, message: str
 ) -> None:
     with pytest.raises(LinkError, match=message):
-        check_library(plain_c(source, "-shared", "-lc", *flags, glibc=glibc), ["plain"])
+        check_library(plain_c(source, "-shared", "-lc", *flags, glibc=glibc), exported(["plain"]))
 
 
 def test_what_is_no_library_is_refused(tmp_path: Path, toolchain: LinkToolchain) -> None:

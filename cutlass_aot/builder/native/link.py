@@ -43,6 +43,8 @@ _LINK_FLAGS = (
 # Objects say which device a launch is for through this function alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _LAUNCHER_FLAGS = ("-ldl",)
+_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; cutlass_aot_*short_way; local: *; }};\n"
+"""A version script for libraries of either kind; what they export is looked at afterwards."""
 _SHIM = Path(__file__).with_name("shim.c")
 _LAUNCHER = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "short_way.c"))
 _CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)\s*$", re.MULTILINE)
@@ -123,6 +125,7 @@ class LinkToolchain:
                 {
                     "compile": _COMPILE_FLAGS,
                     "cudart": digest(self.cudart.read_bytes()),
+                    "exports": _EXPORTS,
                     "launcher": [digest(source.read_bytes()) for source in _LAUNCHER],
                     "link": (*_LINK_FLAGS, *_KERNEL_FLAGS, *_LAUNCHER_FLAGS),
                     "shim": digest(_SHIM.read_bytes()),
@@ -200,8 +203,7 @@ class LinkToolchain:
                 for name, path in inputs.items():
                     (work / name).symlink_to(path.absolute())
                 (work / "inputs").write_text("\n".join(inputs), encoding="utf-8")
-                exports = "".join(f"{symbol}; " for symbol in sorted(symbols))
-                (work / "exports.map").write_text(f"{{ global: {exports}local: *; }};\n", encoding="utf-8")
+                (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
                 arguments = [*_LINK_FLAGS, *flags, "-Wl,--version-script=exports.map", "@inputs"]
                 self._zig(arguments, temporary, work, cache, f"linking {output.name}")
             check_library(temporary, symbols)
