@@ -32,6 +32,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.machine",
     "cutlass_aot.runtime.operands",
     "cutlass_aot.runtime.select",
+    "cutlass_aot.runtime.short_way",
     "cutlass_aot.runtime.streams",
     "cutlass_aot.schema",
     "cutlass_aot.schema.artifact",
