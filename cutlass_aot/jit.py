@@ -111,7 +111,9 @@ def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any)
             )
         ]
         if kernel.workspace_bytes:
-            arguments.append(workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace))
+            arguments.append(
+                workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace, stream)
+            )
         call(chosen.function, arguments, ordinal, stream)
     except Exception as error:
         raise translated(error, kernel.name, names) from error

@@ -12,7 +12,7 @@ from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.schema.catalog import FileReference, GroupEntry
 from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
-from cutlass_aot.schema.tuned import fits, objects_of, rankings
+from cutlass_aot.schema.tuned import fits, objects_of, rankings, sound
 from cutlass_aot.schema.tuning import Tuning
 
 _LICENSES = "licenses/"
@@ -27,7 +27,7 @@ def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:
         output: directory to write; see :func:`cutlass_aot.bundle.write.write_bundle`.
 
     Raises:
-        TuningError: if the file has no times, or times of other kernels or other code.
+        TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
         BundleError: if there is no sound bundle, or the output cannot be written.
     """
     return write_bundle(with_tuning(plan_of(bundle), tuning), output)
@@ -40,7 +40,7 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     of other groups, of other models, and those that were modelled.
 
     Raises:
-        TuningError: if the file has no times, or times of other kernels or other code.
+        TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
     """
     fit = fits(
         tuning,
@@ -49,6 +49,7 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
         advice="name the bundle that was measured, or measure this one with cutlass-aot tune",
         versions=plan.provenance,
     )
+    fit = fit and sound(tuning)
     if not fit:
         raise TuningError(fit.reason)
     new = rankings(tuning)

@@ -26,7 +26,7 @@ def parse_toml(data: bytes, what: str) -> dict[str, Any]:
         document: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"{what}: not valid TOML: {error}") from None
     return document
 

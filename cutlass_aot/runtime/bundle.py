@@ -344,7 +344,8 @@ class Bundle:
         Args:
             a: (m, k), or (batch, m, k).
             b: (k, n), or (batch, k, n).
-            out: (m, n), or (batch, m, n); written.
+            out: (m, n), or (batch, m, n); written. It must not share memory with a or b: that is not looked
+                for.
             accumulator: see :meth:`find`.
             stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
             workspace: likewise.
@@ -359,7 +360,14 @@ class Bundle:
         """
         operands = (a, b, out)
         chooser = self._choosers.get(accumulator)
-        if stream is None and type(a) in self._native and chooser is not None:
+        native = self._native
+        if (
+            stream is None
+            and chooser is not None
+            and type(a) in native
+            and type(b) in native
+            and type(out) in native
+        ):
             try:
                 if not (self._gradients() and requires_gradient(operands)):
                     if chooser(a, b, out) is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, overload
 
 from cutlass_aot.errors import CutlassAotError, OperandError
 from cutlass_aot.runtime import short_way
@@ -24,6 +23,30 @@ class Launch(Protocol):
 
     def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
         """See :attr:`KernelHandle.launch`."""
+
+
+class _LaunchAttribute:
+    """Makes a kernel's short way when it is first asked for, which then stands in its place.
+
+    ``functools.cached_property`` would do, but for the lock that it holds before Python 3.12, for all kernels
+    at once: a child that is forked meanwhile would wait for it for ever.
+    """
+
+    def __init__(self, make: Callable[[KernelHandle], Launch]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> _LaunchAttribute: ...
+
+    @overload
+    def __get__(self, instance: KernelHandle, owner: type) -> Launch: ...
+
+    def __get__(self, instance: KernelHandle | None, owner: type) -> _LaunchAttribute | Launch:
+        if instance is None:
+            return self
+        made: Launch = instance.__dict__.setdefault("launch", self._make(instance))
+        return made
 
 
 class KernelHandle:
@@ -98,7 +121,7 @@ class KernelHandle:
         """
         return supports(self.group.operands, [describe_operand(operand) for operand in operands])
 
-    @cached_property
+    @_LaunchAttribute
     def launch(self) -> Launch:
         """Launch it: ``launch(*operands, stream=None, workspace=None)``.
 
@@ -107,7 +130,8 @@ class KernelHandle:
 
         Args:
             operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch
-                or with the batch first. They have to stay alive until the stream is done with them, as for
+                or with the batch first. What is written must not share memory with another operand: that is
+                not looked for. They have to stay alive until the stream is done with them, as for
                 any launch on a stream that their allocator does not know of.
             stream: a torch or CuPy stream, an object with ``__cuda_stream__``, or a ``cudaStream_t`` as a
                 number. None is the current stream of the operands' framework (torch, CuPy), and for
@@ -141,7 +165,7 @@ class KernelHandle:
             device = self._device(taken)
             arguments = list(taken)
             if self.workspace_bytes:
-                given = workspace_for(self.workspace_bytes, self.name, taken, device, workspace)
+                given = workspace_for(self.workspace_bytes, self.name, taken, device, workspace, stream)
                 arguments.append(given)
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
@@ -157,7 +181,10 @@ class KernelHandle:
             short_way.open_way(launcher, self.launch, self._function, torch.Tensor, torch.is_grad_enabled)
         self._opened = True
 
-    def _raise(self, error: Exception, operands: Sequence[Any]) -> None:
+    def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
+        if not isinstance(error, Exception):
+            # An interrupt that came while native code took the operands.
+            raise error
         raise self.failure(error, operands) from error
 
     def native_function(self, device: int) -> Any:

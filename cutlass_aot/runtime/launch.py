@@ -80,7 +80,9 @@ def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence
     return [operand.detach() if is_torch(operand) else operand for operand in operands]
 
 
-def workspace_for(size: int, kernel_name: str, operands: Sequence[Any], device: int, given: Any) -> Any:
+def workspace_for(
+    size: int, kernel_name: str, operands: Sequence[Any], device: int, given: Any, stream: Any
+) -> Any:
     """The caller's workspace after a check, or one from torch's allocator for its current stream.
 
     Args:
@@ -89,12 +91,14 @@ def workspace_for(size: int, kernel_name: str, operands: Sequence[Any], device: 
         operands: of the launch.
         device: CUDA device ordinal of the operands.
         given: the caller's, None for none.
+        stream: the caller's, None for torch's current one. torch would give the memory to others on its
+            current stream while another stream still used it.
 
     Raises:
         OperandError: if there is none, or it is too small or of the wrong kind.
     """
     if given is None:
-        if not all(map(is_torch, operands)):
+        if stream is not None or not all(map(is_torch, operands)):
             raise OperandError(
                 f"kernel {kernel_name} needs a workspace of {size} bytes: pass it "
                 "(it is allocated for you for torch tensors on torch's current stream alone)"

@@ -15,7 +15,7 @@ from cutlass_aot.runtime.library import Library
 
 
 def make(
-    launcher: Library, long_way: Callable[..., None], failed: Callable[[Exception, tuple[Any, ...]], None]
+    launcher: Library, long_way: Callable[..., None], failed: Callable[[BaseException, tuple[Any, ...]], None]
 ) -> Any:
     """An object that is called like ``long_way``, and calls that until :func:`open_way`.
 
@@ -37,7 +37,9 @@ def make(
 
 
 def open_way(launcher: Library, way: Any, function: Any, tensor: type, recording: Callable[[], bool]) -> None:
-    """From now on, have calls on tensors of exactly this class go to ``function``; the first time counts.
+    """From now on, have calls on nothing but tensors of exactly this class go to ``function``.
+
+    A second time does nothing.
 
     Args:
         launcher: the bundle's.

@@ -94,14 +94,16 @@ class Ranking:
         body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
         try:
             digests = [str(digest) for digest in body["kernels"]]
+            measured = bool(body["measured"])
+            problems = tuple(_problem(record, digests, measured) for record in body["problems"])
+            if len({problem.extents for problem in problems}) != len(problems):
+                raise ValueError("a problem is ranked twice")
             return cls(
                 group=str(body["group"]),
                 gpu=str(body["gpu"]),
-                measured=bool(body["measured"]),
+                measured=measured,
                 origin=str(body["origin"]),
-                problems=tuple(
-                    _problem(record, digests, bool(body["measured"])) for record in body["problems"]
-                ),
+                problems=problems,
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None

@@ -11,7 +11,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.operands import ACCEPTED, Rejected, Verdict
 from cutlass_aot.schema.ranking import RankedProblem, Ranking
-from cutlass_aot.schema.tuning import Tuning
+from cutlass_aot.schema.tuning import TunedProblem, Tuning
 
 Objects = Mapping[str, tuple[str, str | None]]
 """Digest of a kernel's record to its group's digest and its object's, None if it is not compiled yet."""
@@ -86,18 +86,36 @@ def rankings(tuning: Tuning) -> tuple[Ranking, ...]:
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
     found = []
     for group in tuning.groups:
-        problems = tuple(
-            RankedProblem(
-                problem.extents,
-                tuple(digest for digest, _ in problem.ranked),
-                tuple(microseconds / 1e6 for _, microseconds in problem.ranked),
-            )
-            for problem in group.problems
-            if problem.ranked
-        )
+        problems = tuple(_ranked(problem) for problem in group.problems if problem.ranked)
         if problems:
             found.append(Ranking(group.digest, tuning.gpu, True, origin, problems))
     return tuple(found)
+
+
+def _ranked(problem: TunedProblem) -> RankedProblem:
+    """What was measured to the end, best first, then what was dropped after a first look."""
+    last = problem.ranked[-1][1]
+    # A first look is shorter: it may have found less than the last of the others took.
+    dropped = [(digest, max(found, last)) for digest, found in problem.stopped]
+    times = sorted((*problem.ranked, *dropped), key=lambda item: item[1])
+    return RankedProblem(
+        problem.extents,
+        tuple(digest for digest, _ in times),
+        tuple(microseconds / 1e6 for _, microseconds in times),
+    )
+
+
+def sound(tuning: Tuning) -> Verdict:
+    """Whether every kernel that was measured gave right results: one that did not must not be chosen."""
+    for group in tuning.groups:
+        names = {kernel.digest: kernel.name for kernel in group.kernels}
+        for problem in group.problems:
+            for digest, reason in problem.failed:
+                return Rejected(
+                    f"kernel {names[digest]} failed at {problem.extents} ({reason}), expected kernels that "
+                    "work: leave it out of the manifest (exclude), build, and measure again"
+                )
+    return ACCEPTED
 
 
 def rankings_of_manifest(
@@ -127,6 +145,7 @@ def rankings_of_manifest(
             "put the new file into the manifest",
             versions=versions,
         )
+        verdict = verdict and sound(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
         own = rankings(tuning)

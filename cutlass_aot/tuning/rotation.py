@@ -20,7 +20,6 @@ MOST_SETS = 64
 ALIGNMENT = 512
 """Bytes; what an allocator gives, and enough for any operand."""
 
-NAMES = ("a", "b", "out")
 _EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
 
 

@@ -579,11 +579,11 @@ def test_an_older_torch_without_fp8_export_is_served_through_bytes(
 
 def test_a_torch_workspace_is_allocated(torch: Any) -> None:
     values = [torch.zeros(8, 16), torch.zeros(16, 12), torch.zeros(8, 12)]
-    found = launch.workspace_for(64, "the-kernel", values, -1, None)
+    found = launch.workspace_for(64, "the-kernel", values, -1, None, None)
     assert (found.dtype, tuple(found.shape)) == (torch.uint8, (64,))
     own = torch.zeros(1024, dtype=torch.uint8)
     own = own[-own.data_ptr() % 128 :]
-    assert launch.workspace_for(64, "the-kernel", values, -1, own) is own
+    assert launch.workspace_for(64, "the-kernel", values, -1, own, 7) is own
 
 
 def test_the_classes_that_native_code_takes(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
-from cutlass_aot.schema.tuned import applies, fits, objects_of, rankings, rankings_of_manifest
+from cutlass_aot.schema.tuned import applies, fits, objects_of, rankings, rankings_of_manifest, sound
 from cutlass_aot.schema.tuning import TunedProblem
 from tests.unit.synthetic import entry, kernels
 from tests.unit.tunings import GPU, PROBLEM, tuned_group, tuning
@@ -88,10 +88,10 @@ def test_a_kernel_that_is_not_compiled_yet_is_held_against_its_record_alone():
     assert not fits(tuning([tuned_group(BF16)]), planned, holder="this build", advice="no")
 
 
-def test_rankings_have_what_was_measured_to_the_end():
+def test_rankings_have_what_was_measured_in_order():
     first, second, third = (item.kernel.digest for item in F16)
     problems = [
-        TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 90.0),)),
+        TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 11.0),)),
         TunedProblem(Extents(2, 8, 8, 8), (), (), ((first, "wrong"), (second, "wrong"), (third, "wrong"))),
     ]
     nothing = tuned_group(BF16, [])
@@ -101,10 +101,21 @@ def test_rankings_have_what_was_measured_to_the_end():
         GPU,
         True,
         "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04",
-        (RankedProblem(PROBLEM, (second, first), (10.5e-6, 12e-6)),),
+        # The first look at the third was short: it was behind all that were measured to the end.
+        (RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6)),),
     )
     (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None))
     assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"
+
+
+def test_a_file_with_a_kernel_that_failed_is_not_sound():
+    first, second, _ = (item.kernel.digest for item in F16)
+    assert sound(tuning([tuned_group(F16)]))
+    problems = [TunedProblem(PROBLEM, ((second, 10.5),), (), ((first, "a wrong result"),))]
+    verdict = sound(tuning([tuned_group(F16, problems)]))
+    assert not verdict
+    assert F16[0].kernel.name in verdict.reason
+    assert "a wrong result" in verdict.reason
 
 
 # -- the files of a manifest ------------------------------------------------------------------------------

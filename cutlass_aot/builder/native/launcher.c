@@ -110,7 +110,9 @@ static int convert(const struct operand *operand, int position, const DLTensor *
       if (__builtin_mul_overflow(extent, stride, &reach) || reach > INT64_MAX - operand->divisibility)
         return refuse_operand(position, "expected an operand within 2^63 elements, in a mode of stride", stride);
       if (reach > span) span = reach;
-    } else if (mode + missing == contiguous ? stride != 1 : stride < 0 || stride % operand->divisibility) {
+    } else if (mode + missing == contiguous ? stride != 1
+                                            : stride < 0 || stride % operand->divisibility ||
+                                                  stride > MAX_STRIDE_BYTES / operand->width) {
       regular = 0;
     }
   }

@@ -6,11 +6,10 @@
  *     cutlass_aot_short_way(long_way, failed)                        a new object
  *     cutlass_aot_open_short_way(object, function, tensor, recording)  0, or -1 with a Python error
  *
- * Called with positional arguments alone, of which the first is exactly of the class `tensor`, where nothing records gradients
- * for them, it calls function(*arguments). Called in any other way, or before it was opened, it is
+ * Called with positional arguments alone, all exactly of the class `tensor`, where nothing records gradients for them, it calls
+ * function(*arguments). (Of other frameworks native code does not know the stream.) Called in any other way, or before it was opened, it is
  * long_way(*arguments, **named). Where function raises, failed(error, arguments) is called, which raises what the caller is to
- * see. recording() says whether gradients are recorded; then an argument whose requires_grad is true, or that has none, takes the
- * long way.
+ * see. recording() says whether gradients are recorded; then an argument whose requires_grad is true takes the long way.
  *
  * Python's functions are those of its stable ABI (https://docs.python.org/3/c-api/stable.html, since 3.10), looked up when the
  * first object is made: the library loads without Python, and was built without its headers. Builds without the global lock
@@ -100,7 +99,8 @@ struct short_way {
 static object *type;          /* one reference, for good */
 static object *requires_grad; /* the name */
 
-/* Whether autograd would have to follow what is done with the arguments, or one of them does not say. */
+/* Whether autograd would have to follow what is done with the arguments; so it is where that cannot be told, and the long way
+ * tells why. */
 static int gradients(const struct short_way *self, object *arguments, intptr_t count) {
   object *answer = python.PyObject_CallObject(self->recording, NULL);
   int recording = answer ? python.PyObject_IsTrue(answer) : -1;
@@ -114,6 +114,12 @@ static int gradients(const struct short_way *self, object *arguments, intptr_t c
   }
   if (recording > 0) return 0;
   python.PyErr_Clear();
+  return 1;
+}
+
+static int native(const struct short_way *self, object *arguments, intptr_t count) {
+  for (intptr_t index = 0; index < count; index++)
+    if (python.PyTuple_GetItem(arguments, index)->type != self->tensor) return 0;
   return 1;
 }
 
@@ -133,7 +139,7 @@ static object *call(object *object_, object *arguments, object *named) {
   struct short_way *self = (struct short_way *)object_;
   intptr_t count = python.PyTuple_Size(arguments);
   if (!self->function || count < 1 || (named && python.PyDict_Size(named)) ||
-      python.PyTuple_GetItem(arguments, 0)->type != self->tensor || gradients(self, arguments, count))
+      !native(self, arguments, count) || gradients(self, arguments, count))
     return python.PyObject_Call(self->long_way, arguments, named);
   object *result = python.PyObject_Call(self->function, arguments, NULL);
   return result ? result : report_failure(self, arguments);
