@@ -1,14 +1,24 @@
-"""Facts about the GPUs of this machine, asked of the driver when first needed. No context is created."""
+"""Facts about the GPUs of this machine, asked of the driver when first needed. No context is created.
+
+The driver's library is called as it is: importing bindings for it takes longer than all the rest that
+happens before a first launch.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from functools import lru_cache
-from typing import Any
 
 from cutlass_aot.errors import DeviceError
 
 DRIVER_LIBRARY = "libcuda.so.1"
+
+# Source: CUDA driver API, ``CUdevice_attribute``.
+_MULTIPROCESSOR_COUNT = 16
+_L2_CACHE_SIZE = 38
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
 
 
 def device_count() -> int:
@@ -17,7 +27,10 @@ def device_count() -> int:
     Raises:
         DeviceError: if there is no driver.
     """
-    return int(_ask("cuDeviceGetCount", _initialised(os.getpid())))
+    _initialise(os.getpid())
+    count = ctypes.c_int()
+    _ask("cuDeviceGetCount", ctypes.byref(count))
+    return count.value
 
 
 def driver_version() -> tuple[int, int]:
@@ -27,8 +40,9 @@ def driver_version() -> tuple[int, int]:
         DeviceError: if there is no driver.
     """
     # Needs no initialisation, so that it also answers where there is a driver and no GPU.
-    number = int(_ask("cuDriverGetVersion", _bindings()))
-    return number // 1000, number % 1000 // 10
+    number = ctypes.c_int()
+    _ask("cuDriverGetVersion", ctypes.byref(number))
+    return number.value // 1000, number.value % 1000 // 10
 
 
 def compute_capability(ordinal: int) -> tuple[int, int]:
@@ -55,9 +69,10 @@ def device_name(ordinal: int) -> str:
     Raises:
         DeviceError: if there is no such GPU.
     """
-    driver = _initialised(os.getpid())
-    name: bytes = _ask("cuDeviceGetName", driver, 256, _device(driver, ordinal))
-    return name.split(b"\0")[0].decode("utf-8", "replace").strip()
+    device = _device(ordinal)
+    name = ctypes.create_string_buffer(256)
+    _ask("cuDeviceGetName", name, len(name), device)
+    return name.value.decode("utf-8", "replace").strip()
 
 
 def device_memory(ordinal: int) -> int:
@@ -66,8 +81,10 @@ def device_memory(ordinal: int) -> int:
     Raises:
         DeviceError: if there is no such GPU.
     """
-    driver = _initialised(os.getpid())
-    return int(_ask("cuDeviceTotalMem", driver, _device(driver, ordinal)))
+    device = _device(ordinal)
+    size = ctypes.c_size_t()
+    _ask("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+    return size.value
 
 
 def l2_bytes(ordinal: int) -> int:
@@ -76,9 +93,7 @@ def l2_bytes(ordinal: int) -> int:
     Raises:
         DeviceError: if there is no such GPU.
     """
-    driver = _initialised(os.getpid())
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
-    return int(_ask("cuDeviceGetAttribute", driver, attribute, _device(driver, ordinal)))
+    return _attribute(_L2_CACHE_SIZE, _device(ordinal))
 
 
 def bus_id(ordinal: int) -> str:
@@ -87,15 +102,14 @@ def bus_id(ordinal: int) -> str:
     Raises:
         DeviceError: if there is no such GPU.
     """
-    driver = _initialised(os.getpid())
-    name: bytes = _ask("cuDeviceGetPCIBusId", driver, 32, _device(driver, ordinal))
-    return name.split(b"\0")[0].decode("ascii", "replace")
+    device = _device(ordinal)
+    name = ctypes.create_string_buffer(32)
+    _ask("cuDeviceGetPCIBusId", name, len(name), device)
+    return name.value.decode("ascii", "replace")
 
 
 def driver_release() -> str | None:
     """Version of the driver package, such as ``580.159``; None if the management library has none."""
-    import ctypes
-
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -111,34 +125,27 @@ def driver_release() -> str | None:
     return text.value.decode("ascii", "replace") or None
 
 
-def _bindings() -> Any:
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
     try:
-        from cuda.bindings import driver
-    except Exception as error:
+        return ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError as error:
         raise DeviceError(
-            f"the package cuda-python cannot be imported ({error}): pip install cuda-python"
-        ) from error
-    return driver
-
-
-def _ask(name: str, driver: Any, *arguments: Any) -> Any:
-    """Call a driver function and return its one result."""
-    try:
-        answer = getattr(driver, name)(*arguments)
-    except Exception as error:
-        # What the bindings raise where libcuda.so.1 is missing differs from release to release.
-        if _has_driver_library():
-            raise DeviceError(
-                f"the GPU driver cannot be asked {name} ({type(error).__name__}: {error}): "
-                "install a newer driver"
-            ) from error
-        raise DeviceError(
-            f"there is no NVIDIA driver on this machine: {DRIVER_LIBRARY} was not found; "
+            f"there is no NVIDIA driver on this machine: {DRIVER_LIBRARY} cannot be loaded ({error}); "
             "install the GPU driver"
         ) from error
-    status, *results = answer
-    if int(status) != 0:
-        label = getattr(status, "name", str(status))
+
+
+def _ask(name: str, *arguments: object) -> None:
+    """Call a function of the driver; results are written where the arguments say."""
+    library = _library()
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise DeviceError(f"the GPU driver has no {name}: install a newer driver") from None
+    status = function(*arguments)
+    if status != 0:
+        label = _label(library, status)
         advice = {
             "CUDA_ERROR_NO_DEVICE": "there is no GPU that this process may use; see CUDA_VISIBLE_DEVICES",
             "CUDA_ERROR_NOT_INITIALIZED": "a process forked after its parent used CUDA cannot use it; "
@@ -146,44 +153,39 @@ def _ask(name: str, driver: Any, *arguments: Any) -> Any:
             "CUDA_ERROR_INVALID_DEVICE": "there is no GPU of this number; see CUDA_VISIBLE_DEVICES",
         }.get(label, "see nvidia-smi for the state of the driver")
         raise DeviceError(f"the GPU driver answered {label} to {name}: {advice}")
-    return results[0] if results else None
 
 
-def _has_driver_library() -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL(DRIVER_LIBRARY)
-    except OSError:
-        return False
-    return True
+def _label(library: ctypes.CDLL, status: int) -> str:
+    """The driver's name for what it answered."""
+    name = ctypes.c_char_p()
+    library.cuGetErrorName(status, ctypes.byref(name))
+    return name.value.decode("ascii", "replace") if name.value else f"error {status}"
 
 
 @lru_cache(maxsize=1)
-def _initialised(process: int) -> Any:
-    """The driver's bindings after ``cuInit``, once a process: a forked one has to ask again."""
-    driver = _bindings()
-    _ask("cuInit", driver, 0)
-    return driver
+def _initialise(process: int) -> None:
+    """Call ``cuInit``, once a process: a forked one has to ask again."""
+    _ask("cuInit", 0)
 
 
-def _device(driver: Any, ordinal: int) -> Any:
-    return _ask("cuDeviceGet", driver, ordinal)
+def _device(ordinal: int) -> ctypes.c_int:
+    _initialise(os.getpid())
+    device = ctypes.c_int()
+    _ask("cuDeviceGet", ctypes.byref(device), ordinal)
+    return device
+
+
+def _attribute(number: int, device: ctypes.c_int) -> int:
+    value = ctypes.c_int()
+    _ask("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+    return value.value
 
 
 @lru_cache(maxsize=64)
 def _facts(process: int, ordinal: int) -> tuple[int, int, int]:
-    driver = _initialised(process)
-    device = _device(driver, ordinal)
-    attributes = driver.CUdevice_attribute
-
-    def attribute(name: str) -> int:
-        return int(
-            _ask("cuDeviceGetAttribute", driver, getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
-        )
-
+    device = _device(ordinal)
     return (
-        attribute("COMPUTE_CAPABILITY_MAJOR"),
-        attribute("COMPUTE_CAPABILITY_MINOR"),
-        attribute("MULTIPROCESSOR_COUNT"),
+        _attribute(_COMPUTE_CAPABILITY_MAJOR, device),
+        _attribute(_COMPUTE_CAPABILITY_MINOR, device),
+        _attribute(_MULTIPROCESSOR_COUNT, device),
     )

@@ -258,8 +258,8 @@ def test_the_doctor_says_once_that_there_is_no_driver(run, monkeypatch):
     def missing():
         raise DeviceError("there is no NVIDIA driver on this machine")
 
-    monkeypatch.setattr(device, "_bindings", missing)
-    device._initialised.cache_clear()
+    monkeypatch.setattr(device, "_library", missing)
+    device._initialise.cache_clear()
     _, out, _ = run("doctor")
     assert out.count("no NVIDIA driver") == 1
     assert "can run\n  no: see driver above\n" in out

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
-import types
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +15,66 @@ from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.runtime import device, doctor, machine
 
 
-class Status(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_DEVICE = 101
+INVALID_DEVICE, NO_DEVICE = 101, 100
 
 
-class FakeDriver(types.SimpleNamespace):
-    """The driver's bindings on a machine with one H200."""
+class FakeDriver:
+    """The driver's library on a machine with one H200; pointers are what ``ctypes.byref`` gives."""
 
-    CUdevice_attribute = types.SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="sms",
-    )
     initialised = 0
     gpus = 1
+    version = 12090
 
-    def cuInit(self, flags: int) -> tuple[Any, ...]:
+    def cuInit(self, flags: int) -> int:
         self.initialised += 1
-        return (Status.CUDA_SUCCESS if self.gpus else Status.CUDA_ERROR_NO_DEVICE,)
+        return 0 if self.gpus else NO_DEVICE
 
-    def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, 12090
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self.version
+        return 0
 
-    def cuDeviceGetCount(self) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, self.gpus
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.gpus
+        return 0
 
-    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
-        return (
-            (Status.CUDA_SUCCESS, ordinal)
-            if ordinal < self.gpus
-            else (Status.CUDA_ERROR_INVALID_DEVICE, None)
-        )
+    def cuDeviceGet(self, gpu: Any, ordinal: int) -> int:
+        gpu._obj.value = ordinal
+        return 0 if ordinal < self.gpus else INVALID_DEVICE
 
-    def cuDeviceGetAttribute(self, attribute: str, gpu: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, {"major": 9, "minor": 0, "sms": 132}[attribute]
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, gpu: ctypes.c_int) -> int:
+        value._obj.value = {16: 132, 38: 60 << 20, 75: 9, 76: 0}[attribute]
+        return 0
 
-    def cuDeviceGetName(self, length: int, gpu: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, b"NVIDIA H200".ljust(length, b"\0")
+    def cuDeviceGetName(self, name: Any, length: int, gpu: ctypes.c_int) -> int:
+        name.value = b"NVIDIA H200"
+        return 0
 
-    def cuDeviceTotalMem(self, gpu: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, 141 << 30
+    def cuDeviceGetPCIBusId(self, name: Any, length: int, gpu: ctypes.c_int) -> int:
+        name.value = b"0000:1b:00.0"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size: Any, gpu: ctypes.c_int) -> int:
+        size._obj.value = 141 << 30
+        return 0
+
+    def cuGetErrorName(self, status: int, name: Any) -> int:
+        names = {NO_DEVICE: b"CUDA_ERROR_NO_DEVICE", INVALID_DEVICE: b"CUDA_ERROR_INVALID_DEVICE"}
+        if status not in names:
+            return 1
+        name._obj.value = names[status]
+        return 0
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    device._initialised.cache_clear()
+    device._initialise.cache_clear()
     device._facts.cache_clear()
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(device, "_bindings", lambda: fake)
+    monkeypatch.setattr(device, "_library", lambda: fake)
     return fake
 
 
@@ -103,26 +108,38 @@ def test_a_gpu_that_is_not_there(driver: FakeDriver) -> None:
         device.compute_capability(5)
 
 
-def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise RuntimeError("libcuda.so.1 not found")
+def test_other_facts(driver: FakeDriver) -> None:
+    assert device.device_name(0) == "NVIDIA H200"
+    assert device.bus_id(0) == "0000:1b:00.0"
+    assert device.device_memory(0) == 141 << 30
+    assert device.l2_bytes(0) == 60 << 20
 
-    monkeypatch.setattr(
-        device, "_bindings", lambda: types.SimpleNamespace(cuInit=refuse, cuDriverGetVersion=refuse)
-    )
+
+def test_what_the_driver_has_no_name_for(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "cuInit", lambda flags: 4321)
+    with pytest.raises(DeviceError, match="answered error 4321 to cuInit: see nvidia-smi"):
+        device.device_count()
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    device._library.cache_clear()
     monkeypatch.setattr(device, "DRIVER_LIBRARY", "libcuda-of-no-machine.so.1")
     for ask in (device.driver_version, device.device_count, lambda: device.compute_capability(0)):
-        with pytest.raises(DeviceError) as caught:
+        with pytest.raises(
+            DeviceError, match=r"no NVIDIA driver on this machine: libcuda-of-no-machine\.so\.1 cannot be loaded"
+        ) as caught:
             ask()
-        assert str(caught.value) == (
-            "there is no NVIDIA driver on this machine: libcuda-of-no-machine.so.1 was not found; "
-            "install the GPU driver"
-        )
-        assert isinstance(caught.value.__cause__, RuntimeError)
-    # Where there is a driver, the bindings' own words say more.
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_driver_that_lacks_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    device._library.cache_clear()
     monkeypatch.setattr(device, "DRIVER_LIBRARY", "libc.so.6")
-    with pytest.raises(DeviceError, match=r"cannot be asked cuInit \(RuntimeError: .*not found\)"):
-        device.device_count()
+    try:
+        with pytest.raises(DeviceError, match="the GPU driver has no cuInit: install a newer driver"):
+            device.device_count()
+    finally:
+        device._library.cache_clear()
 
 
 def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,23 +161,23 @@ def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.
 
 def test_doctor_on_a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
-        raise DeviceError("the package cuda-python cannot be imported")
+        raise DeviceError("there is no NVIDIA driver on this machine")
 
-    monkeypatch.setattr(device, "_bindings", missing)
+    monkeypatch.setattr(device, "_library", missing)
     monkeypatch.setattr(machine, "installed_version", lambda name: None)
     report = doctor.collect()
     assert not report["build"]["possible"]
     assert report["build"]["missing"] == list(doctor.BUILD_PACKAGES)
     assert not report["run"]["possible"]
     assert "apache-tvm-ffi is not installed: pip install apache-tvm-ffi" in report["run"]["problems"]
-    assert "the package cuda-python cannot be imported" in report["run"]["problems"]
+    assert "there is no NVIDIA driver on this machine" in report["run"]["problems"]
     assert json.loads(json.dumps(report)) == report
 
 
 def test_doctor_names_an_older_driver_by_what_it_runs(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (Status.CUDA_SUCCESS, 11040))
+    driver.version = 11040
     assert doctor.collect()["run"]["targets"] == []
 
 
