@@ -12,7 +12,6 @@ from pathlib import Path
 PACKAGES = (
     "cutlass-aot",
     "apache-tvm-ffi",
-    "cuda-python",
     "msgpack",
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",

@@ -18,7 +18,7 @@ from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 
-RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "cuda-python", "filelock", "msgpack")
+RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack")
 BUILD_PACKAGES = (
     "nvidia-cuda-crt",
     "nvidia-cuda-cuobjdump",
