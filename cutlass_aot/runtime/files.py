@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ MANIFEST_KIND = "cutlass-aot bundle"
 MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
+"""Bytes that are read at once: few enough to stay in the processor's cache until they are digested."""
 
 
 def open_beneath(root: Path, path: str) -> int:
@@ -92,18 +95,25 @@ def read_bounded(root: Path, path: str, limit: int) -> bytes:
         CorruptFile: if it is larger, or no regular file of the bundle.
         BundleError: if it is missing or unreadable.
     """
-    descriptor = open_beneath(root, path)
-    blocks, total = [], 0
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        try:
-            while block := file.read(min(_BLOCK, limit + 1 - total)):
-                blocks.append(block)
-                total += len(block)
-        except OSError as error:
-            raise BundleError(f"{root / path} cannot be read: {error.strerror}") from None
-    if total > limit:
-        raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
-    return b"".join(blocks)
+    return b"".join(map(bytes, _blocks(root, path, limit)))
+
+
+def _blocks(root: Path, path: str, limit: int) -> Iterator[memoryview]:
+    """A file of at most ``limit`` bytes in pieces, each good until the next one is asked for."""
+    buffer = memoryview(bytearray(min(_BLOCK, limit + 1)))
+    total = 0
+    with os.fdopen(open_beneath(root, path), "rb", buffering=0) as file:
+        while True:
+            try:
+                size = file.readinto(buffer) or 0
+            except OSError as error:
+                raise BundleError(f"{root / path} cannot be read: {error.strerror}") from None
+            if not size:
+                return
+            total += size
+            if total > limit:
+                raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
+            yield buffer[:size]
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:
@@ -114,18 +124,44 @@ def read_file(root: Path, reference: FileReference) -> bytes:
         BundleError: if it is missing or unreadable.
     """
     data = read_bounded(root, reference.path, reference.size)
-    if len(data) != reference.size:
+    _check(root, reference, len(data), digest(data))
+    return data
+
+
+def copy_file(root: Path, reference: FileReference, write: Callable[[memoryview], object]) -> None:
+    """Read a file of a bundle in pieces and hand each on, as it goes into the digest.
+
+    What was handed on is good only once this has returned: size and digest are known at the end.
+
+    Args:
+        root: the bundle.
+        reference: the file.
+        write: called with each piece, which is good for the length of the call.
+
+    Raises:
+        CorruptFile: if the file differs from its size and digest.
+        BundleError: if it is missing or unreadable.
+        Exception: what ``write`` raises.
+    """
+    hasher, total = hashlib.sha256(), 0
+    for block in _blocks(root, reference.path, reference.size):
+        hasher.update(block)
+        write(block)
+        total += len(block)
+    _check(root, reference, total, hasher.hexdigest())
+
+
+def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
+    """Hold what was read against the reference."""
+    if size != reference.size:
         raise CorruptFile(
-            f"{root / reference.path} has {len(data)} bytes, expected {reference.size}: "
-            f"it is truncated, {_FETCH}"
+            f"{root / reference.path} has {size} bytes, expected {reference.size}: it is truncated, {_FETCH}"
         )
-    found = digest(data)
     if found != reference.sha256:
         raise CorruptFile(
             f"{root / reference.path} has SHA-256 {found}, expected {reference.sha256}: "
             f"it was altered, {_FETCH}"
         )
-    return data
 
 
 def read_manifest(root: Path) -> dict[str, FileReference]:

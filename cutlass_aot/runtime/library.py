@@ -6,14 +6,14 @@ import ctypes
 import fcntl
 import itertools
 import os
-import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.runtime.files import read_file
+from cutlass_aot.runtime.files import copy_file
 from cutlass_aot.schema.catalog import FileReference
 from cutlass_aot.schema.kernel import EXPORT_PREFIX
 
@@ -107,40 +107,47 @@ class Library:
         # Before the library, which names libtvm_ffi.so as a need: it resolves to the one that is loaded.
         import tvm_ffi  # noqa: F401
 
-        data = read_file(self._root, self._reference)
-        if not data.startswith(_ELF):
-            raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
+        path = self._root / self._reference.path
         try:
-            return map_library(data)
+            return map_library(self._copy)
         except OSError as error:
             raise BundleError(
-                f"{self._root / self._reference.path} cannot be mapped: {error}; "
-                "see cutlass-aot doctor for what this machine has"
+                f"{path} cannot be mapped: {error}; see cutlass-aot doctor for what this machine has"
             ) from error
 
+    def _copy(self, descriptor: int) -> None:
+        """Write the library into a file, verified."""
+        copy_file(self._root, self._reference, partial(_write, descriptor))
+        if os.pread(descriptor, len(_ELF), 0) != _ELF:
+            raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
 
-def map_library(data: bytes) -> ctypes.CDLL:
-    """Map a shared library from memory, so that nobody can exchange it after it was verified.
+
+def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:
+    """Map a shared library from a copy in memory, so that nobody can exchange it after it was verified.
+
+    Args:
+        copy: writes the library to a descriptor, and raises if it is not what it should be.
 
     Raises:
         OSError: if the loader refuses it.
+        Exception: what ``copy`` raises.
     """
-    mappers: tuple[Callable[[bytes], ctypes.CDLL], ...] = (_map_memfd, _map_temporary_file)
+    mappers: tuple[Callable[[Callable[[int], None]], ctypes.CDLL], ...] = (_map_memfd, _map_temporary_file)
     if not hasattr(os, "memfd_create"):
         mappers = mappers[1:]
     for mapper in mappers[:-1]:
         try:
-            return mapper(data)
+            return mapper(copy)
         except OSError:
             # No /proc, or a policy against mapping such memory; the loader's own refusals come up again.
             continue
-    return mappers[-1](data)
+    return mappers[-1](copy)
 
 
-def _map_memfd(data: bytes) -> ctypes.CDLL:
+def _map_memfd(copy: Callable[[int], None]) -> ctypes.CDLL:
     descriptor = os.memfd_create("cutlass-aot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        _write(descriptor, data)
+        copy(descriptor)
         fcntl.fcntl(
             descriptor,
             fcntl.F_ADD_SEALS,
@@ -160,18 +167,20 @@ def _unique_steps() -> str:
     return "".join("./" if bit == "0" else ".//" for bit in f"{next(_serial):b}")
 
 
-def _map_temporary_file(data: bytes) -> ctypes.CDLL:
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
+def _map_temporary_file(copy: Callable[[int], None]) -> ctypes.CDLL:
+    # Imported here: it imports a good deal, for what few machines come to.
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="cutlass-aot-") as folder:
         path = Path(folder) / "library.so"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o500)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o500)
         try:
-            _write(descriptor, data)
+            copy(descriptor)
         finally:
             os.close(descriptor)
         return ctypes.CDLL(os.fspath(path))
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _write(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,12 @@ def arrays(*shape: int, layout: str = "ttt", seed: int = 1) -> tuple[Any, Any, A
 def on_gpu(*values: Any, device: int = 0) -> list[ClaimsCuda]:
     """Arrays that claim to be on a GPU."""
     return [ClaimsCuda(value, "f32", device) for value in values]
+
+
+def copying(data: bytes) -> Callable[[int], None]:
+    """What ``map_library`` asks for: writes the bytes to a descriptor."""
+
+    def copy(descriptor: int) -> None:
+        assert os.write(descriptor, data) == len(data)
+
+    return copy

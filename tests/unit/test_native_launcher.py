@@ -24,7 +24,7 @@ from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import EXPORT_PREFIX, OperandConstraint
 from cutlass_aot.schema.operands import MAX_EXTENT, MAX_STRIDE_BYTES, OperandDescription, describe, supports
 from tests.unit.kernels import gemm, operand
-from tests.unit.native import compile_c
+from tests.unit.native import compile_c, copying
 from tests.unit.test_runtime_operands import descriptions, problems
 
 tvm_ffi = pytest.importorskip("tvm_ffi")
@@ -180,8 +180,8 @@ class Native:
     """The compiled launcher, and kernels."""
 
     def __init__(self, launcher: bytes, kernels: bytes) -> None:
-        self.launcher = library.map_library(launcher)
-        self.kernels = library.map_library(kernels)
+        self.launcher = library.map_library(copying(launcher))
+        self.kernels = library.map_library(copying(kernels))
         self.ffi = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
         self.seen = (Seen * 24).in_dll(self.kernels, "seen")
         self.count = INT64.in_dll(self.kernels, "seen_count")

@@ -14,7 +14,6 @@ from cutlass_aot.errors import DeviceError
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.runtime import device, doctor, machine
 
-
 INVALID_DEVICE, NO_DEVICE = 101, 100
 
 
@@ -126,7 +125,8 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "DRIVER_LIBRARY", "libcuda-of-no-machine.so.1")
     for ask in (device.driver_version, device.device_count, lambda: device.compute_capability(0)):
         with pytest.raises(
-            DeviceError, match=r"no NVIDIA driver on this machine: libcuda-of-no-machine\.so\.1 cannot be loaded"
+            DeviceError,
+            match=r"no NVIDIA driver on this machine: libcuda-of-no-machine\.so\.1 cannot be loaded",
         ) as caught:
             ask()
         assert isinstance(caught.value.__cause__, OSError)

@@ -27,7 +27,7 @@ from cutlass_aot.errors import (
     LaunchError,
     OperandError,
 )
-from cutlass_aot.runtime import launch, library, operands, streams
+from cutlass_aot.runtime import files, launch, library, operands, streams
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.schema.catalog import FileReference
@@ -35,7 +35,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import ClaimsCuda, write_bundle
 from tests.unit.kernels import gemm
-from tests.unit.native import arrays, compile_library, f32_gemm, on_gpu, write_host_bundle
+from tests.unit.native import arrays, compile_library, copying, f32_gemm, on_gpu, write_host_bundle
 
 np = pytest.importorskip("numpy")
 tvm_ffi = pytest.importorskip("tvm_ffi")
@@ -205,7 +205,7 @@ def test_a_mapped_library_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(Path("/proc/self/fd").iterdir())
-    mapped = mapper(compiled.read_bytes())
+    mapped = mapper(copying(compiled.read_bytes()))
     assert set(Path("/proc/self/fd").iterdir()) == before
     assert list(tmp_path.iterdir()) == []
     assert getattr(mapped, f"__tvm_ffi_{f32_gemm().symbol}")
@@ -214,19 +214,19 @@ def test_a_mapped_library_leaves_nothing_behind(
 def test_libraries_mapped_one_after_the_other_are_not_confused(tmp_path: Path) -> None:
     # The second memfd gets the number of the first, which the loader would take for the first library.
     first, second = f32_gemm("ttt"), f32_gemm("tnt")
-    one = library.map_library(compile_library(tmp_path, [first]))
-    two = library.map_library(compile_library(tmp_path, [second]))
+    one = library.map_library(copying(compile_library(tmp_path, [first])))
+    two = library.map_library(copying(compile_library(tmp_path, [second])))
     assert hasattr(one, f"__tvm_ffi_{first.symbol}")
     assert not hasattr(one, f"__tvm_ffi_{second.symbol}")
     assert hasattr(two, f"__tvm_ffi_{second.symbol}")
 
 
 def test_a_policy_against_memfd_falls_back_to_a_file(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(data: bytes) -> ctypes.CDLL:
+    def refused(copy: Any) -> ctypes.CDLL:
         raise OSError("not permitted")
 
     monkeypatch.setattr(library, "_map_memfd", refused)
-    assert library.map_library(compiled.read_bytes())
+    assert library.map_library(copying(compiled.read_bytes()))
 
 
 def test_a_library_that_was_altered_is_not_mapped(compiled: Path, tmp_path: Path) -> None:
@@ -253,6 +253,23 @@ def test_a_foreign_library(tmp_path: Path, data: bytes, error: type[Exception], 
         library.Library(tmp_path, reference_of(tmp_path / "x.so")).function("f")
 
 
+def test_a_library_of_many_blocks_is_mapped_whole(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BLOCK", 1000)
+    copies: list[bytes] = []
+    real = library._write
+
+    def seen(descriptor: int, block: memoryview) -> None:
+        copies.append(bytes(block))
+        real(descriptor, block)
+
+    monkeypatch.setattr(library, "_write", seen)
+    assert library.Library(compiled.parent, reference_of(compiled)).address(f32_gemm().symbol)
+    assert len(copies) > 2
+    assert b"".join(copies) == compiled.read_bytes()
+
+
 def test_a_library_without_the_symbol(compiled: Path) -> None:
     with pytest.raises(CorruptFile, match="has no symbol __tvm_ffi_absent"):
         library.Library(compiled.parent, reference_of(compiled)).function("absent")
@@ -260,8 +277,8 @@ def test_a_library_without_the_symbol(compiled: Path) -> None:
 
 def test_a_library_is_read_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    real = library.read_file
-    monkeypatch.setattr(library, "read_file", lambda *a: (reads.append(a[0]), real(*a))[1])
+    real = library.copy_file
+    monkeypatch.setattr(library, "copy_file", lambda *a: (reads.append(a[0]), real(*a))[1])
     loaded = library.Library(compiled.parent, reference_of(compiled))
     start = threading.Barrier(8)
     functions: list[Any] = []
@@ -282,9 +299,9 @@ def test_a_library_is_read_once(compiled: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_address_and_a_function_are_of_one_mapping(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maps: list[int] = []
+    maps: list[Any] = []
     real = library.map_library
-    monkeypatch.setattr(library, "map_library", lambda data: (maps.append(len(data)), real(data))[1])
+    monkeypatch.setattr(library, "map_library", lambda copy: (maps.append(copy), real(copy))[1])
     loaded = library.Library(compiled.parent, reference_of(compiled))
     symbol = f32_gemm().symbol
     address = loaded.address(symbol)
