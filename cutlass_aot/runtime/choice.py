@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cutlass_aot.runtime import select
 from cutlass_aot.runtime.group import Group
@@ -12,8 +12,7 @@ from cutlass_aot.runtime.select import Candidate, Preference, Ranked
 from cutlass_aot.schema.ranking import Extents
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The kernel that a bundle takes for a problem, and why.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from cutlass_aot.schema.catalog import GroupEntry, Groups, signature
 from cutlass_aot.schema.kernel import LAYOUT_LETTERS
@@ -15,8 +15,7 @@ NEAREST = 9
 """Rank of a refusal that has nothing against the operands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a caller asks for.
 
     Attributes:

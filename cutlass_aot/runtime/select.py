@@ -23,7 +23,6 @@ out: it is the same for all. Among equals: larger tiles, then smaller clusters, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from math import log2, prod
 from typing import NamedTuple, TypeGuard
@@ -108,8 +107,7 @@ class Candidate(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(NamedTuple):
     """What a tier says of a problem.
 
     Attributes:

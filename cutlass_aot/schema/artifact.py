@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 
@@ -53,8 +53,7 @@ class Facts:
             raise CorruptFile(f"the facts of an artifact are malformed: {error!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """One compiled kernel in a store.
 
     Attributes:

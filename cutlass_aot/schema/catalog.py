@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
@@ -36,8 +36,7 @@ BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 """Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileReference:
+class FileReference(NamedTuple):
     """A file of a bundle, by its path in the bundle, size and digest."""
 
     path: str
@@ -71,8 +70,7 @@ def check_relative(path: str) -> None:
         raise CorruptFile(f"path {path!r} leads out of the bundle")
 
 
-@dataclass(frozen=True, slots=True)
-class RankingReference:
+class RankingReference(NamedTuple):
     """A ranking of a group's kernels, by what it holds for.
 
     Attributes:
@@ -171,8 +169,7 @@ def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) 
     return f"{operation} {'.'.join(dtypes)} {layouts} {target}"
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What a bundle needs of the machine that loads it: three versions.
 
     Attributes:

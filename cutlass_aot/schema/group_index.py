@@ -13,8 +13,8 @@ not here. The file is sealed msgpack::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.artifact import Facts
@@ -28,8 +28,7 @@ _COLUMNS = 8
 _DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class KernelEntry:
+class KernelEntry(NamedTuple):
     """One kernel in a group's index.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.dtypes import DTYPES
@@ -75,8 +76,7 @@ def describe(
     return OperandDescription(dtype, extents, tuple(int(s) for s in strides), address, device)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """The operands are supported. True in a boolean context."""
 
     reason: str = ""
@@ -85,8 +85,7 @@ class Accepted:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """The operands are not supported, and why. False in a boolean context.
 
     Attributes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import seal, unseal
@@ -15,8 +14,7 @@ RANKING_SCHEMA = 1
 MAX_EXTENT = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Extents:
+class Extents(NamedTuple):
     """Extents of a GEMM: ``batch`` products of (m, k) by (k, n)."""
 
     batch: int
@@ -29,8 +27,7 @@ class Extents:
         return text if self.batch == 1 else f"{self.batch} of {text}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankedProblem:
+class RankedProblem(NamedTuple):
     """The kernels of one group for one problem, best first; kernels that are not named rank behind.
 
     Attributes:
@@ -44,8 +41,7 @@ class RankedProblem:
     seconds: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(NamedTuple):
     """What is known of the speed of one group's kernels.
 
     Attributes:

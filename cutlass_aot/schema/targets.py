@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TARGET = re.compile(r"sm_(\d{2,3})([af]?)", re.ASCII)
 
@@ -16,8 +16,7 @@ HOSTS = {"x86_64": "x86_64-linux-gnu"}
 """CPU architectures a bundle can be linked for, with the compiler triple of each."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Target:
+class Target(NamedTuple):
     """A GPU code target such as ``sm_100a``.
 
     Attributes:

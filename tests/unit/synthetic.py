@@ -107,7 +107,7 @@ def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
 def modelled(members: Sequence[Kernel], **changes: Any) -> Ranking:
     """The same order without times, as a heuristic gives it at build time."""
     found = ranking(members, measured=False, **changes)
-    return replace(found, problems=tuple(replace(problem, seconds=()) for problem in found.problems))
+    return found._replace(problems=tuple(problem._replace(seconds=()) for problem in found.problems))
 
 
 def launcher(folder: Path, name: str = "launcher", **library: Any) -> LinkedLibrary:

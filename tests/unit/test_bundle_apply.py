@@ -34,7 +34,7 @@ def entries(members):
 
 def modelled(members, gpu):
     """A ranking without times."""
-    problems = tuple(replace(problem, seconds=()) for problem in ranking(members).problems)
+    problems = tuple(problem._replace(seconds=()) for problem in ranking(members).problems)
     return ranking(members, gpu=gpu, measured=False, problems=problems)
 
 
@@ -135,7 +135,7 @@ def test_the_bundle_chooses_by_it(bundle):
             "which bundle small does not have: name the bundle that was measured",
         ),
         (
-            tuning([tuned_group([replace(entry(F16[0]), object_sha256=digest(b"other"))])]),
+            tuning([tuned_group([entry(F16[0])._replace(object_sha256=digest(b"other"))])]),
             "which bundle small has: other code has other times; it was measured with nvidia-cutlass-dsl",
         ),
         (tuning(), "no problem that was measured"),

@@ -62,7 +62,7 @@ def rewrite(bundle, path, data):
                 group,
                 child=updated(group.child),
                 libraries={host: updated(library) for host, library in group.libraries.items()},
-                rankings=tuple(replace(item, file=updated(item.file)) for item in group.rankings),
+                rankings=tuple(item._replace(file=updated(item.file)) for item in group.rankings),
             )
             for group in catalog.groups
         ]
@@ -269,7 +269,7 @@ def test_a_row_that_is_not_what_its_digest_says_is_found(bundle, field):
     # replace() would make a record with a digest of its own.
     wrong = replace(entries[0].kernel, **{field: changed[field]})
     object.__setattr__(wrong, "_digest", entries[0].kernel.digest)
-    rewrite(bundle, path, group_to_bytes((replace(entries[0], kernel=wrong), *entries[1:])))
+    rewrite(bundle, path, group_to_bytes((entries[0]._replace(kernel=wrong), *entries[1:])))
     (problem,) = verify_bundle(bundle)
     assert problem.path.startswith(f"{path}: ")
     assert problem.found == f"digest {entries[0].kernel.digest}"
@@ -420,7 +420,7 @@ def test_whatever_a_sealed_file_says_verification_answers(shared, data):
 
 
 def test_a_ranking_that_the_catalog_tells_wrongly_is_found(bundle):
-    change_group(bundle, rankings=lambda group: (replace(group.rankings[0], gpu="NVIDIA B200"),))
+    change_group(bundle, rankings=lambda group: (group.rankings[0]._replace(gpu="NVIDIA B200"),))
     (problem,) = verify_bundle(bundle)
     assert problem.expected == "one for NVIDIA B200, measured, as the catalog says"
 
@@ -480,7 +480,7 @@ def test_a_parent_that_contradicts_itself_is_found(bundle, changes, says):
 
 def test_another_size_in_the_catalog_than_in_the_manifest_is_found(bundle):
     groups = read_catalog(bundle).groups
-    wrong = replace(groups[0], child=replace(groups[0].child, size=groups[0].child.size + 1))
+    wrong = replace(groups[0], child=groups[0].child._replace(size=groups[0].child.size + 1))
     change = replace(read_catalog(bundle), groups=Groups.of([wrong, *groups[1:]]))
     rewrite(bundle, CATALOG_NAME, change.to_bytes())
     assert any("another size or digest" in problem.found for problem in verify_bundle(bundle))

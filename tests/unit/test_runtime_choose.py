@@ -228,7 +228,7 @@ def test_kernels_that_the_bundle_does_not_have_are_never_chosen(
     mixed = ranking(F16, order=(2, 0), measured=measured)
     named = (foreign.digest, *mixed.problems[0].kernels, "ab" * 32)
     times = (1e-9, *mixed.problems[0].seconds, 1.0) if measured else ()
-    with_foreign = replace(mixed, problems=(RankedProblem(TUNED, named, times),))
+    with_foreign = mixed._replace(problems=(RankedProblem(TUNED, named, times),))
     bundle = opened(tmp_path, F16, with_foreign)
     other = cutlass_aot.open(write_bundle(tmp_path / "other", F16, rankings=[mixed]))
     choice, expected = bundle.choose(*operands(k=k, device=0)), other.choose(*operands(k=k, device=0))
@@ -243,7 +243,7 @@ def test_a_ranking_of_foreign_kernels_alone_decides_nothing(
     tmp_path: Path, gpu: dict[str, Any], measured: bool
 ) -> None:
     times = (1e-6,) if measured else ()
-    foreign = replace(ranking(F16, measured=measured), problems=(RankedProblem(TUNED, ("ab" * 32,), times),))
+    foreign = ranking(F16, measured=measured)._replace(problems=(RankedProblem(TUNED, ("ab" * 32,), times),))
     bundle = opened(tmp_path, F16, foreign)
     assert bundle.choose(*operands(device=0)).tier == "default order"
     assert len(bundle.find(*operands(device=0))) == 3
@@ -282,7 +282,7 @@ def changed_ranking(root: Path, data: bytes, **reference: Any) -> None:
     catalog = cutlass_aot.open(root).catalog
     (group,) = catalog.groups
     (old,) = group.rankings
-    new = replace(old, file=bundles.put(root, old.file.path, data), **reference)
+    new = old._replace(file=bundles.put(root, old.file.path, data), **reference)
     changed = replace(group, rankings=(new,))
     parent = bundles.put(root, CATALOG_NAME, replace(catalog, groups=Groups.of([changed])).to_bytes())
     bundles.write_manifest(root, [*changed.files, *catalog.launchers.values(), parent])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -275,7 +274,7 @@ MEMBERS = [
 
 
 def index_of(members=MEMBERS):
-    entries = [replace(entry(kernel), provenance={"by": kernel.generator}) for kernel in members]
+    entries = [entry(kernel)._replace(provenance={"by": kernel.generator}) for kernel in members]
     return entries, group_from_bytes(group_to_bytes(entries), group(), "index")
 
 

@@ -16,7 +16,7 @@ from tests.unit.tunings import GPU, PROBLEM, tuned_group, tuning
 
 F16 = [entry(kernel) for kernel in kernels()]
 BF16 = [entry(kernel) for kernel in kernels(dtypes=("bf16",) * 3)]
-OTHER_CODE = [replace(item, object_sha256=digest(b"other code")) for item in F16]
+OTHER_CODE = [item._replace(object_sha256=digest(b"other code")) for item in F16]
 VERSIONS = {"cutlass-aot": "0.2.0", "nvidia-cutlass-dsl": "4.8.2", "toolchain": "cd" * 32}
 
 

@@ -214,7 +214,7 @@ def test_a_file_is_gone_on_with_under_the_date_and_versions_of_now(bundle):
     assert (found.date, found.versions) == (now.date, now.versions)
 
 
-OTHER = replace(entry(F16[0]), object_sha256=digest(b"other code"))
+OTHER = entry(F16[0])._replace(object_sha256=digest(b"other code"))
 
 
 @pytest.mark.parametrize(
