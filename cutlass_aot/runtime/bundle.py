@@ -16,7 +16,6 @@ from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.launch import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.library import Library
-from cutlass_aot.runtime.listing import by_name, group_matches, matching
 from cutlass_aot.runtime.operands import (
     common_device,
     describe_operand,
@@ -265,6 +264,9 @@ class Bundle:
         Raises:
             BundleError: for a filter that no kernel of the bundle has.
         """
+        # Here and below: a launch needs no listing, and should not pay for its import.
+        from cutlass_aot.runtime.listing import group_matches, matching
+
         groups = [group for group in self.groups if group_matches(group, filters)]
         return matching([h for group in groups for h in self._handles(group)], filters)
 
@@ -274,6 +276,8 @@ class Bundle:
         Raises:
             BundleError: if there is none, or more than one.
         """
+        from cutlass_aot.runtime.listing import by_name
+
         return by_name(self.name, [h for group in self.groups for h in self._handles(group)], name)
 
     def _handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:

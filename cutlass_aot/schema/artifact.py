@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What was read back from the compiled code itself. Equal objects have equal facts.
 
     Attributes:
@@ -31,7 +29,7 @@ class Facts:
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for the canonical encoding."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:

@@ -13,7 +13,6 @@ not here. The file is sealed msgpack::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
@@ -23,7 +22,7 @@ from cutlass_aot.schema.encoding import seal, unseal
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 
 GROUP_KIND = "cutlass-aot group"
-_FACTS = tuple(item.name for item in fields(Facts))
+_FACTS = Facts._fields
 _COLUMNS = 8
 _DIGEST_BYTES = 32
 

@@ -95,6 +95,15 @@ def test_finding_a_kernel_imports_the_runtime_alone(tmp_path: Path) -> None:
     assert {name for name in modules if name.partition(".")[0] == "cutlass_aot"} == ALLOWED_MODULES
 
 
+def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle", designs())
+    choose = FIND[: FIND.index("assert")] + "bundle.choose(*operands)"
+    modules = {name for name in imported(choose.format(path=str(root))) if name.startswith("cutlass_aot")}
+    not_needed = {"cutlass_aot.runtime.listing", "cutlass_aot.schema.design"}
+    assert not_needed < ALLOWED_MODULES
+    assert modules == ALLOWED_MODULES - not_needed
+
+
 @pytest.mark.parametrize("module", ["installed", "doctor", "dlpack"])
 def test_no_module_of_the_runtime_imports_a_framework(module: str) -> None:
     modules = imported(f"import cutlass_aot.runtime.{module}")

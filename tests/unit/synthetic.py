@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def kernels(**changes: Any) -> tuple[Kernel, ...]:
 
 def entry(kernel: Kernel) -> KernelEntry:
     return KernelEntry(
-        kernel, kernel.digest, replace(FACTS, cubin_target=kernel.target), {"toolchain": "ab" * 32}
+        kernel, kernel.digest, FACTS._replace(cubin_target=kernel.target), {"toolchain": "ab" * 32}
     )
 
 
