@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,11 +30,15 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
 def in_fresh_process(script: str, worker: str, *arguments: object) -> Numbers:
     """Run a worker of a script (its ``__file__``) in a fresh process.
 
+    It may keep compiled modules, as installed packages come with them, whatever this process does: else a
+    checkout would be compiled anew in each process, and what is installed would not.
+
     Raises:
         RuntimeError: with the last line of what it wrote, if it fails.
     """
     command = [sys.executable, str(Path(script).resolve()), "--worker", worker, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise RuntimeError((result.stderr.strip().splitlines() or ["no output"])[-1])
     found: Numbers = json.loads(result.stdout.splitlines()[-1])
