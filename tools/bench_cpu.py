@@ -1,19 +1,24 @@
-"""Benchmarks that need no GPU: importing, a catalog of 100,000 kernels, finding the first kernel.
+"""Benchmarks that need no GPU: importing, a catalog of 100,000 kernels, the first kernel, starting.
 
-    python tools/bench_cpu.py [--part import|catalog|find ...] [--bundle DIR ...] [--synthetic DIR] [-o FILE]
+    python tools/bench_cpu.py [--part import|catalog|find|start ...] [--bundle DIR ...] [--synthetic DIR]
+        [-o FILE]
 
 Prints one Markdown table, with the machine, the date and the versions. Every figure is the median over fresh
 processes, one measurement each, with files in the page cache and the modules compiled to bytecode; figures
 that are compared are measured in turns. ``-o`` writes the numbers as JSON as well, for tools/bench_report.py.
 
-``find`` needs the package nvidia-cutlass-operators and built bundles (``--bundle``, build/bundles/sm90 and
-build/bundles/sm100-dense if left out); what is missing is said in its row. ``catalog`` writes a synthetic
-bundle with tools/synthetic_bundle.py, which needs the build extra installed.
+``find`` and ``start`` need built bundles (``--bundle``, build/bundles/sm90 and build/bundles/sm100-dense if
+left out), ``find`` the package nvidia-cutlass-operators as well; what is missing is said in its row.
+``start`` is what a process does before its first launch, but for what needs a GPU: import, open, choose, map
+the kernel's library. It needs torch, which is imported before, and apart from it tells what importing tvm_ffi
+takes. ``catalog`` writes a synthetic bundle with tools/synthetic_bundle.py, which needs the build extra
+installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import statistics
 import subprocess
 import sys
@@ -24,7 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from bench_machine import about
-from bench_process import NO_DSL, Numbers, Worker, has_operators, in_fresh_process, medians, timed, work
+from bench_process import (
+    NO_DSL,
+    Numbers,
+    Worker,
+    environment,
+    has_operators,
+    in_fresh_process,
+    medians,
+    timed,
+    work,
+)
 from bench_report import Row, table, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -147,6 +162,28 @@ def worker_operators(path: str) -> Numbers:
     }
 
 
+def worker_start(path: str) -> Numbers:
+    """Import, open, choose and map, with torch imported; and what of it is importing tvm_ffi."""
+    import torch  # noqa: F401
+
+    target = _target(path)
+
+    def prepare() -> Any:
+        import cutlass_aot
+
+        operands = _described("f16", "f16", "f16", 512, 512, 512)
+        return cutlass_aot.open(path).choose(*operands, target=target).kernel
+
+    chosen, kernel = timed(prepare)
+    imported, _ = timed(lambda: __import__("tvm_ffi"))
+
+    from cutlass_aot.runtime.library import Library
+
+    library = Library(Path(path), kernel.group.libraries[platform.machine()])
+    mapped, _ = timed(lambda: library.address(kernel.kernel.symbol))
+    return {"choose": chosen, "tvm_ffi": imported, "map": mapped}
+
+
 def _target(path: str) -> str:
     """The first target of a bundle, without opening it: its libraries are named by target."""
     return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so"))
@@ -157,6 +194,7 @@ WORKERS: dict[str, Worker] = {
     "catalog": worker_catalog,
     "find": worker_find,
     "operators": worker_operators,
+    "start": worker_start,
 }
 
 
@@ -170,7 +208,8 @@ def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str
     for _turn in range(repeat * 5 + 1):
         for name, statement in statements.items():
             command = [sys.executable, "-c", statement]
-            seconds[name].append(timed(partial(subprocess.run, command, check=True))[0])
+            run = partial(subprocess.run, command, check=True, env=environment())
+            seconds[name].append(timed(run)[0])
     # The first turn fills caches.
     found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     found["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(repeat)])["runtime"]
@@ -270,7 +309,23 @@ def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
     return rows, {"ours": ours, "theirs": theirs}
 
 
-PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find}
+def part_start(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """What a process does before its first launch, for each bundle."""
+    rows, numbers = [], {}
+    for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
+        what = f"import, open {path.name}, choose, map: a first launch, without a GPU, after `import torch`"
+        if not (path / "MANIFEST.json").exists():
+            rows.append(Row(what, f"not built: {path.name}"))
+            continue
+        found = medians([in_fresh_process(__file__, "start", path) for _turn in range(repeat + 1)][1:])
+        numbers[path.name] = found
+        ours = found["choose"] + found["map"]
+        measured = f"{ours * 1e3:.1f} ms, and {found['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
+        rows.append(Row(what, measured))
+    return rows, numbers
+
+
+PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find, "start": part_start}
 
 
 def main() -> None:

@@ -27,18 +27,22 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
+def environment() -> dict[str, str]:
+    """Environment variables of a fresh process: ours, but that it may keep compiled modules.
+
+    Installed packages come with them. A checkout would be compiled anew in each process.
+    """
+    return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def in_fresh_process(script: str, worker: str, *arguments: object) -> Numbers:
     """Run a worker of a script (its ``__file__``) in a fresh process.
-
-    It may keep compiled modules, as installed packages come with them, whatever this process does: else a
-    checkout would be compiled anew in each process, and what is installed would not.
 
     Raises:
         RuntimeError: with the last line of what it wrote, if it fails.
     """
     command = [sys.executable, str(Path(script).resolve()), "--worker", worker, *map(str, arguments)]
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if result.returncode:
         raise RuntimeError((result.stderr.strip().splitlines() or ["no output"])[-1])
     found: Numbers = json.loads(result.stdout.splitlines()[-1])
