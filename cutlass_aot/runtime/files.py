@@ -35,8 +35,10 @@ MANIFEST_KIND = "cutlass-aot bundle"
 MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_WHOLE = 1 << 20
+"""Bytes that are read at once of a file that is wanted whole: most files are smaller."""
 _BLOCK = 1 << 18
-"""Bytes that are read at once: few enough to stay in the processor's cache until they are digested."""
+"""Bytes that are read at once of a file that is copied: they stay in the processor's cache meanwhile."""
 
 
 def open_beneath(root: Path, path: str) -> int:
@@ -95,25 +97,24 @@ def read_bounded(root: Path, path: str, limit: int) -> bytes:
         CorruptFile: if it is larger, or no regular file of the bundle.
         BundleError: if it is missing or unreadable.
     """
-    return b"".join(map(bytes, _blocks(root, path, limit)))
+    return b"".join(_blocks(root, path, limit, _WHOLE))
 
 
-def _blocks(root: Path, path: str, limit: int) -> Iterator[memoryview]:
-    """A file of at most ``limit`` bytes in pieces, each good until the next one is asked for."""
-    buffer = memoryview(bytearray(min(_BLOCK, limit + 1)))
+def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
+    """A file of at most ``limit`` bytes in pieces of at most ``size``."""
     total = 0
     with os.fdopen(open_beneath(root, path), "rb", buffering=0) as file:
         while True:
             try:
-                size = file.readinto(buffer) or 0
+                block = file.read(min(size, limit + 1 - total))
             except OSError as error:
                 raise BundleError(f"{root / path} cannot be read: {error.strerror}") from None
-            if not size:
+            if not block:
                 return
-            total += size
+            total += len(block)
             if total > limit:
                 raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
-            yield buffer[:size]
+            yield block
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:
@@ -128,7 +129,7 @@ def read_file(root: Path, reference: FileReference) -> bytes:
     return data
 
 
-def copy_file(root: Path, reference: FileReference, write: Callable[[memoryview], object]) -> None:
+def copy_file(root: Path, reference: FileReference, write: Callable[[bytes], object]) -> None:
     """Read a file of a bundle in pieces and hand each on, as it goes into the digest.
 
     What was handed on is good only once this has returned: size and digest are known at the end.
@@ -136,7 +137,7 @@ def copy_file(root: Path, reference: FileReference, write: Callable[[memoryview]
     Args:
         root: the bundle.
         reference: the file.
-        write: called with each piece, which is good for the length of the call.
+        write: called with each piece.
 
     Raises:
         CorruptFile: if the file differs from its size and digest.
@@ -144,7 +145,7 @@ def copy_file(root: Path, reference: FileReference, write: Callable[[memoryview]
         Exception: what ``write`` raises.
     """
     hasher, total = hashlib.sha256(), 0
-    for block in _blocks(root, reference.path, reference.size):
+    for block in _blocks(root, reference.path, reference.size, _BLOCK):
         hasher.update(block)
         write(block)
         total += len(block)

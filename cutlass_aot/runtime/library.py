@@ -181,6 +181,7 @@ def _map_temporary_file(copy: Callable[[int], None]) -> ctypes.CDLL:
         return ctypes.CDLL(os.fspath(path))
 
 
-def _write(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

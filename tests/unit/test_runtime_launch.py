@@ -260,8 +260,8 @@ def test_a_library_of_many_blocks_is_mapped_whole(
     copies: list[bytes] = []
     real = library._write
 
-    def seen(descriptor: int, block: memoryview) -> None:
-        copies.append(bytes(block))
+    def seen(descriptor: int, block: bytes) -> None:
+        copies.append(block)
         real(descriptor, block)
 
     monkeypatch.setattr(library, "_write", seen)
