@@ -85,7 +85,8 @@ def fitted_product(
 
     Raises:
         OperandError: if the operands do not go together.
-        KernelNotFound: if the bundle has no kernel for them in any form.
+        KernelNotFound: if the bundle has no kernel for them in any form, unless :mod:`cutlass_aot.policy`
+            says otherwise.
     """
     out = a.new_empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype)
     if not out.numel():

@@ -190,23 +190,22 @@ def compute_fitted(
         copy_b: whether b and out may be copied too, or a alone.
 
     Raises:
-        KernelNotFound: if the bundle has no kernel for them in any form.
+        KernelNotFound: if the bundle has no kernel for them in any form, unless :mod:`cutlass_aot.policy`
+            says otherwise.
         OperandError: if an operand cannot be described.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
     if found is None:
-        explanation = bundle.explain(
-            *(describe_operand(operand) for operand in (a, b, out)), accumulator=accumulator
-        )
-        nearest = "".join(
-            f". Nearest is {group.name}: {verdict.reason}" for group, verdict in explanation[:1]
-        )
-        raise KernelNotFound(
-            f"bundle {bundle.name} has no kernel for the {purpose}, {tuple(a.shape)} x {tuple(b.shape)} "
-            f"of {a.dtype} and {b.dtype} to {out.dtype}, accumulator {accumulator or 'any'}, "
-            f"in any layout that a copy of {'the operands' if copy_b else 'x'} could have{nearest}"
-        )
+        try:
+            # A miss like any other: counted, and then the policy's.
+            bundle.gemm(a, b, out, accumulator=accumulator)
+        except KernelNotFound as error:
+            raise KernelNotFound(
+                f"no kernel for the {purpose}, {tuple(a.shape)} x {tuple(b.shape)}, in any layout that a "
+                f"copy of {'the operands' if copy_b else 'x'} could have: {error}"
+            ) from error
+        return
     target = out
     if found.out is not None:
         dtype = getattr(torch, DTYPES[found.out.dtype].torch)

@@ -50,7 +50,8 @@ def mm(
     Raises:
         OperandError: if the operands do not go together, or a gradient is asked for that there is none of:
             with ``out``, or with FP8 operands.
-        KernelNotFound: if the bundle has no kernel for the operands, or, in a backward pass, for a gradient.
+        KernelNotFound: if the bundle has no kernel for the operands, or, in a backward pass, for a gradient,
+            unless :mod:`cutlass_aot.policy` says otherwise.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     if out is None:
@@ -192,7 +193,8 @@ def scaled_mm(
 
     Raises:
         OperandError: if operands or scales do not go together, or a gradient is asked for.
-        KernelNotFound: if the bundle has no kernel for the operands.
+        KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy` says
+            otherwise.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     if is_plain(a, b, scale_a, scale_b):

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 
 import cutlass_aot.torch as aot  # noqa: E402
 from cutlass_aot.errors import BundleError, KernelNotFound, OperandError  # noqa: E402
+from cutlass_aot.runtime import policy  # noqa: E402
 from cutlass_aot.torch import eager, registry  # noqa: E402
 from tests.unit.torch_bundles import CpuBundle, bundle, kernels  # noqa: E402
 
@@ -366,6 +367,26 @@ def test_what_the_bundle_has_not_is_said_in_its_words(fake):
     strided = random(8, 16, dtype=torch.float16)[:, ::2]
     with pytest.raises(KernelNotFound, match="in any layout that a copy of x could have"):
         aot.linear(strided, random(4, 8, dtype=torch.float16), bundle=fake)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_miss_is_the_policys_however_the_operands_lie(fake, contiguous, monkeypatch):
+    monkeypatch.setattr(policy, "_process", policy._Process())
+    monkeypatch.delenv(policy.ENVIRONMENT_VARIABLE, raising=False)
+    weight = random(4, 8, dtype=torch.float16)
+    x = random(6, 16, dtype=torch.float16)[:, ::2]
+    x = (x.contiguous() if contiguous else x).requires_grad_()
+    with pytest.raises(KernelNotFound):
+        aot.linear(x, weight, bundle=fake)
+    assert policy.misses().total == 1
+    with policy.use("warn"), pytest.warns(policy.MissWarning, match="computed by torch instead"):
+        result = aot.linear(x, weight, bundle=fake)
+        torch.testing.assert_close(result, torch.nn.functional.linear(x, weight))
+        # The gradient's product is a miss in every layout too.
+        (grad,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(grad, weight.sum(0).expand(6, -1))
+    assert policy.misses().total == 3
+    assert not fake.launched
 
 
 def test_out_that_cannot_be_viewed_as_rows(fake):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.errors import KernelNotFound
-from cutlass_aot.runtime import lookup
+from cutlass_aot.runtime import lookup, policy
 from cutlass_aot.runtime.launch import without_gradients
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.catalog import FileReference, GroupEntry, Groups
@@ -72,7 +72,13 @@ class CpuBundle:
         a, b, out = without_gradients(("a", "b", "out"), (a, b, out))
         if len({operand.device for operand in (a, b, out)}) > 1:
             raise KernelNotFound("operands on several devices")
-        found = self.find(a, b, out, accumulator=accumulator)[0]
+        try:
+            found = self.find(a, b, out, accumulator=accumulator)[0]
+        except KernelNotFound as error:
+            described = tuple(describe_operand(operand) for operand in (a, b, out))
+            request = lookup.Request("gemm", "", accumulator, self.targets, "the CPU", described)
+            policy.on_miss(error, request, (a, b, out), stream, workspace)
+            return
         self.launched.append((a, b, out))
         wide = {"f64": torch.float64, "i32": torch.int32}.get(found.accumulator, torch.float32)
         out.copy_(torch.matmul(a.to(wide), b.to(wide)))
