@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cutlass_aot.errors import OperandError
 from cutlass_aot.torch.functions import linear
 from cutlass_aot.torch.registry import handle_of
 
@@ -33,7 +34,16 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
 
     @classmethod
     def of(cls, layer: torch.nn.Linear, bundle: Bundle | str) -> PrebuiltLinear:
-        """A layer that shares the parameters of ``layer``, and its other attributes, but for hooks."""
+        """A layer that shares the parameters of ``layer``, and its other attributes, but for hooks.
+
+        Raises:
+            OperandError: if ``layer`` has buffers or modules of its own.
+        """
+        if layer._buffers or layer._modules:
+            raise OperandError(
+                "expected a layer with parameters alone, got one with buffers or modules of its own: "
+                f"{', '.join((*layer._buffers, *layer._modules))}. Keep it as it is"
+            )
         made: PrebuiltLinear = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         for name, value in vars(layer).items():

@@ -101,7 +101,8 @@ def replace_linear(
 
     Parameters are shared, so optimizers and state dictionaries stay valid. A layer is swapped if the bundle
     describes kernels for it, whatever the number of rows; nothing is launched to find out. Left as they are:
-    subclasses, layers with hooks or a ``forward`` of their own, and what the bundle has no kernel for.
+    subclasses, layers with hooks, buffers, modules or a ``forward`` of their own, and what the bundle has no
+    kernel for.
 
     Args:
         module: the model, on the device it is to run on.
@@ -157,6 +158,8 @@ def _refusal(
         return "left out by the filter"
     if "forward" in vars(layer):
         return "has a forward of its own"
+    if layer._buffers or layer._modules:
+        return "has buffers or modules of its own"
     hooks = [hook.strip("_") for hook in _HOOKS if getattr(layer, hook, None)]
     if hooks:
         return f"has {', '.join(hooks)}"

@@ -95,6 +95,8 @@ def test_reasons(fake):
             "hook": nn.Linear(4, 6, dtype=torch.float64),
             "normed": nn.utils.parametrizations.weight_norm(nn.Linear(4, 6, dtype=torch.float64)),
             "patched": nn.Linear(4, 6, dtype=torch.float64),
+            "buffer": nn.Linear(4, 6, dtype=torch.float64),
+            "module": nn.Linear(4, 6, dtype=torch.float64),
             "lazy": nn.LazyLinear(4, dtype=torch.float64),
             "meta": nn.Linear(4, 6, dtype=torch.float64, device="meta"),
             "frozen": nn.Linear(4, 6, dtype=torch.float64).requires_grad_(False),
@@ -105,10 +107,14 @@ def test_reasons(fake):
     )
     model["hook"].register_forward_hook(lambda *_: None)
     model["patched"].forward = lambda x: x
+    model["buffer"].register_buffer("scale", torch.ones(1))
+    model["module"].extra = nn.PReLU()
+    keys = list(model.state_dict())
     model["bias"].bias.data = model["bias"].bias.data.float()
     memory = torch.empty(6 * 4 + 1)
     model["alignment"].weight.data = memory[1:].view(6, 4)
     report = aot.replace_linear(model, fake, filter=lambda name, layer: name != "filtered")
+    assert list(model.state_dict()) == keys
     reasons = {layer.name: layer.reason for layer in report.layers}
     assert [layer.name for layer in report.replaced] == ["good", "frozen"]
     assert reasons == {
@@ -122,6 +128,8 @@ def test_reasons(fake):
         "hook": "has forward_hooks",
         "normed": "a subclass of Linear (torch.nn.utils.parametrize.ParametrizedLinear)",
         "patched": "has a forward of its own",
+        "buffer": "has buffers or modules of its own",
+        "module": "has buffers or modules of its own",
         "lazy": "a subclass of Linear (torch.nn.modules.linear.LazyLinear)",
         "meta": "its weight is on the meta device",
         "bias": "its bias is torch.float32, its weight torch.float64",
@@ -130,7 +138,7 @@ def test_reasons(fake):
     text = str(report)
     assert text.splitlines()[0].split() == ["layer", "n", "x", "k", "dtype", "replaced"]
     assert "dtype      6 x 4  float16  no: no kernel of the bundle takes f16 and gives f16" in text
-    assert text.splitlines()[-1].startswith("2 of 14 linear layers are computed by ")
+    assert text.splitlines()[-1].startswith("2 of 16 linear layers are computed by ")
 
 
 def test_a_second_time_and_the_model_itself(fake):
@@ -144,6 +152,14 @@ def test_a_second_time_and_the_model_itself(fake):
     assert "(the model itself)" in str(aot.replace_linear(layer, fake))
     x = torch.randn(3, 4, dtype=torch.float64)
     torch.testing.assert_close(aot.PrebuiltLinear.of(layer, fake)(x), layer(x))
+
+
+@pytest.mark.parametrize("what", ["buffer", "module"])
+def test_of_refuses_what_it_would_lose(fake, what):
+    layer = nn.Linear(4, 6, dtype=torch.float64)
+    layer.register_buffer("mine", torch.ones(1)) if what == "buffer" else layer.add_module("mine", nn.ReLU())
+    with pytest.raises(OperandError, match=r"buffers or modules of its own: mine\. "):
+        aot.PrebuiltLinear.of(layer, fake)
 
 
 def test_a_shared_layer_stays_shared(fake):
