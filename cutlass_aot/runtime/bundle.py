@@ -92,6 +92,11 @@ class Bundle:
         return self.catalog.targets
 
     @property
+    def uses_rankings(self) -> bool:
+        """Whether it chooses by the speeds that it knows; see :func:`open_bundle`."""
+        return self._rankings
+
+    @property
     def groups(self) -> Sequence[GroupEntry]:
         """Its groups of functionally equivalent kernels, by name."""
         return self.catalog.groups

@@ -163,6 +163,8 @@ def test_rankings_can_be_left_out(tmp_path: Path, gpu: dict[str, Any]) -> None:
     root = write_bundle(tmp_path / "b", F16, rankings=[ranking(F16, order=(1,)), ranking(F16, MODELLED)])
     without = cutlass_aot.open(root, rankings=False)
     plain = cutlass_aot.open(write_bundle(tmp_path / "plain", F16))
+    assert not without.uses_rankings
+    assert plain.uses_rankings
     for given in (operands(device=0), operands(8192, 8192, 8192, device=0)):
         choice = without.choose(*given)
         assert choice.tier == "default order"
