@@ -4,8 +4,9 @@ The registry keeps bundles alive. A compiled graph, a graph of gradients or a la
 a weak registry would let the bundle go while they still need it; and there is little to be gained, since
 mapped libraries stay mapped for the life of the process.
 
-A handle is made from the bundle's contents. It is the same in every process and for every copy of the bundle,
-so that a saved model, an exported graph or a compiler's cache finds its kernels again.
+A handle is made from the bundle's contents, and whether it was opened to choose by its rankings. It is the
+same in every process and for every copy of the bundle, so that a saved model, an exported graph or a
+compiler's cache finds its kernels again.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
 
     Args:
         bundle: an open bundle.
-        handle: any text; None for one made of the bundle's name, version and contents.
+        handle: any text; None for one made of the bundle's name, version and contents, with ``-unranked``
+            where it was opened with ``rankings=False``.
 
     Returns:
-        The handle. Bundles with the same contents share one, and the first of them computes.
+        The handle. Bundles with the same contents, opened alike, share one, and the first of them computes.
 
     Raises:
         OperandError: if ``bundle`` is not an open bundle, or ``handle`` already stands for another bundle.
@@ -62,15 +64,17 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
         known = _bundles.setdefault(handle, bundle)
         if known is not bundle and _default_handle(known) != _default_handle(bundle):
             raise OperandError(
-                f"handle {handle!r} already stands for the bundle {known.name} {known.version}: "
-                "choose another one"
+                f"handle {handle!r} already stands for the bundle {_default_handle(known)}, not for "
+                f"{_default_handle(bundle)}: choose another one"
             )
         _handles.setdefault(bundle, handle)
     return handle
 
 
 def _default_handle(bundle: Bundle) -> str:
-    return f"{bundle.name}-{bundle.version}-{digest(bundle.catalog.to_bytes())[:16]}"
+    contents = digest(bundle.catalog.to_bytes())[:16]
+    # Opened without rankings it chooses other kernels.
+    return f"{bundle.name}-{bundle.version}-{contents}{'' if bundle.uses_rankings else '-unranked'}"
 
 
 def bundle_of(bundle: Bundle | str) -> Bundle:

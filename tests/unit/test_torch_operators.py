@@ -407,6 +407,17 @@ def test_equal_bundles_share_a_handle_and_others_do_not():
     assert aot.register(first).startswith("fake-1.0.0-")
 
 
+def test_a_bundle_without_its_rankings_has_a_handle_of_its_own():
+    ranked, unranked = bundle(name="rank"), bundle(name="rank", uses_rankings=False)
+    assert aot.register(unranked) == f"{aot.register(ranked)}-unranked"
+    for one in (ranked, unranked):
+        aot.mm(random(5, 4), random(4, 6), bundle=aot.register(one))
+        assert len(one.launched) == 1
+    aot.register(ranked, "rank's kernels")
+    with pytest.raises(OperandError, match=r"stands for the bundle rank-.*, not for rank-.*-unranked"):
+        aot.register(unranked, "rank's kernels")
+
+
 def test_a_handle_of_ones_own():
     first, other = bundle(name="mine"), bundle(name="other")
     assert aot.register(first, "model's kernels") == "model's kernels"

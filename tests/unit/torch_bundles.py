@@ -42,8 +42,9 @@ class CpuBundle:
     version = "1.0.0"
     targets = (TARGET,)
 
-    def __init__(self, kernels, name="fake"):
+    def __init__(self, kernels, name="fake", uses_rankings=True):
         self.name = name
+        self.uses_rankings = uses_rankings
         self.launched: list[tuple[Any, ...]] = []
         kernels = list(kernels)
         groups = Groups.of([group(kernel) for kernel in kernels])
