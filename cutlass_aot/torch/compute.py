@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,13 +14,16 @@ from cutlass_aot.errors import KernelNotFound, OperandError
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.operands import OperandDescription, describe
 from cutlass_aot.torch import checks
-from cutlass_aot.torch.fitting import compute_fitted
+from cutlass_aot.torch.fitting import MAX_REMEMBERED, compute_fitted
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 COMMON_ALIGNMENT = 16
 """Bytes; where an operand lies at a multiple of it, no copy would lie better for any kernel in use."""
+
+_served: WeakKeyDictionary[Bundle, dict[Any, bool]] = WeakKeyDictionary()
+"""By bundle, which operands it has a kernel for."""
 
 
 def product(
@@ -206,7 +209,6 @@ def _like(operand: Tensor) -> OperandDescription:
     return replace(description, address=description.address % COMMON_ALIGNMENT)
 
 
-@functools.lru_cache(maxsize=4096)
 def _serves(
     bundle: Bundle,
     a: OperandDescription,
@@ -214,8 +216,16 @@ def _serves(
     out: OperandDescription,
     accumulator: str | None,
 ) -> bool:
-    try:
-        bundle.find(a, b, out, accumulator=accumulator)
-    except KernelNotFound:
-        return False
-    return True
+    known = _served.setdefault(bundle, {})
+    key = (a, b, out, accumulator)
+    found = known.get(key)
+    if found is None:
+        try:
+            bundle.choose(a, b, out, accumulator=accumulator)
+            found = True
+        except KernelNotFound:
+            found = False
+        if len(known) >= MAX_REMEMBERED:
+            known.clear()
+        known[key] = found
+    return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 MAX_REMEMBERED = 4096
-"""Fits that are remembered for a bundle; all are forgotten when there are more."""
+"""Answers that are remembered for a bundle; all are forgotten when there are more."""
 
 _ADDRESSES = 128
 """Bytes; addresses are told apart up to this alignment."""
@@ -110,7 +110,7 @@ def find_fit(
             if accumulator in (None, group.accumulator)
         ):
             with suppress(KernelNotFound):
-                bundle.find(*operands, accumulator=accumulator)
+                bundle.choose(*operands, accumulator=accumulator)
                 return candidate
     return None
 

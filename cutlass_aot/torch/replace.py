@@ -186,7 +186,7 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
             describe((m, n), dtype, device=device),
         )
         try:
-            bundle.find(*operands)
+            bundle.choose(*operands)
         except KernelNotFound:
             if not bundle.catalog.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
                 return f"no kernel of the bundle takes {dtype} and gives {dtype}"

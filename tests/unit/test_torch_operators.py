@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 
 import pytest
 
@@ -414,7 +416,13 @@ def test_a_bundle_without_its_rankings_has_a_handle_of_its_own():
         aot.mm(random(5, 4), random(4, 6), bundle=aot.register(one))
         assert len(one.launched) == 1
     aot.register(ranked, "rank's kernels")
+<<<<<<< Updated upstream
     with pytest.raises(OperandError, match=r"stands for the bundle rank-.*, not for rank-.*-unranked"):
+=======
+    with pytest.raises(
+        OperandError, match=r"already stands for the bundle rank-.*, not for rank-.*-unranked"
+    ):
+>>>>>>> Stashed changes
         aot.register(unranked, "rank's kernels")
 
 
@@ -498,6 +506,33 @@ def test_bundles_that_are_only_looked_at_are_not_kept():
     before = len(registry._bundles)
     aot.mm(random(4, 4), random(4, 4), bundle=bundle(name="passing"))
     assert len(registry._bundles) == before
+
+
+class Counting(CpuBundle):
+    asked = 0
+
+    def choose(self, *operands, **options):
+        self.asked += 1
+        return super().choose(*operands, **options)
+
+
+def test_what_is_remembered_of_a_bundle_does_not_keep_it():
+    both = [
+        *kernels(("f8e4m3", "f8e4m3", "f32"), ("tnt",)),
+        *kernels(("f64", "f64", "f64"), accumulator="f64"),
+    ]
+    passing = Counting(both)
+    a = random(4, 8, dtype=torch.float8_e4m3fn)
+    one = torch.tensor(1.0)
+    for _ in range(2):
+        aot.scaled_mm(a, a.t(), one, one, bundle=passing, out_dtype=torch.bfloat16)
+    # Each launch asks; whether there is a kernel into f32 was asked once.
+    assert passing.asked == 3
+    aot.linear(random(4, 8)[:, ::2], random(6, 4), bundle=passing)
+    gone = weakref.ref(passing)
+    del passing
+    gc.collect()
+    assert gone() is None
 
 
 IMPORTS = """

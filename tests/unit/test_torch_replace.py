@@ -178,10 +178,10 @@ def test_tied_weights_stay_tied(fake):
 
 
 def test_a_gpu_that_the_bundle_is_not_for(model, fake):
-    def find(*operands, **options):
+    def choose(*operands, **options):
         raise Incompatible("bundle fake cannot be used here: built for sm_90a")
 
-    fake.find = find
+    fake.choose = choose
     report = aot.replace_linear(model, fake)
     assert {layer.reason for layer in report.layers} == {"bundle fake cannot be used here: built for sm_90a"}
 

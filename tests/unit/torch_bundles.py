@@ -10,6 +10,7 @@ import pytest
 
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime import lookup, policy
+from cutlass_aot.runtime.choice import Choice
 from cutlass_aot.runtime.launch import without_gradients
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.catalog import FileReference, GroupEntry, Groups
@@ -59,12 +60,12 @@ class CpuBundle:
         described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
         return lookup.Request("gemm", "", accumulator, self.targets, "the CPU", described)
 
-    def find(self, *operands, accumulator=None):
+    def choose(self, *operands, accumulator=None):
         request = self._request(operands, accumulator)
         found = lookup.serving(self.groups, request, TARGET)
         if not found:
             raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
-        return found
+        return Choice(found[0], "default order", "the first")
 
     def explain(self, *operands, accumulator=None):
         return lookup.explain(self.groups, self._request(operands, accumulator))
@@ -74,7 +75,7 @@ class CpuBundle:
         if len({operand.device for operand in (a, b, out)}) > 1:
             raise KernelNotFound("operands on several devices")
         try:
-            found = self.find(a, b, out, accumulator=accumulator)[0]
+            found = self.choose(a, b, out, accumulator=accumulator).kernel
         except KernelNotFound as error:
             described = tuple(describe_operand(operand) for operand in (a, b, out))
             request = lookup.Request("gemm", "", accumulator, self.targets, "the CPU", described)
