@@ -416,13 +416,7 @@ def test_a_bundle_without_its_rankings_has_a_handle_of_its_own():
         aot.mm(random(5, 4), random(4, 6), bundle=aot.register(one))
         assert len(one.launched) == 1
     aot.register(ranked, "rank's kernels")
-<<<<<<< Updated upstream
     with pytest.raises(OperandError, match=r"stands for the bundle rank-.*, not for rank-.*-unranked"):
-=======
-    with pytest.raises(
-        OperandError, match=r"already stands for the bundle rank-.*, not for rank-.*-unranked"
-    ):
->>>>>>> Stashed changes
         aot.register(unranked, "rank's kernels")
 
 
