@@ -12,13 +12,13 @@ compiler's cache finds its kernels again.
 from __future__ import annotations
 
 import gc
-import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
 from cutlass_aot.errors import BundleError, OperandError
+from cutlass_aot.runtime.process_lock import ProcessLock
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _bundles: dict[str, Bundle] = {}
 _handles: WeakKeyDictionary[Bundle, str] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = ProcessLock()
 
 
 def register(bundle: Bundle, handle: str | None = None) -> str:

@@ -431,6 +431,29 @@ def test_a_handle_of_ones_own():
     assert len(first.launched) == 1
 
 
+def test_a_forked_child_is_not_stopped_by_a_lock_of_its_parent():
+    code = (
+        "import os, threading\n"
+        "import cutlass_aot.torch as aot\n"
+        "from cutlass_aot.torch import registry\n"
+        "from tests.unit.torch_bundles import bundle\n"
+        "held = threading.Event()\n"
+        "def hold():\n"
+        "    with registry._lock:\n"
+        "        held.set()\n"
+        "        threading.Event().wait()\n"
+        "threading.Thread(target=hold, daemon=True).start()\n"
+        "held.wait()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    aot.register(bundle())\n"
+        "    aot.register(bundle(), 'by name')\n"
+        "    os._exit(len(registry._bundles) - 2)\n"
+        "os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
 def test_what_is_no_bundle():
     with pytest.raises(BundleError, match="no bundle is registered as 'build/bundles/sm90'"):
         aot.mm(random(5, 4), random(4, 6), bundle="build/bundles/sm90")
