@@ -9,7 +9,8 @@ tools/bench_cpu.py) turns into the report. Needs torch and a GPU. Rows against t
 not installed. BUNDLE is a directory with fp16, bf16 and FP8 GEMMs at the layouts of linear layers (tnt).
 
 launch: host time of one call, 64 x 64 x 64 fp16: medians over batches of calls in turns, the queue drained
-    before each batch, ratios of batches that follow each other. The bare function is the compiled one,
+    before each batch, ratios of batches that follow each other. A batch is shorter than the driver's queue of
+    launches, so that no call waits for the GPU. The bare function is the compiled one,
     which takes operands with the batch alone. The goals are for ``torch.inference_mode``; with gradients
     enabled, each launch asks its operands whether they require one.
 unseen: host time of ``bundle.gemm`` on shapes it has not seen, every kernel being loaded already.
@@ -270,8 +271,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("bundle", type=Path, nargs="?", default=REPOSITORY / "build" / "bundles" / "sm90")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--batches", type=int, default=30, help="launch: batches of each call")
-    parser.add_argument("--calls", type=int, default=2000, help="launch: calls of a batch")
+    parser.add_argument("--batches", type=int, default=120, help="launch: batches of each call")
+    parser.add_argument("--calls", type=int, default=500, help="launch: calls of a batch")
     parser.add_argument("--repeat", type=int, default=5, help="find, start: fresh processes")
     parser.add_argument("--shapes", type=Path, default=SHAPES, help="throughput: list of problems")
     parser.add_argument("--halfway", action="store_true", help="throughput: also between listed problems")
