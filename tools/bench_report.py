@@ -17,7 +17,8 @@ _HEAD = """# Benchmarks
 
 Made by `python tools/bench_gpu.py --report FILES`. `make bench` prints the rows that need no GPU and
 `make bench-gpu` the others; `tools/bench_cpu.py` and `tools/bench_gpu.py` say in their first lines how they
-measure. Figures that are compared were measured in turns, in one run.
+measure. Figures that are compared were measured in turns, in one run. What is missed, and why:
+[notes](benchmarks-notes.md).
 """
 
 
