@@ -1,4 +1,4 @@
-"""What tests on a GPU share: the bundle of manifests/sm90.toml, where there is a GPU that runs it."""
+"""What tests on a GPU share: bundles that were built beforehand, where there is a GPU that runs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,24 @@ def capability():
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def bundle(capability):
-    """The bundle sm90."""
+def opened(name, capability):
+    """A bundle that was built beforehand, if this GPU runs it."""
     try:
-        found = cutlass_aot.open(REPOSITORY / "build" / "bundles" / "sm90")
+        found = cutlass_aot.open(REPOSITORY / "build" / "bundles" / name)
     except BundleError as error:
         pytest.skip(str(error))
     if not runnable_targets(found.targets, capability):
-        pytest.skip(f"sm90 has nothing for compute capability {capability}")
+        pytest.skip(f"{name} has nothing for compute capability {capability}")
     return found
+
+
+@pytest.fixture(scope="session")
+def bundle(capability):
+    """The bundle sm90."""
+    return opened("sm90", capability)
+
+
+@pytest.fixture(scope="session")
+def smoke(capability):
+    """The bundle smoke."""
+    return opened("smoke", capability)

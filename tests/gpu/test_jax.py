@@ -5,14 +5,8 @@ cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu tests/gpu/test_
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy
 import pytest
-
-import cutlass_aot
-from cutlass_aot.errors import BundleError, DeviceError
-from cutlass_aot.runtime import device
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax_tvm_ffi")
@@ -22,21 +16,11 @@ from cutlass_aot.jax import gemm  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
-BUNDLES = Path(__file__).resolve().parents[2] / "build" / "bundles"
 
-
-@pytest.fixture(scope="module")
-def bundle():
-    try:
-        capability = device.compute_capability(0)
-        found = cutlass_aot.open(BUNDLES / "sm90")
-    except (DeviceError, BundleError) as error:
-        pytest.skip(str(error))
-    if capability != (9, 0):
-        pytest.skip(f"the bundle is for sm_90a, GPU 0 has compute capability {capability}")
+@pytest.fixture(autouse=True)
+def jax_has_a_gpu():
     if jax.default_backend() != "gpu":
         pytest.skip("this JAX has no GPU support")
-    return found
 
 
 def random(*shape):

@@ -5,13 +5,9 @@ cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu tests/gpu/test_
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import cutlass_aot
-from cutlass_aot.errors import BundleError, DeviceError, KernelNotFound, OperandError
-from cutlass_aot.runtime import device
+from cutlass_aot.errors import KernelNotFound, OperandError
 
 ops = pytest.importorskip("cutlass.operators")
 torch = pytest.importorskip("torch")
@@ -19,20 +15,6 @@ torch = pytest.importorskip("torch")
 from cutlass_aot.operators import artifact  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-
-BUNDLES = Path(__file__).resolve().parents[2] / "build" / "bundles"
-
-
-@pytest.fixture(scope="module")
-def bundle():
-    try:
-        capability = device.compute_capability(0)
-        found = cutlass_aot.open(BUNDLES / "sm90")
-    except (DeviceError, BundleError) as error:
-        pytest.skip(str(error))
-    if capability != (9, 0):
-        pytest.skip(f"the bundle is for sm_90a, GPU 0 has compute capability {capability}")
-    return found
 
 
 def operands(m, n, k, dtype=torch.bfloat16, batch=()):
