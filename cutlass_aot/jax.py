@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"cutlass_aot.jax needs jax and jax-tvm-ffi on Python 3.11 or newer ({error}): "
-        "pip install 'cutlass-aot[jax]'"
+        "pip install jax jax-tvm-ffi (Python 3.11 or newer)"
     ) from error
 
 __all__ = ["gemm"]

@@ -78,7 +78,8 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         click.echo(table(rows, ("kernel", "registers", "spill bytes", "cubin bytes")))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
-    click.echo(f"{shown}, for {', '.join(targets) or 'no target'}")
+    tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
+    click.echo(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
     return 0
 
 

@@ -101,6 +101,12 @@ class Bundle:
         """Its groups of functionally equivalent kernels, by name."""
         return self.catalog.groups
 
+    @property
+    def tuned_for(self) -> tuple[str, ...]:
+        """Models of GPUs, as their drivers name them, on which kernels of it were measured."""
+        models = {ranking.gpu for group in self.groups for ranking in group.rankings if ranking.measured}
+        return tuple(sorted(models))
+
     def __repr__(self) -> str:
         count = sum(group.count for group in self.groups)
         kernels = f"{count} kernel{'' if count == 1 else 's'}"
@@ -115,6 +121,7 @@ class Bundle:
         operation: str = "gemm",
         epilogue: str = "",
         target: str | None = None,
+        gpu: str | None = None,
     ) -> list[KernelHandle]:
         """Kernels that support the operands, best first (:mod:`cutlass_aot.runtime.select`); never empty.
 
@@ -128,16 +135,20 @@ class Bundle:
             target: exact name of a GPU code target: ``sm_90`` is not ``sm_90a``. None takes the best of
                 those that run on the operands' GPU, or, for descriptions on no device, every target of the
                 bundle, one after the other.
+            gpu: model of a GPU as its driver names it, such as ``NVIDIA H200``, to order kernels for operands
+                on no device as there; with ``target``, where the bundle has several. Of operands on a GPU
+                their own decides.
 
         Raises:
             KernelNotFound: if there is none; says what was asked and what comes nearest.
-            OperandError: if an operand cannot be described, or ``target`` is not the name of one.
+            OperandError: if an operand cannot be described, ``target`` is not the name of one, or ``gpu`` is
+                given for a bundle of several targets and none is named.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
         return [
             kernel
-            for served in self._served(operands, accumulator, operation, epilogue, target, None)
+            for served in self._served(operands, accumulator, operation, epilogue, target, gpu)
             for kernel in ordered(*served)
         ]
 
@@ -158,8 +169,7 @@ class Bundle:
             operation: what is computed.
             epilogue: what is done before the result is stored.
             target: exact name of a GPU code target, None for the best there is.
-            gpu: model of a GPU, such as ``NVIDIA H200``, to choose for operands on no device; their own
-                decides otherwise.
+            gpu: model of a GPU to choose for, as for :meth:`find`.
 
         Raises:
             KernelNotFound: as for :meth:`find`, like the other errors.
@@ -184,6 +194,11 @@ class Bundle:
         """
         request, ordinal = self._request(operation, epilogue, accumulator, target, operands)
         descriptions = request.operands
+        if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
+            raise OperandError(
+                f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
+                f"{', '.join(self.targets)}"
+            )
         found = False
         for name in request.targets:
             entries = lookup.serving(self.catalog.groups, request, name)

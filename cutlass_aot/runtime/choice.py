@@ -42,12 +42,15 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
     sms = sm_count or select.usual_sm_count(groups[0].entry.target)
     measured: list[Ranked] = []
     modelled: list[tuple[str, Ranked]] = []
+    elsewhere: set[str] = set()
     for group in groups:
         for reference in group.rankings:
             if not reference.measured:
                 modelled.append((reference.gpu, group.ranking(reference)))
             elif reference.gpu == gpu:
                 measured.append(group.ranking(reference))
+            else:
+                elsewhere.add(reference.gpu)
     if measured:
         ranking = select.merged(measured)
         found = select.tuned(ranking, extents) or select.nearest_tuned(
@@ -55,7 +58,12 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
         )
         if found is not None:
             return found
-    return select.modelled(modelled, extents) or _default_order(groups, extents, sms)
+    found = select.modelled(modelled, extents) or _default_order(groups, extents, sms)
+    if elsewhere and not measured:
+        where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
+        reason = f"{found.reason}; measured on {', '.join(sorted(elsewhere))}, {where}"
+        found = Preference(found.tier, reason, found.digests)
+    return found
 
 
 def best(

@@ -190,7 +190,10 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
         except KernelNotFound:
             if not bundle.catalog.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
                 return f"no kernel of the bundle takes {dtype} and gives {dtype}"
-            return bundle.explain(*operands)[0][1].reason
+            reason = bundle.explain(*operands)[0][1].reason
+            if "on a CUDA device" in reason:
+                return f"its weight is on {weight.device}: move the model to its GPU first"
+            return reason
         except (Incompatible, DeviceError) as error:
             return str(error)
     return ""

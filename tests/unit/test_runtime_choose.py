@@ -11,7 +11,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import describe
-from cutlass_aot.errors import BundleError, CorruptFile, KernelNotFound
+from cutlass_aot.errors import BundleError, CorruptFile, KernelNotFound, OperandError
 from cutlass_aot.runtime import group as group_module
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.schema.catalog import CATALOG_NAME, Groups
@@ -331,3 +331,20 @@ def test_choose_refuses_as_find_does(tmp_path: Path, gpu: dict[str, Any]) -> Non
             ask(a, b, out, operation="conv")
         with pytest.raises(KernelNotFound, match="expected 3 operands, got 2"):
             ask(a, b)
+
+
+def test_a_gpu_without_a_target_is_asked_for_one(tmp_path: Path) -> None:
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", [*designs(), *designs(target="sm_100a")]))
+    for ask in (bundle.choose, bundle.find):
+        with pytest.raises(OperandError, match="name the target too, one of sm_100a, sm_90a"):
+            ask(*operands(), gpu="NVIDIA H200")
+        assert ask(*operands(), gpu="NVIDIA H200", target="sm_90a")
+
+
+def test_a_bundle_says_what_it_was_tuned_for(tmp_path: Path) -> None:
+    assert opened(tmp_path / "none", F16).tuned_for == ()
+    assert opened(tmp_path / "modelled", F16, ranking(F16, MODELLED)).tuned_for == ()
+    tuned = opened(tmp_path / "tuned", F16, ranking(F16), ranking(F16, MODELLED))
+    assert tuned.tuned_for == ("NVIDIA H200",)
+    other = tuned.choose(*operands(), target=F16[0].target, gpu="NVIDIA H100")
+    assert other.reason.endswith("; measured on NVIDIA H200, not on 'NVIDIA H100'")
