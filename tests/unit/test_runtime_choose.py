@@ -343,8 +343,9 @@ def test_a_gpu_without_a_target_is_asked_for_one(tmp_path: Path) -> None:
 
 def test_a_bundle_says_what_it_was_tuned_for(tmp_path: Path) -> None:
     assert opened(tmp_path / "none", F16).tuned_for == ()
-    assert opened(tmp_path / "modelled", F16, ranking(F16, MODELLED)).tuned_for == ()
-    tuned = opened(tmp_path / "tuned", F16, ranking(F16), ranking(F16, MODELLED))
+    modelled = ranking(F16, measured=False, gpu="B200")
+    assert opened(tmp_path / "modelled", F16, modelled).tuned_for == ()
+    tuned = opened(tmp_path / "tuned", F16, ranking(F16))
     assert tuned.tuned_for == ("NVIDIA H200",)
     other = tuned.choose(*operands(), target=F16[0].target, gpu="NVIDIA H100")
     assert other.reason.endswith("; measured on NVIDIA H200, not on 'NVIDIA H100'")
