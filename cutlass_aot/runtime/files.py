@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import BundleError, CorruptFile, SchemaTooNew
+from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -29,7 +29,7 @@ from cutlass_aot.schema.catalog import (
     FileReference,
     check_relative,
 )
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import check_schema, digest
 
 MANIFEST_KIND = "cutlass-aot bundle"
 MAX_MANIFEST_BYTES = 1 << 26
@@ -206,14 +206,7 @@ def _listed(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("kind") != MANIFEST_KIND:
         found = body.get("kind") if isinstance(body, dict) else type(body).__name__
         raise CorruptFile(f"{what} is not the manifest of a bundle (found kind {found!r})")
-    schema = body.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise CorruptFile(f"{what} has no valid schema version (found {schema!r})")
-    if schema > SCHEMA:
-        raise SchemaTooNew(
-            f"{what} has schema version {schema}, this cutlass-aot reads up to {SCHEMA}: "
-            "upgrade cutlass-aot to a release that knows it"
-        )
+    check_schema(body.get("schema"), SCHEMA, what)
     files = body.get("files")
     if not isinstance(files, dict):
         raise CorruptFile(f"{what} lists no files: {_FETCH}")

@@ -171,7 +171,7 @@ class Ranked:
             best, unknown = problem.seconds[0], problem.seconds[-1] * UNMEASURED
             found = {
                 digest: log2(
-                    times.get(digest, unknown) / best / estimate_of(candidate, problem.extents, sm_count)
+                    times.get(digest, unknown) / best / estimate(candidate, problem.extents, sm_count)
                 )
                 for digest, candidate in candidates.items()
             }
@@ -231,7 +231,7 @@ def nearest_tuned(
         for digest, rate in ranking.rates(problem, candidates, sm_count).items():
             totals[digest] += weight * rate
     scores = {
-        digest: totals[digest] / weights + log2(estimate_of(candidate, extents, sm_count))
+        digest: totals[digest] / weights + log2(estimate(candidate, extents, sm_count))
         for digest, candidate in candidates.items()
     }
     ordered = tuple(sorted(scores, key=lambda digest: (scores[digest], digest)))
@@ -282,19 +282,14 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
     return (*_order(candidate, extents, sm_count or usual_sm_count(kernel.target)), kernel.name)
 
 
-def estimate(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> float:
-    """Estimated time for each step along K, in multiply-adds of one SM; see the module's description."""
-    return estimate_of(candidate_of(kernel), extents, sm_count or usual_sm_count(kernel.target))
-
-
 def candidate_of(kernel: Kernel) -> Candidate:
     """A kernel's part of a choice."""
     design = dict(kernel.design)
     return Candidate.make([design.get(name) for name in DECISIVE], dict(kernel.constants))
 
 
-def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
-    """:func:`estimate`, of a candidate."""
+def estimate(candidate: Candidate, extents: Extents, sm_count: int) -> float:
+    """Estimated time for each step along K, in multiply-adds of one SM; see the module's description."""
     rows, columns = (extents.n, extents.m) if candidate.swapped else (extents.m, extents.n)
     tile_m, tile_n, pair = candidate.tile_m, candidate.tile_n, candidate.pair
     # Written out: this is asked of every kernel of a group at each problem not seen before.
@@ -308,7 +303,7 @@ def estimate_of(candidate: Candidate, extents: Extents, sm_count: int) -> float:
 
 def _order(candidate: Candidate, extents: Extents, sm_count: int) -> tuple[float, int, int, int]:
     return (
-        estimate_of(candidate, extents, sm_count),
+        estimate(candidate, extents, sm_count),
         -candidate.tile_m * candidate.tile_n,
         candidate.cluster,
         candidate.scheduler,

@@ -81,6 +81,28 @@ def seal(kind: str, schema: int, body: Any) -> bytes:
     return encode({"kind": kind, "schema": schema, "sha256": digest(payload), "body": payload})
 
 
+def check_schema(version: Any, newest: int, what: str) -> int:
+    """A file's schema version, after a look at it.
+
+    Args:
+        version: what the file says.
+        newest: the newest that this reader knows.
+        what: how to call the file in an error.
+
+    Raises:
+        CorruptFile: for what is no version.
+        SchemaTooNew: for one above ``newest``.
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CorruptFile(f"{what} has no valid schema version (found {version!r})")
+    if version > newest:
+        raise SchemaTooNew(
+            f"{what} has schema version {version}, this cutlass-aot reads up to {newest}: "
+            "upgrade cutlass-aot to a release that knows it"
+        )
+    return version
+
+
 def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
     """Open an envelope written by :func:`seal`.
 
@@ -98,14 +120,7 @@ def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
     if not isinstance(envelope, dict) or envelope.get("kind") != kind:
         found = envelope.get("kind") if isinstance(envelope, dict) else type(envelope).__name__
         raise CorruptFile(f"{what} is not a {kind!r} file (found {found!r})")
-    version = envelope.get("schema")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise CorruptFile(f"{what} has no valid schema version (found {version!r})")
-    if version > schema:
-        raise SchemaTooNew(
-            f"{what} has schema version {version}, this cutlass-aot reads up to {schema}: "
-            "upgrade cutlass-aot to a release that knows it"
-        )
+    version = check_schema(envelope.get("schema"), schema, what)
     if version < schema:
         raise CorruptFile(
             f"{what} has schema version {version}, which this cutlass-aot no longer reads: "

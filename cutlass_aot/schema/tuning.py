@@ -19,7 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import CorruptFile, SchemaTooNew, TuningError
+from cutlass_aot.errors import CorruptFile, TuningError
+from cutlass_aot.schema.encoding import check_schema
 from cutlass_aot.schema.operands import MAX_EXTENT
 from cutlass_aot.schema.ranking import Extents
 
@@ -283,14 +284,7 @@ def _envelope(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("kind") != TUNING_KIND:
         found = record.get("kind") if isinstance(record, dict) else type(record).__name__
         raise CorruptFile(f"{what} is not a tuning file (found kind {found!r}, expected {TUNING_KIND!r})")
-    schema = record.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise CorruptFile(f"{what} has no valid schema version (found {schema!r})")
-    if schema > TUNING_SCHEMA:
-        raise SchemaTooNew(
-            f"{what} has schema version {schema}, this cutlass-aot reads up to {TUNING_SCHEMA}: "
-            "upgrade cutlass-aot to a release that knows it"
-        )
+    check_schema(record.get("schema"), TUNING_SCHEMA, what)
     return record
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.runtime.select import estimate, sort_key
+from cutlass_aot.runtime import select
+from cutlass_aot.runtime.select import candidate_of, sort_key, usual_sm_count
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
 from tests.unit.kernels import gemm
@@ -15,6 +16,10 @@ from tests.unit.kernels import gemm
 
 def default_order(kernels, extents, sm_count=None):
     return sorted(kernels, key=lambda kernel: sort_key(kernel, extents, sm_count))
+
+
+def estimate(of: Kernel, extents: Extents, sm_count: int | None = None) -> float:
+    return select.estimate(candidate_of(of), extents, sm_count or usual_sm_count(of.target))
 
 
 def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Kernel:

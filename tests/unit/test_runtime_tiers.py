@@ -16,7 +16,7 @@ from cutlass_aot.runtime.select import (
     Candidate,
     Ranked,
     default_order,
-    estimate_of,
+    estimate,
     merged,
     modelled,
     nearest_tuned,
@@ -125,8 +125,8 @@ def test_kernels_without_a_time_rank_behind_those_with_one() -> None:
 def test_times_are_carried_over_by_the_estimate() -> None:
     # One wave of 128 x 128 tiles fits exactly; a row more is a second wave, for 256 x 128 it is none.
     known, asked = Extents(1, 12 * 128, 11 * 128, 4096), Extents(1, 12 * 128 + 1, 11 * 128, 4096)
-    assert estimate_of(CANDIDATES["bb"], asked, SMS) == 2 * estimate_of(CANDIDATES["bb"], known, SMS)
-    assert estimate_of(CANDIDATES["dd"], asked, SMS) == estimate_of(CANDIDATES["dd"], known, SMS)
+    assert estimate(CANDIDATES["bb"], asked, SMS) == 2 * estimate(CANDIDATES["bb"], known, SMS)
+    assert estimate(CANDIDATES["dd"], asked, SMS) == estimate(CANDIDATES["dd"], known, SMS)
     two = {digest: CANDIDATES[digest] for digest in ("bb", "dd")}
     ranking = ranking_of(ranked(known, "bb", "dd", seconds=(1e-5, 1.3e-5)))
     found = nearest_tuned(ranking, asked, two, SMS)
@@ -214,7 +214,7 @@ def test_the_default_order_is_by_the_estimate() -> None:
     found = default_order(CANDIDATES, SQUARE, SMS)
     assert found.tier == "default order"
     assert found.reason == "the least estimated time on 132 SMs"
-    estimates = [estimate_of(CANDIDATES[digest], SQUARE, SMS) for digest in found.digests]
+    estimates = [estimate(CANDIDATES[digest], SQUARE, SMS) for digest in found.digests]
     assert estimates == sorted(estimates)
 
 
@@ -316,6 +316,6 @@ def test_the_default_order_has_every_candidate_once(names: list[str], extents: E
     found = default_order({name: CANDIDATES[name] for name in names}, extents, sms)
     assert sorted(found.digests) == sorted(names)
     again = default_order({name: CANDIDATES[name] for name in reversed(names)}, extents, sms)
-    estimates = {name: estimate_of(CANDIDATES[name], extents, sms) for name in names}
+    estimates = {name: estimate(CANDIDATES[name], extents, sms) for name in names}
     for one, other in zip(found.digests, again.digests, strict=True):
         assert estimates[one] == estimates[other]
