@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared
 from cutlass_aot.builder.messages import problem_record
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
@@ -31,19 +32,6 @@ class Compilation:
     artifacts: dict[str, Artifact]
     failures: list[Failure]
     compiled: int
-
-
-class Progress(Protocol):
-    """What is told of a compilation as it goes."""
-
-    def compiled(self, kernel: Kernel, seconds: float) -> None:
-        """A kernel was compiled and stored."""
-
-    def shared(self, kernel: Kernel) -> None:
-        """Another builder has stored a kernel that this one was about to compile."""
-
-    def failed(self, failure: Failure) -> None:
-        """A kernel failed; the others go on."""
 
 
 def enumerate_kernels(
@@ -129,7 +117,7 @@ def compile_missing(
     sources: Sources,
     store: Store,
     workspace: Path,
-    progress: Progress,
+    tell: Listener,
 ) -> Compilation:
     """Compile the kernels that a plan has no artifact for; one that fails stops no other."""
     artifacts: dict[str, Artifact] = {}
@@ -145,7 +133,7 @@ def compile_missing(
         if artifact is not None:
             store.unlock(item.key)
             artifacts[item.key] = artifact
-            progress.shared(item.kernel)
+            tell(Shared(item.kernel, artifact))
             return False
         return True
 
@@ -160,14 +148,14 @@ def compile_missing(
             if result.error:
                 log = store.put_log(item.key, _log_text(item, result.error, result.log))
                 failures[item.key] = Failure(item.kernel, result.error, log)
-                progress.failed(failures[item.key])
+                tell(Failed(failures[item.key]))
             else:
                 artifact = _artifact(result.reply)
                 file = Path(result.job.request["object"])
                 keep_artifact(store, item.key, item.kernel, artifact, file)
                 artifacts[item.key] = artifact
                 compiled += 1
-                progress.compiled(item.kernel, artifact.seconds)
+                tell(Compiled(item.kernel, artifact))
             store.unlock(item.key)
     finally:
         store.unlock_all()

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder import rank as ranking
+from cutlass_aot.builder.events import Enumerating, Finished, Linking, Listener, Planned, Ranking, UpToDate
 from cutlass_aot.builder.link_groups import link_groups, link_launchers
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
@@ -29,22 +29,6 @@ from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.tuning import Tuning
 from cutlass_aot.store.store import Store
-
-
-class Report(compiling.Progress, Protocol):
-    """What is told of a build as it goes."""
-
-    def enumerating(self, questions: int) -> None:
-        """The generators are being asked."""
-
-    def ranking(self, shapes: int) -> None:
-        """The heuristic is being asked which kernels are the fastest for so many shapes."""
-
-    def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
-        """The plan is made; compiling starts."""
-
-    def linking(self, groups: int) -> None:
-        """All kernels are there; libraries are being linked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +126,7 @@ def _naming(manifest_path: Path) -> Iterator[None]:
 
 
 def make_plan(
-    manifest_path: Path, store_path: Path, *, jobs: int, timeout: float, report: Report
+    manifest_path: Path, store_path: Path, *, jobs: int, timeout: float, tell: Listener
 ) -> tuple[Selection, list[PlannedKernel]]:
     """Say what a build of this manifest would do. A store is read if there is one; none is made.
 
@@ -156,7 +140,7 @@ def make_plan(
     plan = _plan_digest(inputs)
     selection = planning.load_selection(store, plan) if store else None
     if selection is None:
-        selection = _enumerate(inputs, jobs, timeout, report)
+        selection = _enumerate(inputs, jobs, timeout, tell)
     with _naming(manifest_path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.provenance)
     keys = planning.kernel_keys(selection, inputs.tools.sources, inputs.tools.compiler.fingerprint)
@@ -170,7 +154,7 @@ def build(
     *,
     jobs: int,
     timeout: float,
-    report: Report,
+    tell: Listener,
 ) -> BuildResult:
     """Build a manifest's bundle.
 
@@ -180,14 +164,14 @@ def build(
         output: directory under which the bundle's directory, named as the bundle, is put.
         jobs: workers at once.
         timeout: seconds one kernel may take.
-        report: told as it goes.
+        tell: called with every event.
 
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
     inputs = _inputs(manifest_path, linkers=True)
     manifest, store = inputs.manifest, Store(store_path)
-    selection = _selection(inputs, store, jobs, timeout, report)
+    selection = _selection(inputs, store, jobs, timeout, tell)
     # A tuning file may turn out not to fit only when its kernels are compiled.
     with _naming(manifest_path):
         recipe = Recipe(
@@ -198,7 +182,7 @@ def build(
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, report)
+        return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, tell)
 
 
 def build_kernels(
@@ -209,7 +193,7 @@ def build_kernels(
     *,
     jobs: int,
     timeout: float,
-    report: Report,
+    tell: Listener,
 ) -> BuildResult:
     """Build a bundle of kernels that somebody else has chosen, from their records.
 
@@ -220,7 +204,7 @@ def build_kernels(
         output: directory under which the bundle's directory, named as the bundle, is put.
         jobs: workers at once.
         timeout: seconds one kernel may take.
-        report: told as it goes.
+        tell: called with every event.
 
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
@@ -229,7 +213,7 @@ def build_kernels(
     selection = planning.given(kernels, compiler.versions["nvidia-cutlass-dsl"])
     sources = planning.find_sources({kernel.generator for kernel in selection.kernels})
     tools = _Tools(sources, compiler, {host: LinkToolchain.detect(host) for host in recipe.hosts})
-    return _bundle(recipe, selection, tools, Store(store_path), output, jobs, timeout, report)
+    return _bundle(recipe, selection, tools, Store(store_path), output, jobs, timeout, tell)
 
 
 def _bundle(
@@ -240,7 +224,7 @@ def _bundle(
     output: Path,
     jobs: int,
     timeout: float,
-    report: Report,
+    tell: Listener,
 ) -> BuildResult:
     """Compile what the store lacks of a selection, link, write."""
     bundle = output / recipe.name
@@ -248,35 +232,40 @@ def _bundle(
     inputs_digest = _inputs_digest(recipe, selection, tools, keys)
     known = store.get_record("bundle", inputs_digest)
     if isinstance(known, dict) and bundle_is(bundle, str(known.get("catalog_sha256"))):
-        report.planned(0, len(keys), selection.remarks)
-        return BuildResult(bundle, len(keys), 0, (), False)
+        tell(UpToDate(len(keys)))
+        return _finish(BuildResult(bundle, len(keys), 0, (), False), tell)
 
     check_planned(recipe.tuning, selection.kernels, tools.provenance)
     planned = planning.against_store(selection, keys, store)
     missing = [item for item in planned if item.artifact is None]
-    report.planned(len(missing), len(planned) - len(missing), selection.remarks)
+    tell(Planned(tuple(planned), selection.remarks))
     artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
     failures: list[Failure] = []
     compiled = 0
     if missing:
         with store.workspace() as workspace, tools.pool(jobs, workspace, timeout) as pool:
-            done = compiling.compile_missing(pool, missing, tools.sources, store, workspace, report)
+            done = compiling.compile_missing(pool, missing, tools.sources, store, workspace, tell)
         artifacts.update(done.artifacts)
         failures, compiled = done.failures, done.compiled
     if failures:
-        return BuildResult(bundle, len(keys), compiled, tuple(failures), False)
+        return _finish(BuildResult(bundle, len(keys), compiled, tuple(failures), False), tell)
 
-    outcome = _write(recipe, selection, tools, store, bundle, keys, artifacts, report)
+    outcome = _write(recipe, selection, tools, store, bundle, keys, artifacts, tell)
     store.put_record("bundle", inputs_digest, {"catalog_sha256": outcome.catalog_sha256})
-    return BuildResult(bundle, len(keys), compiled, (), outcome.written)
+    return _finish(BuildResult(bundle, len(keys), compiled, (), outcome.written), tell)
 
 
-def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, report: Report) -> Selection:
+def _finish(result: BuildResult, tell: Listener) -> BuildResult:
+    tell(Finished(result.bundle, result.kernels, result.compiled, len(result.failures), result.written))
+    return result
+
+
+def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, tell: Listener) -> Selection:
     """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
     plan = _plan_digest(inputs)
     selection = planning.load_selection(store, plan)
     if selection is None:
-        selection = _enumerate(inputs, jobs, timeout, report)
+        selection = _enumerate(inputs, jobs, timeout, tell)
         planning.save_selection(store, plan, selection)
     return selection
 
@@ -288,9 +277,9 @@ def _plan_digest(inputs: _Inputs) -> str:
     )
 
 
-def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Selection:
+def _enumerate(inputs: _Inputs, jobs: int, timeout: float, tell: Listener) -> Selection:
     questions = planning.enumerations(inputs.manifest, inputs.tools.sources)
-    report.enumerating(len(questions))
+    tell(Enumerating(len(questions)))
     with (
         tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
         inputs.tools.pool(jobs, Path(folder), timeout) as pool,
@@ -301,7 +290,7 @@ def _enumerate(inputs: _Inputs, jobs: int, timeout: float, report: Report) -> Se
             selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
             if inputs.model is None:
                 return selection
-            report.ranking(len(inputs.manifest.select.shapes.extents))
+            tell(Ranking(len(inputs.manifest.select.shapes.extents)))
             return ranking.rank(
                 selection, inputs.manifest, inputs.model, inputs.tools.sources, inputs.devices, pool
             )
@@ -334,7 +323,7 @@ def _write(
     bundle: Path,
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
-    report: Report,
+    tell: Listener,
 ) -> Outcome:
     entries = planning.kernel_entries(
         selection.kernels, keys, artifacts, tools.sources, tools.compiler.fingerprint
@@ -342,7 +331,9 @@ def _write(
     measured = measured_rankings(recipe.tuning, entries, tools.provenance)
     first = tools.linkers[recipe.hosts[0]]
     with store.workspace() as workspace:
-        groups = link_groups(entries, tools.linkers, store, workspace, report.linking)
+        groups = link_groups(
+            entries, tools.linkers, store, workspace, lambda libraries: tell(Linking(libraries))
+        )
         return write_bundle(
             BundlePlan(
                 name=recipe.name,

@@ -31,7 +31,7 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, out: Path) -
 
     report = make_report()
     try:
-        result = build(manifest, store, out, jobs=jobs, timeout=timeout, report=report)
+        result = build(manifest, store, out, jobs=jobs, timeout=timeout, tell=report)
     finally:
         report.close()
     if result.failures:

@@ -19,7 +19,7 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: boo
     from cutlass_aot.builder.pipeline import make_plan
     from cutlass_aot.cli.progress import PlainReport
 
-    selection, planned = make_plan(manifest, store, jobs=jobs, timeout=timeout, report=PlainReport())
+    selection, planned = make_plan(manifest, store, jobs=jobs, timeout=timeout, tell=PlainReport())
     if as_json:
         kernels = [
             {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}

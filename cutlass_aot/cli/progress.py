@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from cutlass_aot.builder import events
+from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.cli.render import plural
-from cutlass_aot.schema.kernel import Kernel
 
 
 class PlainReport:
@@ -23,39 +23,36 @@ class PlainReport:
         self._failed = 0
         self._start = time.monotonic()
 
-    def enumerating(self, questions: int) -> None:
-        """The generators are being asked."""
-        click.echo(f"enumerating: {plural(questions, 'problem')}", err=True)
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, events.Enumerating):
+            click.echo(f"enumerating: {plural(event.problems, 'problem')}", err=True)
+        elif isinstance(event, events.Ranking):
+            click.echo(f"ranking: {plural(event.shapes, 'shape')}", err=True)
+        elif isinstance(event, events.Planned):
+            self._planned(event)
+        elif isinstance(event, (events.Compiled, events.Shared)):
+            self._step()
+        elif isinstance(event, events.Failed):
+            self._failed += 1
+            self._show_failure(event.failure)
+            self._step()
+        elif isinstance(event, events.Linking):
+            self.close()
+            click.echo(f"linking: {plural(event.libraries, 'library')}", err=True)
+        elif isinstance(event, events.Notice):
+            click.echo(f"note: {event.text}", err=True)
 
-    def ranking(self, shapes: int) -> None:
-        """The heuristic is being asked."""
-        click.echo(f"ranking: {plural(shapes, 'shape')}", err=True)
-
-    def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
-        """The plan is made."""
-        for remark in remarks:
+    def _planned(self, event: events.Planned) -> None:
+        for remark in event.remarks:
             click.echo(f"note: {remark}", err=True)
-        click.echo(f"plan: {plural(to_build, 'kernel')} to build, {present} present", err=True)
-        self._total = to_build
+        present = len(event.kernels) - event.missing
+        click.echo(f"plan: {plural(event.missing, 'kernel')} to build, {present} present", err=True)
+        self._total = event.missing
         self._start = time.monotonic()
 
-    def compiled(self, kernel: Kernel, seconds: float) -> None:
-        """A kernel was compiled and stored."""
-        self._step()
-
-    def shared(self, kernel: Kernel) -> None:
-        """Another builder stored a kernel."""
-        self._step()
-
-    def failed(self, failure: Failure) -> None:
-        """A kernel failed."""
-        self._failed += 1
+    def _show_failure(self, failure: Failure) -> None:
         click.echo(_failure_line(failure), err=True)
-        self._step()
-
-    def linking(self, groups: int) -> None:
-        """Libraries are being linked."""
-        click.echo(f"linking: {plural(groups, 'library')}", err=True)
 
     def _step(self) -> None:
         self._done += 1
@@ -89,23 +86,15 @@ class BarReport(PlainReport):
         )
         self._task: Any = None
 
-    def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
-        """The plan is made; the bar begins."""
-        super().planned(to_build, present, remarks)
-        if to_build:
+    def _planned(self, event: events.Planned) -> None:
+        super()._planned(event)
+        if event.missing:
             self._progress.start()
-            self._task = self._progress.add_task("compiling", total=to_build, rate="", failed="")
+            self._task = self._progress.add_task("compiling", total=event.missing, rate="", failed="")
 
-    def failed(self, failure: Failure) -> None:
-        """A kernel failed: a line above the bar."""
-        self._failed += 1
+    def _show_failure(self, failure: Failure) -> None:
+        """A line above the bar."""
         self._console.print(_failure_line(failure), markup=False, highlight=False, soft_wrap=True)
-        self._step()
-
-    def linking(self, groups: int) -> None:
-        """Libraries are being linked: the bar is done."""
-        self.close()
-        super().linking(groups)
 
     def _step(self) -> None:
         self._done += 1

@@ -17,8 +17,8 @@ from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 
 if TYPE_CHECKING:
-    from cutlass_aot.builder.pipeline import BuildResult, Report
-    from cutlass_aot.builder.records import Failure
+    from cutlass_aot.builder.events import Event, Listener
+    from cutlass_aot.builder.pipeline import BuildResult
 
 
 def build(
@@ -33,7 +33,7 @@ def build(
     version: str = "0.1.0",
     jobs: int | None = None,
     timeout: float = 600.0,
-    report: Report | None = None,
+    tell: Listener | None = None,
 ) -> BuildResult:
     """Build a bundle of operators; compiled in worker processes, without a GPU.
 
@@ -53,7 +53,8 @@ def build(
         version: version of the bundle's wheel.
         jobs: kernels compiled at once; None for as many as there are cores.
         timeout: seconds one kernel may take.
-        report: told as it goes; None writes to the logger ``cutlass_aot``.
+        tell: called with every event of ``cutlass_aot.builder.events``; None writes to the logger
+            ``cutlass_aot``.
 
     Returns:
         What was built; ``bundle`` is the directory to open.
@@ -80,7 +81,7 @@ def build(
         Path(out),
         jobs=available_cores() if jobs is None else jobs,
         timeout=timeout,
-        report=report or _LogReport(),
+        tell=tell or _log,
     )
     if result.failures:
         lines = [
@@ -154,34 +155,21 @@ def _profile_name(device: str | Mapping[str, str], target: str) -> str:
     return device[target]
 
 
-class _LogReport:
-    """Writes how a build goes to the logger ``cutlass_aot``."""
+def _log(event: Event) -> None:
+    """Write how a build goes to the logger ``cutlass_aot``."""
+    from cutlass_aot.builder import events
 
-    def __init__(self) -> None:
-        self._log = logging.getLogger("cutlass_aot")
-
-    def enumerating(self, questions: int) -> None:
-        """No generator is asked for kernels that are given."""
-
-    def ranking(self, shapes: int) -> None:
-        """Kernels that are given are not ranked."""
-
-    def planned(self, to_build: int, present: int, remarks: Sequence[str]) -> None:
-        """The plan is made."""
-        self._log.info("%d kernels to build, %d present", to_build, present)
-
-    def compiled(self, kernel: Kernel, seconds: float) -> None:
-        """A kernel was compiled and stored."""
-        self._log.info("compiled %s in %.1f s", kernel.name, seconds)
-
-    def shared(self, kernel: Kernel) -> None:
-        """Another builder stored a kernel."""
-        self._log.info("another builder compiled %s", kernel.name)
-
-    def failed(self, failure: Failure) -> None:
-        """A kernel failed."""
-        self._log.error("%s failed: %s (log: %s)", failure.kernel.name, failure.reason, failure.log)
-
-    def linking(self, groups: int) -> None:
-        """Libraries are being linked."""
-        self._log.info("linking %d libraries", groups)
+    log = logging.getLogger("cutlass_aot")
+    if isinstance(event, events.Planned):
+        log.info("%d kernels to build, %d present", event.missing, len(event.kernels) - event.missing)
+    elif isinstance(event, events.Compiled):
+        log.info("compiled %s in %.1f s", event.kernel.name, event.artifact.seconds)
+    elif isinstance(event, events.Shared):
+        log.info("another builder compiled %s", event.kernel.name)
+    elif isinstance(event, events.Failed):
+        failure = event.failure
+        log.error("%s failed: %s (log: %s)", failure.kernel.name, failure.reason, failure.log)
+    elif isinstance(event, events.Linking):
+        log.info("linking %d libraries", event.libraries)
+    elif isinstance(event, events.Notice):
+        log.warning("%s", event.text)

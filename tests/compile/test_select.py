@@ -49,7 +49,7 @@ def manifest(tmp_path):
 
 
 def plan(path, store="no-store"):
-    return pipeline.make_plan(path, path.parent / store, jobs=1, timeout=120, report=PlainReport())
+    return pipeline.make_plan(path, path.parent / store, jobs=1, timeout=120, tell=PlainReport())
 
 
 def test_the_best_of_each_shape_are_kept_and_ranked(manifest):
@@ -182,7 +182,7 @@ def _check_choices(bundle):
 def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = [16, 8192], nk = [[8192, 8192]]")
     path = manifest(small, ("keep = 2", "keep = 1"), (', "TgvGemm"', ""))
-    options = {"jobs": 2, "timeout": 120, "report": PlainReport()}
+    options = {"jobs": 2, "timeout": 120, "tell": PlainReport()}
     built = pipeline.build(path, tmp_path / "store", tmp_path / "out", **options)
     assert (built.kernels, built.compiled, built.failures) == (2, 2, ())
     _check_choices(built.bundle)

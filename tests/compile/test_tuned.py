@@ -51,7 +51,7 @@ class Builder:
     def __call__(self, out, select="", filters=""):
         path = self.manifest(select, filters)
         return pipeline.build(
-            path, self.root / "store", self.root / out, jobs=2, timeout=300, report=PlainReport()
+            path, self.root / "store", self.root / out, jobs=2, timeout=300, tell=PlainReport()
         )
 
 
@@ -119,7 +119,7 @@ def test_a_kernel_that_is_not_selected_is_refused_before_anything_is_compiled(bu
     with pytest.raises(
         ManifestError, match=r"t\.json: .* which this build does not have: leave the file out"
     ):
-        pipeline.make_plan(path, build.root / "empty", jobs=1, timeout=300, report=PlainReport())
+        pipeline.make_plan(path, build.root / "empty", jobs=1, timeout=300, tell=PlainReport())
     with pytest.raises(ManifestError, match="which this build does not have"):
         build("refused", SELECT, "max_per_group = 1")
 

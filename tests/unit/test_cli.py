@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.builder.records import Failure
+from cutlass_aot.builder.events import Compiled, Failed, Planned
+from cutlass_aot.builder.records import Failure, PlannedKernel
 from cutlass_aot.cli import _COMMANDS, main
 from cutlass_aot.cli.render import plural, size, table
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.store import Store
 from tests.unit.bundles import FAKE_LIBRARY, designs, write_bundle
 from tests.unit.kernels import gemm, operand
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ARTIFACT = Artifact("0" * 64, 1000, Facts("sm_90a", "12.9", 168, 0, 1024, 900), 1.0)
 
 
 @pytest.fixture
@@ -203,11 +206,11 @@ def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
 ):
     from cutlass_aot.builder import pipeline
 
-    def build(manifest, store, out, *, jobs, timeout, report):
-        report.planned(3, 0, ())
+    def build(manifest, store, out, *, jobs, timeout, tell):
+        tell(Planned(tuple(PlannedKernel(kernel, "0" * 64, None, "") for kernel in designs()[:3]), ()))
         for failure in failures:
-            report.failed(failure)
-        report.compiled(designs()[2], 1.0)
+            tell(Failed(failure))
+        tell(Compiled(designs()[2], ARTIFACT))
         return pipeline.BuildResult(out / "b", 3, 1, tuple(failures), False)
 
     monkeypatch.setattr(pipeline, "build", build)

@@ -1,0 +1,143 @@
+"""What a build tells while it goes: a record an event. Who listens decides what to show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.builder.records import Failure, PlannedKernel
+from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.schema.kernel import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerating:
+    """The generators are being asked ``problems`` questions."""
+
+    problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The heuristic is being asked which kernels are the fastest for ``shapes`` shapes."""
+
+    shapes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is made; compiling starts with the kernels that have no artifact."""
+
+    kernels: tuple[PlannedKernel, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def missing(self) -> int:
+        """How many kernels the store lacks."""
+        return sum(item.artifact is None for item in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class UpToDate:
+    """The bundle of ``kernels`` kernels is there already and nothing it follows from has changed."""
+
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker has begun to compile a kernel."""
+
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel was compiled and stored."""
+
+    kernel: Kernel
+    artifact: Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Another builder has stored a kernel that this one was about to compile."""
+
+    kernel: Kernel
+    artifact: Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A kernel failed; the others go on."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Linking:
+    """So many ``libraries`` have to be linked in all."""
+
+    libraries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A library was linked.
+
+    Attributes:
+        library: stem of its file.
+        kernels: how many it holds.
+        size: its bytes.
+        seconds: how long it took.
+    """
+
+    library: str
+    kernels: int
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something worth knowing that stops nothing, such as a remote store that cannot be reached."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The build is over.
+
+    Attributes:
+        bundle: the bundle's directory.
+        kernels: number of kernels asked for.
+        compiled: how many were compiled now.
+        failed: how many failed; no bundle was written if any did.
+        written: whether the bundle's directory was written.
+    """
+
+    bundle: Path
+    kernels: int
+    compiled: int
+    failed: int
+    written: bool
+
+
+Event = (
+    Enumerating
+    | Ranking
+    | Planned
+    | UpToDate
+    | Started
+    | Compiled
+    | Shared
+    | Failed
+    | Linking
+    | Linked
+    | Notice
+    | Finished
+)
+Listener = Callable[[Event], None]
+"""Called with each event as it happens, in the builder's own thread."""
