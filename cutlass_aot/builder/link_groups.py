@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cutlass_aot.builder.events import Linked, Linking, Listener
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.bundle.write import GroupPlan, LinkedLibrary
 from cutlass_aot.errors import StoreError
@@ -26,7 +28,7 @@ def link_groups(
     linkers: Mapping[str, LinkToolchain],
     store: Store,
     workspace: Path,
-    started: Callable[[int], None],
+    tell: Listener,
 ) -> list[GroupPlan]:
     """Libraries of every group.
 
@@ -35,7 +37,7 @@ def link_groups(
         linkers: host to toolchain.
         store: has the objects, and takes the libraries.
         workspace: a private directory.
-        started: told the number of libraries that have to be linked, if any.
+        tell: called with an event for the start, if anything has to be linked, and for each library.
 
     Raises:
         LinkError: if the linker fails.
@@ -52,10 +54,14 @@ def link_groups(
     found = {link_key: _library(store, link_key) for *_, link_key in wanted}
     missing = sum(path is None for path in found.values())
     if missing:
-        started(missing)
+        tell(Linking(missing))
     libraries: dict[str, dict[str, LinkedLibrary]] = {}
     for pack_name, host, members, link_key in wanted:
-        path = found[link_key] or _link(members, linkers[host], link_key, store, workspace)
+        path = found[link_key]
+        if path is None:
+            start = time.monotonic()
+            path = _link(members, linkers[host], link_key, store, workspace)
+            tell(Linked(pack_name, len(members), path.stat().st_size, time.monotonic() - start))
         libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, path, path.name)
     return [
         GroupPlan(name=name, entries=tuple(groups[name]), libraries=libraries[pack_name])

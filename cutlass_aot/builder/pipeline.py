@@ -12,7 +12,7 @@ import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder import rank as ranking
-from cutlass_aot.builder.events import Enumerating, Finished, Linking, Listener, Planned, Ranking, UpToDate
+from cutlass_aot.builder.events import Enumerating, Finished, Listener, Planned, Ranking, UpToDate
 from cutlass_aot.builder.link_groups import link_groups, link_launchers
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
@@ -331,9 +331,7 @@ def _write(
     measured = measured_rankings(recipe.tuning, entries, tools.provenance)
     first = tools.linkers[recipe.hosts[0]]
     with store.workspace() as workspace:
-        groups = link_groups(
-            entries, tools.linkers, store, workspace, lambda libraries: tell(Linking(libraries))
-        )
+        groups = link_groups(entries, tools.linkers, store, workspace, tell)
         return write_bundle(
             BundlePlan(
                 name=recipe.name,
