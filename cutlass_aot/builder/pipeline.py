@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder import rank as ranking
+from cutlass_aot.builder.answer import Answer, keep_answer
 from cutlass_aot.builder.events import Enumerating, Finished, Listener, Planned, Ranking, UpToDate
+from cutlass_aot.builder.explain import explain, keep_parts
+from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
 from cutlass_aot.builder.link_groups import link_groups, link_launchers
-from cutlass_aot.builder.native.link import LinkToolchain
-from cutlass_aot.builder.pool import Pool
-from cutlass_aot.builder.records import Failure, PlannedKernel, Selection, Sources
-from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
+from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.tuned import check_planned, measured_rankings, read_tunings
 from cutlass_aot.bundle.write import BundlePlan, Outcome, bundle_is, write_bundle
-from cutlass_aot.errors import ManifestError
-from cutlass_aot.generators.device import DeviceProfile, load_profile
-from cutlass_aot.manifest.model import Manifest, device_text, load_manifest
+from cutlass_aot.manifest.model import device_text
+from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.catalog import Needs
+from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.tuning import Tuning
@@ -72,108 +69,74 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tools:
-    """What a build works with, looked up once."""
+class Settings:
+    """Where and how to build; nothing of it decides what comes out.
 
-    sources: Sources
-    compiler: CompilerToolchain
-    linkers: Mapping[str, LinkToolchain] = field(default_factory=dict)
+    Attributes:
+        store: directory of the store.
+        jobs: workers at once.
+        timeout: seconds one kernel may take.
+        tell: called with every event.
+    """
 
-    @property
-    def provenance(self) -> dict[str, str]:
-        """What builds the kernels."""
-        return {
-            **self.compiler.versions,
-            "cutlass-aot": cutlass_aot.__version__,
-            "toolchain": self.compiler.fingerprint,
-        }
-
-    def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
-        modules = sorted({m for g in self.sources.instances.values() for m in g.modules})
-        return Pool(jobs, tuple(modules), directory, timeout, self.compiler.roots)
+    store: Path
+    jobs: int
+    timeout: float
+    tell: Listener
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What a manifest leads to."""
+class Plan:
+    """What a build would do.
 
-    manifest: Manifest
-    devices: Mapping[str, DeviceProfile]
-    model: ranking.Model | None
-    tools: _Tools
+    Attributes:
+        selection: the kernels that the manifest asks for.
+        kernels: each of them, with what the store has for it.
+        difference: why the plan is not the one of the last build, in words; ``""`` if it is.
+    """
 
-
-def _inputs(manifest_path: Path, *, linkers: bool) -> _Inputs:
-    manifest = load_manifest(manifest_path)
-    with _naming(manifest_path):
-        devices = {
-            target: load_profile(name, manifest_path.parent) for target, name in manifest.devices.items()
-        }
-        sources = planning.load_sources(manifest)
-        model = ranking.find_model(manifest, sources, devices)
-        compiler = detect_compiler()
-    found = {host: LinkToolchain.detect(host) for host in manifest.hosts} if linkers else {}
-    return _Inputs(manifest, devices, model, _Tools(sources, compiler, found))
+    selection: Selection
+    kernels: tuple[PlannedKernel, ...]
+    difference: str
 
 
-@contextmanager
-def _naming(manifest_path: Path) -> Iterator[None]:
-    """Have the errors of a manifest begin with its path, at whatever stage it turns out to be wrong."""
-    try:
-        yield
-    except ManifestError as error:
-        raise ManifestError(f"{manifest_path}: {error}") from None
-
-
-def make_plan(
-    manifest_path: Path, store_path: Path, *, jobs: int, timeout: float, tell: Listener
-) -> tuple[Selection, list[PlannedKernel]]:
+def make_plan(manifest_path: Path, settings: Settings) -> Plan:
     """Say what a build of this manifest would do. A store is read if there is one; none is made.
 
     Raises:
         CutlassAotError: for bad input; see the stages.
     """
-    inputs = _inputs(manifest_path, linkers=False)
+    inputs = load_inputs(manifest_path, settings.store, linkers=False)
     # An empty directory is a store that no build has begun yet.
-    begun = store_path.exists() and not (store_path.is_dir() and not any(store_path.iterdir()))
-    store = Store(store_path, create=False) if begun else None
-    plan = _plan_digest(inputs)
-    selection = planning.load_selection(store, plan) if store else None
+    path = settings.store
+    begun = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    store = Store(path, create=False) if begun else None
+    difference = explain(inputs, store)
+    selection = planning.load_selection(store, inputs.plan_digest) if store else None
     if selection is None:
-        selection = _enumerate(inputs, jobs, timeout, tell)
-    with _naming(manifest_path):
+        selection = _enumerate(inputs, settings)
+    with naming(manifest_path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.provenance)
     keys = planning.kernel_keys(selection, inputs.tools.sources, inputs.tools.compiler.fingerprint)
-    return selection, planning.against_store(selection, keys, store)
+    return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference)
 
 
-def build(
-    manifest_path: Path,
-    store_path: Path,
-    output: Path,
-    *,
-    jobs: int,
-    timeout: float,
-    tell: Listener,
-) -> BuildResult:
+def build(manifest_path: Path, output: Path, settings: Settings) -> BuildResult:
     """Build a manifest's bundle.
 
     Args:
         manifest_path: the manifest.
-        store_path: directory of the store.
         output: directory under which the bundle's directory, named as the bundle, is put.
-        jobs: workers at once.
-        timeout: seconds one kernel may take.
-        tell: called with every event.
+        settings: where and how.
 
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
-    inputs = _inputs(manifest_path, linkers=True)
-    manifest, store = inputs.manifest, Store(store_path)
-    selection = _selection(inputs, store, jobs, timeout, tell)
+    inputs = load_inputs(manifest_path, settings.store, linkers=True)
+    manifest, store = inputs.manifest, Store(settings.store)
+    selection = _selection(inputs, store, settings)
     # A tuning file may turn out not to fit only when its kernels are compiled.
-    with _naming(manifest_path):
+    with naming(manifest_path):
         recipe = Recipe(
             name=manifest.name,
             version=manifest.version,
@@ -182,52 +145,47 @@ def build(
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        return _bundle(recipe, selection, inputs.tools, store, output, jobs, timeout, tell)
+        result = _bundle(recipe, selection, inputs.tools, store, output, settings)
+    remember_files(settings.store, inputs.files)
+    if not result.failures:
+        answer = Answer(result.bundle, result.kernels)
+        keep_answer(manifest_path, settings.store, answer, inputs.files.used, _made(result.bundle))
+    return result
 
 
-def build_kernels(
-    recipe: Recipe,
-    kernels: Iterable[Kernel],
-    store_path: Path,
-    output: Path,
-    *,
-    jobs: int,
-    timeout: float,
-    tell: Listener,
-) -> BuildResult:
+def _made(bundle: Path) -> dict[str, str]:
+    """A bundle's files with their digests, by absolute path."""
+    references = read_manifest(bundle)
+    manifest = bundle / MANIFEST_NAME
+    files = {str((bundle / path).absolute()): item.sha256 for path, item in references.items()}
+    return files | {str(manifest.absolute()): digest(manifest.read_bytes())}
+
+
+def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, settings: Settings) -> BuildResult:
     """Build a bundle of kernels that somebody else has chosen, from their records.
 
     Args:
         recipe: what the bundle is to be.
         kernels: records of registered generators; one named twice counts once.
-        store_path: directory of the store.
         output: directory under which the bundle's directory, named as the bundle, is put.
-        jobs: workers at once.
-        timeout: seconds one kernel may take.
-        tell: called with every event.
+        settings: where and how.
 
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
-    compiler = detect_compiler()
-    selection = planning.given(kernels, compiler.versions["nvidia-cutlass-dsl"])
-    sources = planning.find_sources({kernel.generator for kernel in selection.kernels})
-    tools = _Tools(sources, compiler, {host: LinkToolchain.detect(host) for host in recipe.hosts})
-    return _bundle(recipe, selection, tools, Store(store_path), output, jobs, timeout, tell)
+    records = tuple(kernels)
+    tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
+    selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
+    result = _bundle(recipe, selection, tools, Store(settings.store), output, settings)
+    remember_files(settings.store, files)
+    return result
 
 
 def _bundle(
-    recipe: Recipe,
-    selection: Selection,
-    tools: _Tools,
-    store: Store,
-    output: Path,
-    jobs: int,
-    timeout: float,
-    tell: Listener,
+    recipe: Recipe, selection: Selection, tools: Tools, store: Store, output: Path, settings: Settings
 ) -> BuildResult:
     """Compile what the store lacks of a selection, link, write."""
-    bundle = output / recipe.name
+    bundle, tell = output / recipe.name, settings.tell
     keys = planning.kernel_keys(selection, tools.sources, tools.compiler.fingerprint)
     inputs_digest = _inputs_digest(recipe, selection, tools, keys)
     known = store.get_record("bundle", inputs_digest)
@@ -243,7 +201,10 @@ def _bundle(
     failures: list[Failure] = []
     compiled = 0
     if missing:
-        with store.workspace() as workspace, tools.pool(jobs, workspace, timeout) as pool:
+        with (
+            store.workspace() as workspace,
+            tools.pool(settings.jobs, workspace, settings.timeout) as pool,
+        ):
             done = compiling.compile_missing(pool, missing, tools.sources, store, workspace, tell)
         artifacts.update(done.artifacts)
         failures, compiled = done.failures, done.compiled
@@ -260,47 +221,39 @@ def _finish(result: BuildResult, tell: Listener) -> BuildResult:
     return result
 
 
-def _selection(inputs: _Inputs, store: Store, jobs: int, timeout: float, tell: Listener) -> Selection:
+def _selection(inputs: Inputs, store: Store, settings: Settings) -> Selection:
     """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
-    plan = _plan_digest(inputs)
-    selection = planning.load_selection(store, plan)
+    selection = planning.load_selection(store, inputs.plan_digest)
     if selection is None:
-        selection = _enumerate(inputs, jobs, timeout, tell)
-        planning.save_selection(store, plan, selection)
+        selection = _enumerate(inputs, settings)
+        planning.save_selection(store, inputs.plan_digest, selection)
+    keep_parts(store, inputs)
     return selection
 
 
-def _plan_digest(inputs: _Inputs) -> str:
-    packages = inputs.model.packages if inputs.model else None
-    return planning.plan_digest(
-        inputs.manifest, inputs.devices, inputs.tools.sources, inputs.tools.compiler.fingerprint, packages
-    )
-
-
-def _enumerate(inputs: _Inputs, jobs: int, timeout: float, tell: Listener) -> Selection:
-    questions = planning.enumerations(inputs.manifest, inputs.tools.sources)
-    tell(Enumerating(len(questions)))
+def _enumerate(inputs: Inputs, settings: Settings) -> Selection:
+    tools = inputs.tools
+    questions = planning.enumerations(inputs.manifest, tools.sources)
+    settings.tell(Enumerating(len(questions)))
     with (
         tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-        inputs.tools.pool(jobs, Path(folder), timeout) as pool,
+        tools.pool(settings.jobs, Path(folder), settings.timeout) as pool,
     ):
         answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
-        with _naming(inputs.manifest.path):
-            versions = inputs.tools.compiler.versions
+        with naming(inputs.manifest.path):
+            versions = tools.compiler.versions
             selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
             if inputs.model is None:
                 return selection
-            tell(Ranking(len(inputs.manifest.select.shapes.extents)))
-            return ranking.rank(
-                selection, inputs.manifest, inputs.model, inputs.tools.sources, inputs.devices, pool
-            )
+            settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
+            return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)
 
 
-def _inputs_digest(recipe: Recipe, selection: Selection, tools: _Tools, keys: Sequence[str]) -> str:
+def _inputs_digest(recipe: Recipe, selection: Selection, tools: Tools, keys: Sequence[str]) -> str:
     return digest(
         encode(
             {
-                "cutlass_aot": own_sources(),
+                "cutlass_aot": tools.own_sources,
                 "name": recipe.name,
                 "version": recipe.version,
                 "device": recipe.device,
@@ -318,7 +271,7 @@ def _inputs_digest(recipe: Recipe, selection: Selection, tools: _Tools, keys: Se
 def _write(
     recipe: Recipe,
     selection: Selection,
-    tools: _Tools,
+    tools: Tools,
     store: Store,
     bundle: Path,
     keys: Sequence[str],

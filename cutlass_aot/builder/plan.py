@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
-from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
-from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES
-from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.schema.ranking import Ranking
@@ -23,8 +21,12 @@ from cutlass_aot.store.artifacts import read_artifact
 from cutlass_aot.store.store import Store
 
 
-def load_sources(manifest: Manifest) -> Sources:
+def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
     """Find the generators of a manifest, importing its plugins.
+
+    Args:
+        manifest: the manifest.
+        files: gives the digests of their sources; None reads them.
 
     Raises:
         GeneratorError: if one is unknown or cannot be imported.
@@ -32,14 +34,18 @@ def load_sources(manifest: Manifest) -> Sources:
     """
     for module in manifest.plugins:
         import_plugin(module)
-    sources = find_sources({table.generator for table in manifest.tables})
+    sources = find_sources({table.generator for table in manifest.tables}, files)
     for table in manifest.tables:
         _check_table(table, sources.instances[table.generator])
     return sources
 
 
-def find_sources(names: Collection[str]) -> Sources:
+def find_sources(names: Collection[str], files: Files | None = None) -> Sources:
     """Find generators by their names.
+
+    Args:
+        names: of the generators.
+        files: gives the digests of their sources; None reads them.
 
     Raises:
         GeneratorError: if one cannot be imported.
@@ -47,7 +53,8 @@ def find_sources(names: Collection[str]) -> Sources:
     """
     references = {name: find(name) for name in sorted(names)}
     instances = {name: reference.load() for name, reference in references.items()}
-    versions = {name: version_of(instance) for name, instance in instances.items()}
+    file_digest = (files or Files()).digest
+    versions = {name: version_of(instance, file_digest) for name, instance in instances.items()}
     return Sources(references, instances, versions)
 
 
@@ -214,28 +221,6 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
         return f"no kernel that is left has {design_filter.name!r}"
     shown = sorted(values)
     return f"what is left has {', '.join(shown[:12])}" + (" and more" if len(shown) > 12 else "")
-
-
-def plan_digest(
-    manifest: Manifest,
-    devices: Mapping[str, DeviceProfile],
-    sources: Sources,
-    toolchain: str,
-    heuristics: Mapping[str, str] | None = None,
-) -> str:
-    """Digest of everything that a selection follows from; ``heuristics`` is package to version."""
-    return digest(
-        encode(
-            {
-                "cutlass_aot": own_sources(),
-                "manifest": manifest.document,
-                "devices": {target: device_record(device) for target, device in devices.items()},
-                "generators": sources.versions,
-                "toolchain": toolchain,
-                "select": {"inputs": manifest.select.inputs, "heuristics": heuristics or {}},
-            }
-        )
-    )
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
 import cutlass_aot
+from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.errors import ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
 
@@ -21,23 +23,32 @@ _SKIPPED_SUFFIXES = (".pyc", ".pyo")
 _SKIPPED_NAMES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompilerToolchain:
     """The installed compiler.
 
     Attributes:
-        fingerprint: digest of every installed file of it, and of the Python version that traces kernels.
+        identity: what decides the code that comes out, by readable names: versions of its packages and of the
+            Python that traces kernels, digests of every installed file and of our own modules.
         versions: package to version.
         roots: directories that its packages are installed in.
     """
 
-    fingerprint: str
-    versions: dict[str, str]
+    identity: Mapping[str, str]
+    versions: Mapping[str, str]
     roots: tuple[Path, ...]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all of it."""
+        return digest(encode(self.identity))
 
-def detect_compiler() -> CompilerToolchain:
+
+def detect_compiler(files: Files | None = None) -> CompilerToolchain:
     """Find the DSL and the operators package and digest their files; nothing is imported.
+
+    Args:
+        files: gives the digests; None reads every file.
 
     Raises:
         ToolchainError: if one is missing, or installed in a way that does not say which files it has.
@@ -49,21 +60,22 @@ def detect_compiler() -> CompilerToolchain:
             f"the build side is not installed: {', '.join(missing)} missing; "
             "install it with: pip install 'cutlass-aot[build]'"
         )
-    files: dict[str, Path] = {}
+    files = files or Files()
+    installed: dict[str, Path] = {}
     for name, distribution in distributions.items():
-        files |= {f"{name}/{path}": file for path, file in _files(name, distribution).items()}
+        installed |= {f"{name}/{path}": file for path, file in _files(name, distribution).items()}
     # hashlib releases the lock on large buffers: two threads read 250 MB twice as fast as one.
     with ThreadPoolExecutor(max_workers=4) as pool:
-        digests = dict(zip(files, pool.map(_file_digest, files.values()), strict=True))
+        digests = dict(zip(installed, pool.map(files.digest, installed.values()), strict=True))
     versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
     identity = {
-        "files": digests,
-        "versions": versions,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "own": {path.name: _file_digest(path) for path in _own_code_generation()},
+        **versions,
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        **{f"file {name}": sha256 for name, sha256 in sorted(digests.items())},
+        **{f"module {path.stem} of cutlass-aot": files.digest(path) for path in _own_code_generation()},
     }
     roots = sorted({Path(str(item.locate_file(""))).resolve() for item in distributions.values()})
-    return CompilerToolchain(digest(encode(identity)), versions, tuple(roots))
+    return CompilerToolchain(identity, versions, tuple(roots))
 
 
 def _compiler_distributions() -> dict[str, metadata.Distribution]:
@@ -106,11 +118,11 @@ def _own_code_generation() -> list[Path]:
     return [*builder, root / "schema" / "dtypes.py"]
 
 
-def own_sources() -> str:
-    """Digest of this package's own sources: what decides how a bundle is put together, beside its inputs."""
+def own_sources(files: Files) -> dict[str, str]:
+    """Digests of this package's own sources: what decides how a bundle is put together, beside its inputs."""
     root = Path(cutlass_aot.__file__).parent
     paths = sorted(path for suffix in ("py", "c", "toml") for path in root.rglob(f"*.{suffix}"))
-    return digest(encode({path.relative_to(root).as_posix(): _file_digest(path) for path in paths}))
+    return {path.relative_to(root).as_posix(): files.digest(path) for path in paths}
 
 
 def _installed(name: str) -> bool:
@@ -119,16 +131,3 @@ def _installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _file_digest(path: Path) -> str:
-    hasher = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(4 << 20):
-                hasher.update(chunk)
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        raise ToolchainError(f"{path} cannot be read: {error.strerror}") from None
-    return hasher.hexdigest()

@@ -26,12 +26,19 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, out: Path) -
     Kernels that fail do not stop the others; their logs are kept, and the bundle is written only when every
     kernel is there.
     """
-    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.answer import known_answer
+
+    answer = known_answer(manifest, store, out)
+    if answer is not None:
+        click.echo(f"{answer.bundle}: {plural(answer.kernels, 'kernel')}, 0 compiled, up to date")
+        return 0
+    # Only now: importing the build side takes longer than all that a build with nothing to do does.
+    from cutlass_aot.builder.pipeline import Settings, build
     from cutlass_aot.cli.progress import make_report
 
     report = make_report()
     try:
-        result = build(manifest, store, out, jobs=jobs, timeout=timeout, tell=report)
+        result = build(manifest, out, Settings(store, jobs, timeout, report))
     finally:
         report.close()
     if result.failures:

@@ -16,10 +16,11 @@ from cutlass_aot.cli.render import json_option, plural, print_json, table
 @json_option
 def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: bool) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
-    from cutlass_aot.builder.pipeline import make_plan
+    from cutlass_aot.builder.pipeline import Settings, make_plan
     from cutlass_aot.cli.progress import PlainReport
 
-    selection, planned = make_plan(manifest, store, jobs=jobs, timeout=timeout, tell=PlainReport())
+    plan = make_plan(manifest, Settings(store, jobs, timeout, PlainReport()))
+    selection, planned = plan.selection, plan.kernels
     if as_json:
         kernels = [
             {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}

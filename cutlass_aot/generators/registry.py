@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,11 @@ from cutlass_aot.schema.encoding import digest, encode
 ENTRY_POINT_GROUP = "cutlass_aot.generators"
 
 _registered: dict[str, type[Generator]] = {}
+
+
+def _file_digest(path: Path) -> str:
+    return digest(path.read_bytes())
+
 
 GeneratorClass = TypeVar("GeneratorClass", bound=type[Generator])
 
@@ -146,23 +152,45 @@ def find(name: str) -> GeneratorReference:
     return known[name]
 
 
-def version_of(generator: Generator) -> str:
+def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> dict[str, str]:
+    """The digest of each source file that a generator names in its ``modules``.
+
+    Args:
+        generator: the generator.
+        file_digest: gives the digest of a file's bytes.
+
+    Raises:
+        GeneratorError: if one of its modules has no source file.
+    """
+    found = {}
+    for module in generator.modules:
+        path = source_of(module)
+        if path is None:
+            raise GeneratorError(
+                f"generator {generator.name!r}: module {module!r} of its `modules` has no source file"
+            )
+        found[module] = file_digest(path)
+    return found
+
+
+def source_of(module: str) -> Path | None:
+    """The source file of a module, or None if it has none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return Path(spec.origin)
+
+
+def version_of(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> str:
     """A generator's version with the digest of its source files: both are part of a kernel's key.
 
     Raises:
         GeneratorError: if one of its modules has no source file.
     """
-    sources = {}
-    for module in generator.modules:
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-            raise GeneratorError(
-                f"generator {generator.name!r}: module {module!r} of its `modules` has no source file"
-            )
-        sources[module] = digest(Path(spec.origin).read_bytes())
+    sources = source_digests(generator, file_digest)
     return f"{generator.version}+{digest(encode(sources))[:16]}"
 
 

@@ -67,7 +67,7 @@ def build(
         ToolchainError: if the build side is not installed.
     """
     from cutlass_aot.builder.cores import available_cores
-    from cutlass_aot.builder.pipeline import Recipe, build_kernels
+    from cutlass_aot.builder.pipeline import Recipe, Settings, build_kernels
 
     check_name(name)
     check_version(version)
@@ -77,11 +77,8 @@ def build(
     result = build_kernels(
         recipe,
         kernels,
-        Path(store),
         Path(out),
-        jobs=available_cores() if jobs is None else jobs,
-        timeout=timeout,
-        tell=tell or _log,
+        Settings(Path(store), available_cores() if jobs is None else jobs, timeout, tell or _log),
     )
     if result.failures:
         lines = [

@@ -49,7 +49,8 @@ def manifest(tmp_path):
 
 
 def plan(path, store="no-store"):
-    return pipeline.make_plan(path, path.parent / store, jobs=1, timeout=120, tell=PlainReport())
+    made = pipeline.make_plan(path, pipeline.Settings(path.parent / store, 1, 120, PlainReport()))
+    return made.selection, made.kernels
 
 
 def test_the_best_of_each_shape_are_kept_and_ranked(manifest):
@@ -182,8 +183,8 @@ def _check_choices(bundle):
 def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = [16, 8192], nk = [[8192, 8192]]")
     path = manifest(small, ("keep = 2", "keep = 1"), (', "TgvGemm"', ""))
-    options = {"jobs": 2, "timeout": 120, "tell": PlainReport()}
-    built = pipeline.build(path, tmp_path / "store", tmp_path / "out", **options)
+    settings = pipeline.Settings(tmp_path / "store", 2, 120, PlainReport())
+    built = pipeline.build(path, tmp_path / "out", settings)
     assert (built.kernels, built.compiled, built.failures) == (2, 2, ())
     _check_choices(built.bundle)
 
@@ -196,7 +197,7 @@ def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     assert [item.why for item in planned] == ["present", "present"]
     (ranking,) = selection.rankings
     assert {problem.kernels[0] for problem in ranking.problems} == {item.kernel.digest for item in planned}
-    assert not pipeline.build(path, tmp_path / "store", tmp_path / "out", **options).written
+    assert not pipeline.build(path, tmp_path / "out", settings).written
     # Another list of shapes is another plan.
     with pytest.raises(AssertionError, match="a worker"):
         plan(manifest(("m = [16", "m = [17")), "store")

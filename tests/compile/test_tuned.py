@@ -50,9 +50,8 @@ class Builder:
 
     def __call__(self, out, select="", filters=""):
         path = self.manifest(select, filters)
-        return pipeline.build(
-            path, self.root / "store", self.root / out, jobs=2, timeout=300, tell=PlainReport()
-        )
+        settings = pipeline.Settings(self.root / "store", 2, 300, PlainReport())
+        return pipeline.build(path, self.root / out, settings)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_a_kernel_that_is_not_selected_is_refused_before_anything_is_compiled(bu
     with pytest.raises(
         ManifestError, match=r"t\.json: .* which this build does not have: leave the file out"
     ):
-        pipeline.make_plan(path, build.root / "empty", jobs=1, timeout=300, tell=PlainReport())
+        pipeline.make_plan(path, pipeline.Settings(build.root / "empty", 1, 300, PlainReport()))
     with pytest.raises(ManifestError, match="which this build does not have"):
         build("refused", SELECT, "max_per_group = 1")
 

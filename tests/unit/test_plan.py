@@ -14,7 +14,6 @@ from cutlass_aot.builder.plan import (
     kernel_keys,
     load_selection,
     load_sources,
-    plan_digest,
     save_selection,
     select,
 )
@@ -23,6 +22,7 @@ from cutlass_aot.errors import GeneratorError, ManifestError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.store.store import Store
+from tests.unit.inputs import plan_digest
 from tests.unit.kernels import gemm
 
 HEAD = """
@@ -202,17 +202,16 @@ def test_known_bad_kernels_are_left_out_and_remarked():
 def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
     store = Store(tmp_path / "store")
     parsed = manifest()
-    sources = load_sources(parsed)
     device = {"sm_90a": load_profile("h200")}
-    plan = plan_digest(parsed, device, sources, "toolchain")
+    plan = plan_digest(parsed, device)
     assert load_selection(store, plan) is None
     selection = Selection(tuple(TILES), ("a remark",))
     save_selection(store, plan, selection)
     assert load_selection(store, plan) == selection
-    assert plan == plan_digest(manifest(), device, load_sources(manifest()), "toolchain")
-    assert plan != plan_digest(manifest('tile = "*"'), device, sources, "toolchain")
-    assert plan != plan_digest(parsed, {"sm_90a": load_profile("b200")}, sources, "toolchain")
-    assert plan != plan_digest(parsed, device, sources, "other")
+    assert plan == plan_digest(manifest(), device)
+    assert plan != plan_digest(manifest('tile = "*"'), device)
+    assert plan != plan_digest(parsed, {"sm_90a": load_profile("b200")})
+    assert plan != plan_digest(parsed, device, compiler="other")
 
 
 def test_without_artifacts_everything_is_to_build(tmp_path):

@@ -14,7 +14,6 @@ from cutlass_aot.builder.plan import (
     enumerations,
     load_selection,
     load_sources,
-    plan_digest,
     save_selection,
     select,
 )
@@ -39,6 +38,7 @@ from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.store.store import Store
 from tests.unit import ranking
+from tests.unit.inputs import plan_digest
 from tests.unit.kernels import gemm
 
 HEAD = """
@@ -393,7 +393,7 @@ def test_a_plan_follows_from_the_bytes_of_the_files_it_names(tmp_path):
 
     def plan(heuristics=None):
         parsed = parse_manifest(head.encode(), tmp_path / "m.toml")
-        return plan_digest(parsed, DEVICES, load_sources(parsed), "toolchain", heuristics)
+        return plan_digest(parsed, DEVICES, heuristics)
 
     first = plan()
     assert first == plan()

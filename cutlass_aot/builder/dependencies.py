@@ -1,0 +1,151 @@
+"""Files and folders that something was made from, and whether they are still what they were.
+
+A file is known by the digest of its bytes. Reading hundreds of megabytes to find that nothing has changed
+takes longer than everything else, so a digest is remembered together with the file's size, times and inode
+number, as git's index does; a file of another size, time or inode is read again. Times are trusted only if
+they lay back when the file was read: one written twice within a clock's tick looks like one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import ToolchainError
+
+MISSING = "missing"
+"""Stands for the digest of a file that is not there."""
+
+_SETTLED_NANOSECONDS = 2_000_000_000
+"""As coarse as the times of any file system in use (FAT: two seconds)."""
+_IMPORTABLE = (".dist-info", ".egg-info", ".egg-link", ".pth", ".py", ".so", ".zip")
+
+Stamp = tuple[int, int, int, int]
+_UNTRUSTED: Stamp = (-1, -1, -1, -1)
+
+
+class Seen(NamedTuple):
+    """A file or a folder as it was.
+
+    Attributes:
+        digest: of the file's bytes, or of the names in the folder; :data:`MISSING` if there was none.
+        stamp: size, modification and change time in nanoseconds, inode number; -1 where they cannot be
+            trusted.
+    """
+
+    digest: str
+    stamp: Stamp
+
+
+class Files:
+    """Digests of files, each read at most once, and not at all if its stamp is a remembered one.
+
+    Args:
+        remembered: absolute path to what was found there earlier.
+    """
+
+    def __init__(self, remembered: Mapping[str, Seen] | None = None) -> None:
+        self._remembered = dict(remembered or {})
+        self.used: dict[str, Seen] = {}
+        """Every file asked for, by its absolute path."""
+
+    def digest(self, path: Path) -> str:
+        """SHA-256 of a file's bytes, in hexadecimal; :data:`MISSING` if there is no such file.
+
+        Raises:
+            ToolchainError: if it cannot be read.
+        """
+        name = os.path.abspath(path)  # noqa: PTH100 - a link is a dependency by its own name
+        known = self.used.get(name)
+        if known is None:
+            known = self.used[name] = _look(name, self._remembered.get(name))
+        return known.digest
+
+    def changed(self) -> bool:
+        """Whether anything was read that was not remembered."""
+        return any(self._remembered.get(name) != found for name, found in self.used.items())
+
+
+def _look(name: str, remembered: Seen | None) -> Seen:
+    now = time.time_ns()
+    stamp = _stamp(name)
+    if remembered is not None and stamp is not None and stamp == remembered.stamp:
+        return remembered
+    hasher = hashlib.sha256()
+    try:
+        with Path(name).open("rb") as file:
+            while chunk := file.read(4 << 20):
+                hasher.update(chunk)
+    except FileNotFoundError:
+        return Seen(MISSING, _UNTRUSTED)
+    except OSError as error:
+        raise ToolchainError(f"{name} cannot be read: {error.strerror}") from None
+    return Seen(hasher.hexdigest(), settled(stamp, now))
+
+
+def settled(stamp: Stamp | None, now: int) -> Stamp:
+    """A stamp taken at a time, if both of its times lie back far enough to be told from later ones."""
+    if stamp is None or max(stamp[1], stamp[2]) > now - _SETTLED_NANOSECONDS:
+        return _UNTRUSTED
+    return stamp
+
+
+def _stamp(name: str) -> Stamp | None:
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def look_into(path: str, remembered: Seen | None = None, *, importable: bool = False) -> Seen:
+    """The names in a folder, as a digest.
+
+    Args:
+        path: the folder.
+        remembered: what was found there earlier; while its stamp is the same, nothing is listed.
+        importable: count only names that Python could import or take for an installed package, without which
+            every file in the current directory would count.
+    """
+    now = time.time_ns()
+    try:
+        found = Path(path).stat()
+        stamp = (0, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        if remembered is not None and stamp == remembered.stamp:
+            return remembered
+        with os.scandir(path) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if not importable
+                or entry.name.endswith(_IMPORTABLE)
+                or (entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir())
+            )
+    except OSError:
+        return Seen(MISSING, _UNTRUSTED)
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    return Seen(digest, settled(stamp, now))
+
+
+def to_rows(found: Mapping[str, Seen]) -> list[list[Any]]:
+    """Plain data of files or folders, by path."""
+    return [[name, item.digest, list(item.stamp)] for name, item in sorted(found.items())]
+
+
+def from_rows(rows: Iterable[Any]) -> dict[str, Seen]:
+    """Read what :func:`to_rows` gave.
+
+    Raises:
+        ValueError, TypeError: if it is something else.
+    """
+    found = {}
+    for name, digest, (size, modified, changed, inode) in rows:
+        found[str(name)] = Seen(str(digest), (int(size), int(modified), int(changed), int(inode)))
+    return found
