@@ -82,9 +82,9 @@ class Inputs:
     def parts(self) -> Parts:
         """Everything that a selection of kernels follows from."""
         document = dict(self.manifest.document)
-        tables = document.pop("kernels")
+        tables = {key: document.pop(key, []) for key in ("kernels", "known_bad")}
         named = {f"[{name}]" if isinstance(value, dict) else name: value for name, value in document.items()}
-        named |= {f"kernels[{index}]": table for index, table in enumerate(tables)}
+        named |= {f"{key}[{i}]": table for key, own in tables.items() for i, table in enumerate(own)}
         generators = self.tools.sources.instances
         return {
             "the manifest": {name: digest(encode(value)) for name, value in sorted(named.items())},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.dependencies import Files
-from cutlass_aot.builder.known_bad import known_bad
+from cutlass_aot.builder.known_bad import TABLE, known_bad
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator, Problem
@@ -102,20 +102,22 @@ def select(
 ) -> Selection:
     """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
 
-    Kernels known to be bad with this version of the DSL are left out, with a remark.
+    Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
+    remark.
 
     Raises:
         ManifestError: if a table is left without kernels, saying which filter left nothing.
     """
     chosen: dict[str, Kernel] = {}
     remarks: list[str] = []
+    known = (*TABLE, *manifest.known_bad)
     for index, table in enumerate(manifest.tables):
         own = [(question, kernels) for question, kernels in answers if question.table == index]
         found = [kernel for _, kernels in own for kernel in kernels]
         kept = _filtered(table, found)
         if not kept:
             raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
-        bad = {kernel.digest: why for kernel in kept if (why := known_bad(kernel, dsl_version))}
+        bad = {kernel.digest: why for kernel in kept if (why := known_bad(kernel, dsl_version, known))}
         for why in sorted(set(bad.values())):
             count = sum(reason == why for reason in bad.values())
             remarks.append(f"{table.where}: {count} left out as known to be bad: {why}")

@@ -13,8 +13,9 @@ from cutlass_aot.cli.render import json_option, plural, print_json, table
 @click.command("plan")
 @manifest_argument
 @build_options
+@click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
 @json_option
-def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: bool) -> int:
+def command(manifest: Path, store: Path, jobs: int, timeout: float, explain: bool, as_json: bool) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
     from cutlass_aot.builder.pipeline import Settings, make_plan
     from cutlass_aot.cli.progress import PlainReport
@@ -35,8 +36,13 @@ def command(manifest: Path, store: Path, jobs: int, timeout: float, as_json: boo
             }
             for item in selection.rankings
         ]
-        print_json({"kernels": kernels, "rankings": rankings, "remarks": list(selection.remarks)})
+        found = {"kernels": kernels, "rankings": rankings, "remarks": list(selection.remarks)}
+        print_json(found | {"difference": plan.difference})
         return 0
+    if explain:
+        click.echo(
+            f"planned again: {plan.difference}" if plan.difference else "the plan of the last build holds"
+        )
     missing = sum(item.artifact is None for item in planned)
     if planned:
         rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]

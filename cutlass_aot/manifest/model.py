@@ -12,6 +12,7 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, FilterValue
 from cutlass_aot.manifest.keys import known, strings, text, unknown, words
+from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.schema.catalog import BUNDLE_NAME
@@ -73,6 +74,7 @@ class Manifest:
         plugins: modules to import for their generators.
         tables: the ``[[kernels]]`` tables.
         select: the ``[select]`` table.
+        known_bad: the ``[[known_bad]]`` tables.
         document: the parsed TOML, for the plan's digest.
     """
 
@@ -85,6 +87,7 @@ class Manifest:
     plugins: tuple[str, ...]
     tables: tuple[KernelTable, ...]
     select: SelectSettings
+    known_bad: tuple[KnownBad, ...]
     document: Mapping[str, Any] = field(repr=False)
 
 
@@ -140,7 +143,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    known(document, ("bundle", "kernels", "plugins", "select"), "the top level")
+    known(document, ("bundle", "kernels", "known_bad", "plugins", "select"), "the top level")
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
@@ -164,6 +167,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         select=parse_select(document["select"], targets, path.parent)
         if "select" in document
         else SelectSettings(),
+        known_bad=parse_known_bad(document.get("known_bad", [])),
         document=document,
     )
 

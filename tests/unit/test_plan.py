@@ -199,6 +199,60 @@ def test_known_bad_kernels_are_left_out_and_remarked():
         select(parsed, [(good, []), (bad, [TGV])], "4.8.1")
 
 
+BAD = """
+[[known_bad]]
+generator = "cutlass.operators"
+reason = "gives wrong results, our issue 12"
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        ("", 0),
+        ('design = { tile = "128x*" }', 2),
+        ('design = { tile = ["64x64x64", "128x128x64"], family = "F" }', 2),
+        ('targets = ["sm_90a"]', 0),
+        ('targets = ["sm_100a"]', 4),
+        ('dtypes = ["f16.f16.*", "i8.i8.i8"]', 0),
+        ('dtypes = "f16.f16"', 4),
+        ('layouts = "*nt"', 0),
+        ('layouts = ["nnt", "ttt"]', 4),
+        ('since = "4.9"', 4),
+        ('since = "4.8"\nuntil = "4.8.1"', 4),
+        ('until = "5.0"', 0),
+    ],
+)
+def test_a_manifest_knows_of_bad_kernels_too(keys, left):
+    parsed = manifest(BAD + keys)
+    (question,) = enumerations(parsed, load_sources(parsed))
+    if not left:
+        with pytest.raises(ManifestError, match="no kernel is left: gives wrong results, our issue 12"):
+            select(parsed, [(question, TILES)], "4.8.1")
+        return
+    selection = select(parsed, [(question, TILES)], "4.8.1")
+    assert len(selection.kernels) == left
+    assert any("our issue 12" in remark for remark in selection.remarks) == (left < len(TILES))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[known_bad]\ngenerator = 'a'", r"\[\[known_bad\]\]: expected tables"),
+        ("[[known_bad]]\nreason = 'x'", r"known_bad\[0\].generator: missing"),
+        ("[[known_bad]]\ngenerator = 'x'", r"known_bad\[0\].reason: missing"),
+        (BAD + "family = 'F'", r"unknown key 'family' in known_bad\[0\]: expected one of generator"),
+        (BAD + "since = 'new'", r"known_bad\[0\].since: 'new', expected a version of the DSL"),
+        (BAD + "targets = 'sm_1'", r"known_bad\[0\].targets: unknown 'sm_1'"),
+        (BAD + "design = 1", r"known_bad\[0\].design: 1, expected a table"),
+        (BAD + "design = { tile = [] }", r"known_bad\[0\].design.tile: \[\]: expected a value"),
+    ],
+)
+def test_a_wrong_table_of_bad_kernels_is_named(table, message):
+    with pytest.raises(ManifestError, match=message):
+        manifest(table)
+
+
 def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
     store = Store(tmp_path / "store")
     parsed = manifest()

@@ -1,0 +1,88 @@
+"""The manifest's ``[[known_bad]]`` tables: kernels that must not be built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.filters import DesignFilter
+from cutlass_aot.manifest.keys import known, strings, text, words
+from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.versions import release
+
+KEYS = ("generator", "targets", "dtypes", "layouts", "design", "since", "until", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """Kernels that must not be built. What is left empty does not matter.
+
+    Attributes:
+        generator: name of their generator.
+        reason: what happens, and who reported it.
+        targets: GPU code targets they are bad for.
+        capability: compute capability of the GPUs they are bad on: every target that runs there.
+        dtypes: element types of the operands, one pattern an operand, such as ``("i8", "i8", "*")``.
+        layouts: layouts of the operands.
+        design: filters that all accept them.
+        since: first version of the DSL that they are bad with.
+        until: first version of the DSL that they are good with again.
+    """
+
+    generator: str
+    reason: str
+    targets: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    dtypes: tuple[tuple[str, ...], ...] = ()
+    layouts: tuple[str, ...] = ()
+    design: tuple[DesignFilter, ...] = ()
+    since: str = ""
+    until: str = ""
+
+
+def parse_known_bad(tables: Any) -> tuple[KnownBad, ...]:
+    """Read the tables.
+
+    Raises:
+        ManifestError: if one is not as documented.
+    """
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ManifestError("[[known_bad]]: expected tables, each with a generator and a reason")
+    return tuple(_row(table, f"known_bad[{index}]") for index, table in enumerate(tables))
+
+
+def _row(table: Mapping[str, Any], where: str) -> KnownBad:
+    known(table, KEYS, where)
+    design = table.get("design", {})
+    if not isinstance(design, dict):
+        raise ManifestError(f"{where}.design: {design!r}, expected a table of design filters")
+    versions = {}
+    for key in ("since", "until"):
+        versions[key] = text(table, key, where) if key in table else ""
+        try:
+            release(versions[key] or "0")
+        except ValueError:
+            raise ManifestError(
+                f"{where}.{key}: {versions[key]!r}, expected a version of the DSL such as 4.8.1"
+            ) from None
+    return KnownBad(
+        generator=text(table, "generator", where),
+        reason=text(table, "reason", where),
+        targets=words(table, "targets", where, KNOWN_TARGETS, ()),
+        dtypes=tuple(tuple(word.split(".")) for word in strings(table, "dtypes", where, ())),
+        layouts=tuple(strings(table, "layouts", where, ())),
+        design=tuple(_filter(key, value, where) for key, value in design.items()),
+        since=versions["since"],
+        until=versions["until"],
+    )
+
+
+def _filter(key: str, value: Any, where: str) -> DesignFilter:
+    values: Sequence[Any] = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(item, (str, int, bool)) for item in values):
+        raise ManifestError(
+            f"{where}.design.{key}: {value!r}: expected a value, a pattern, or a list of them"
+        )
+    return DesignFilter.make(key, values)
