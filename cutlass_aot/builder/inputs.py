@@ -16,6 +16,7 @@ from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.dependencies import Files, from_rows, to_rows
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Pool
+from cutlass_aot.builder.recipe import Origins
 from cutlass_aot.builder.records import Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
 from cutlass_aot.errors import ManifestError
@@ -46,13 +47,15 @@ class Tools:
     linkers: Mapping[str, LinkToolchain]
 
     @property
-    def provenance(self) -> dict[str, str]:
-        """What builds the kernels."""
-        return {
-            **self.compiler.versions,
-            "cutlass-aot": cutlass_aot.__version__,
-            "toolchain": self.compiler.fingerprint,
-        }
+    def origins(self) -> Origins:
+        """What kernels made with these tools come from."""
+        return Origins(
+            generators=self.sources.versions,
+            toolchain=self.compiler.fingerprint,
+            versions={**self.compiler.versions, "cutlass-aot": cutlass_aot.__version__},
+            own_sources=digest(encode(self.own_sources)),
+            linkers={host: linker.fingerprint for host, linker in sorted(self.linkers.items())},
+        )
 
     def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
         """Workers that have the generators' modules imported."""

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.answer import Answer, keep_answer
+from cutlass_aot.builder.assemble import assemble
+from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.builder.events import Enumerating, Finished, Listener, Planned, Ranking, UpToDate
 from cutlass_aot.builder.explain import explain, keep_parts
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
-from cutlass_aot.builder.link_groups import link_groups, link_launchers
+from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.builder.recipe import Recipe, inputs_digest
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
-from cutlass_aot.builder.tuned import check_planned, measured_rankings, read_tunings
-from cutlass_aot.bundle.write import BundlePlan, Outcome, bundle_is, write_bundle
+from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, write_shard
+from cutlass_aot.builder.toolchain import own_sources
+from cutlass_aot.builder.tuned import check_planned, read_tunings
+from cutlass_aot.bundle.write import bundle_is
+from cutlass_aot.errors import BundleError, ToolchainError
 from cutlass_aot.manifest.model import device_text
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
+from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.tuning import Tuning
+from cutlass_aot.store.artifacts import copy_artifact, read_artifact
 from cutlass_aot.store.store import Store
 
 
@@ -33,11 +40,12 @@ class BuildResult:
     """What a build came to.
 
     Attributes:
-        bundle: its directory.
+        bundle: its directory, or the shard's.
         kernels: number of kernels asked for.
         compiled: how many were compiled now.
         failures: what failed; the bundle is written only if nothing did.
-        written: whether the bundle's directory was written, False if it was up to date.
+        written: whether the directory was written, False if it was up to date.
+        catalog_sha256: digest of the bundle's catalog; ``""`` if there is none.
     """
 
     bundle: Path
@@ -45,32 +53,12 @@ class BuildResult:
     compiled: int
     failures: tuple[Failure, ...]
     written: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a bundle is to be, apart from its kernels.
-
-    Attributes:
-        name: the bundle's name.
-        version: version of its wheel.
-        device: the device profiles of its kernels, in words.
-        targets: GPU code targets.
-        hosts: CPU architectures to link for.
-        tuning: tuning files whose times the bundle is to have, by their names for an error.
-    """
-
-    name: str
-    version: str
-    device: str
-    targets: tuple[str, ...]
-    hosts: tuple[str, ...]
-    tuning: Mapping[str, Tuning] = field(default_factory=dict)
+    catalog_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where and how to build; nothing of it decides what comes out.
+    """Where and how to build; nothing of it decides what a bundle is.
 
     Attributes:
         store: directory of the store.
@@ -116,18 +104,20 @@ def make_plan(manifest_path: Path, settings: Settings) -> Plan:
     if selection is None:
         selection = _enumerate(inputs, settings)
     with naming(manifest_path):
-        check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.provenance)
-    keys = planning.kernel_keys(selection, inputs.tools.sources, inputs.tools.compiler.fingerprint)
+        check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
+    origins = inputs.tools.origins
+    keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
     return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference)
 
 
-def build(manifest_path: Path, output: Path, settings: Settings) -> BuildResult:
-    """Build a manifest's bundle.
+def build(manifest_path: Path, output: Path, settings: Settings, share: Share | None = None) -> BuildResult:
+    """Build a manifest's bundle, or a shard of it.
 
     Args:
         manifest_path: the manifest.
         output: directory under which the bundle's directory, named as the bundle, is put.
         settings: where and how.
+        share: which of the kernels to compile; None for all, and a bundle.
 
     Raises:
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
@@ -145,19 +135,25 @@ def build(manifest_path: Path, output: Path, settings: Settings) -> BuildResult:
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        result = _bundle(recipe, selection, inputs.tools, store, output, settings)
+        making = _Making(recipe, selection, inputs.tools, store, settings)
+        result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
-    if not result.failures:
+    made = _made(result)
+    if made:
         answer = Answer(result.bundle, result.kernels)
-        keep_answer(manifest_path, settings.store, answer, inputs.files.used, _made(result.bundle))
+        keep_answer(manifest_path, settings.store, answer, inputs.files.used, made)
     return result
 
 
-def _made(bundle: Path) -> dict[str, str]:
-    """A bundle's files with their digests, by absolute path."""
-    references = read_manifest(bundle)
-    manifest = bundle / MANIFEST_NAME
-    files = {str((bundle / path).absolute()): item.sha256 for path, item in references.items()}
+def _made(result: BuildResult) -> dict[str, str]:
+    """The files of a bundle with their digests, by absolute path; none if another build's is there by now."""
+    if not result.catalog_sha256:
+        return {}
+    references = read_manifest(result.bundle)
+    if references[CATALOG_NAME].sha256 != result.catalog_sha256:
+        return {}
+    manifest = result.bundle / MANIFEST_NAME
+    files = {str((result.bundle / path).absolute()): item.sha256 for path, item in references.items()}
     return files | {str(manifest.absolute()): digest(manifest.read_bytes())}
 
 
@@ -176,44 +172,146 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
     records = tuple(kernels)
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
     selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
-    result = _bundle(recipe, selection, tools, Store(settings.store), output, settings)
+    result = _Making(recipe, selection, tools, Store(settings.store), settings).bundle(output)
     remember_files(settings.store, files)
     return result
 
 
-def _bundle(
-    recipe: Recipe, selection: Selection, tools: Tools, store: Store, output: Path, settings: Settings
-) -> BuildResult:
-    """Compile what the store lacks of a selection, link, write."""
-    bundle, tell = output / recipe.name, settings.tell
-    keys = planning.kernel_keys(selection, tools.sources, tools.compiler.fingerprint)
-    inputs_digest = _inputs_digest(recipe, selection, tools, keys)
-    known = store.get_record("bundle", inputs_digest)
-    if isinstance(known, dict) and bundle_is(bundle, str(known.get("catalog_sha256"))):
-        tell(UpToDate(len(keys)))
-        return _finish(BuildResult(bundle, len(keys), 0, (), False), tell)
+def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener) -> BuildResult:
+    """Put the shards of a bundle together; nothing is compiled, and no DSL is needed.
 
-    check_planned(recipe.tuning, selection.kernels, tools.provenance)
-    planned = planning.against_store(selection, keys, store)
-    missing = [item for item in planned if item.artifact is None]
-    tell(Planned(tuple(planned), selection.remarks))
-    artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
-    failures: list[Failure] = []
-    compiled = 0
-    if missing:
+    Args:
+        paths: directories of all shards of one bundle, in any order.
+        output: directory under which the bundle's directory, named as the bundle, is put.
+        store_path: directory of the store, which takes the objects and the libraries.
+        tell: called with every event.
+
+    Raises:
+        BundleError: if they are not, together, all of one bundle, or an object is missing or damaged.
+        ToolchainError: if libraries would be linked with something else than the shards' machines have.
+    """
+    shards = [read_shard(path) for path in paths]
+    check_whole(shards)
+    first = shards[0]
+    linkers = {host: LinkToolchain.detect(host) for host in first.recipe.hosts}
+    _check_same_builder(first, linkers)
+    store = Store(store_path)
+    artifacts: dict[str, Artifact] = {}
+    for shard in shards:
+        own = Store(shard.path, create=False)
+        share = shard.share.of(shard.keys)
+        for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
+            if key in share:
+                artifact, why = read_artifact(own, key, kernel)
+                if artifact is None:
+                    raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
+                copy_artifact(own, store, key, kernel, artifact)
+                artifacts[key] = artifact
+    outcome = assemble(
+        first.recipe,
+        first.selection,
+        first.origins,
+        linkers,
+        first.keys,
+        artifacts,
+        store,
+        output / first.recipe.name,
+        tell,
+    )
+    bundle = output / first.recipe.name
+    result = BuildResult(bundle, len(first.keys), 0, (), outcome.written, outcome.catalog_sha256)
+    return _finish(result, tell)
+
+
+def _check_same_builder(shard: Shard, linkers: Mapping[str, LinkToolchain]) -> None:
+    """Refuse to link what would come out differently from what the shards' machines would have linked."""
+    theirs = {**shard.origins.linkers, "cutlass-aot": shard.origins.own_sources}
+    ours = {host: linker.fingerprint for host, linker in linkers.items()}
+    ours["cutlass-aot"] = digest(encode(own_sources(Files())))
+    if ours != theirs:
+        versions = {name: version for linker in linkers.values() for name, version in linker.versions.items()}
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        raise ToolchainError(
+            f"the shards were built by another cutlass-aot than this one ({cutlass_aot.__version__}), or "
+            f"beside other packages than {listed}: install what the machines of the shards have"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One bundle in the making: its kernels are chosen, its tools are found."""
+
+    recipe: Recipe
+    selection: Selection
+    tools: Tools
+    store: Store
+    settings: Settings
+
+    def bundle(self, output: Path) -> BuildResult:
+        """Compile what the store lacks, link, write."""
+        bundle, tell = output / self.recipe.name, self.settings.tell
+        origins, keys = self.tools.origins, self._keys()
+        name = inputs_digest(self.recipe, self.selection, origins, keys)
+        known = self.store.get_record("bundle", name)
+        catalog = str(known.get("catalog_sha256")) if isinstance(known, dict) else ""
+        if bundle_is(bundle, catalog):
+            tell(UpToDate(len(keys)))
+            return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
+        artifacts, failures, compiled = self._compile(keys)
+        if failures:
+            return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
+        outcome = assemble(
+            self.recipe,
+            self.selection,
+            origins,
+            self.tools.linkers,
+            keys,
+            artifacts,
+            self.store,
+            bundle,
+            tell,
+        )
+        self.store.put_record("bundle", name, {"catalog_sha256": outcome.catalog_sha256})
+        result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
+        return _finish(result, tell)
+
+    def shard(self, output: Path, share: Share) -> BuildResult:
+        """Compile what the store lacks of a share, and write it."""
+        keys = self._keys()
+        path = output / share.directory(self.recipe.name)
+        artifacts, failures, compiled = self._compile(keys, share.of(keys))
+        if not failures:
+            shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
+            write_shard(shard, artifacts, self.store)
+        result = BuildResult(path, len(share.of(keys)), compiled, failures, not failures)
+        return _finish(result, self.settings.tell)
+
+    def _keys(self) -> list[str]:
+        origins = self.tools.origins
+        return planning.kernel_keys(self.selection, origins.generators, origins.toolchain)
+
+    def _compile(
+        self, keys: Sequence[str], wanted: frozenset[str] | None = None
+    ) -> tuple[dict[str, Artifact], tuple[Failure, ...], int]:
+        """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now."""
+        settings, tools = self.settings, self.tools
+        check_planned(self.recipe.tuning, self.selection.kernels, tools.origins.provenance)
+        planned = planning.against_store(self.selection, keys, self.store)
+        if wanted is not None:
+            planned = [item for item in planned if item.key in wanted]
+        settings.tell(Planned(tuple(planned), self.selection.remarks))
+        artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
+        missing = [item for item in planned if item.artifact is None]
+        if not missing:
+            return artifacts, (), 0
         with (
-            store.workspace() as workspace,
+            self.store.workspace() as workspace,
             tools.pool(settings.jobs, workspace, settings.timeout) as pool,
         ):
-            done = compiling.compile_missing(pool, missing, tools.sources, store, workspace, tell)
-        artifacts.update(done.artifacts)
-        failures, compiled = done.failures, done.compiled
-    if failures:
-        return _finish(BuildResult(bundle, len(keys), compiled, tuple(failures), False), tell)
-
-    outcome = _write(recipe, selection, tools, store, bundle, keys, artifacts, tell)
-    store.put_record("bundle", inputs_digest, {"catalog_sha256": outcome.catalog_sha256})
-    return _finish(BuildResult(bundle, len(keys), compiled, (), outcome.written), tell)
+            done = compiling.compile_missing(
+                pool, missing, tools.sources, self.store, workspace, settings.tell
+            )
+        return artifacts | done.artifacts, tuple(done.failures), done.compiled
 
 
 def _finish(result: BuildResult, tell: Listener) -> BuildResult:
@@ -247,61 +345,3 @@ def _enumerate(inputs: Inputs, settings: Settings) -> Selection:
                 return selection
             settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
             return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)
-
-
-def _inputs_digest(recipe: Recipe, selection: Selection, tools: Tools, keys: Sequence[str]) -> str:
-    return digest(
-        encode(
-            {
-                "cutlass_aot": tools.own_sources,
-                "name": recipe.name,
-                "version": recipe.version,
-                "device": recipe.device,
-                "targets": recipe.targets,
-                "keys": sorted(keys),
-                "rankings": [digest(item.to_bytes()) for item in selection.rankings],
-                "tuning": [digest(recipe.tuning[name].to_bytes()) for name in sorted(recipe.tuning)],
-                "linkers": {host: linker.fingerprint for host, linker in tools.linkers.items()},
-                "versions": tools.compiler.versions,
-            }
-        )
-    )
-
-
-def _write(
-    recipe: Recipe,
-    selection: Selection,
-    tools: Tools,
-    store: Store,
-    bundle: Path,
-    keys: Sequence[str],
-    artifacts: Mapping[str, Artifact],
-    tell: Listener,
-) -> Outcome:
-    entries = planning.kernel_entries(
-        selection.kernels, keys, artifacts, tools.sources, tools.compiler.fingerprint
-    )
-    measured = measured_rankings(recipe.tuning, entries, tools.provenance)
-    first = tools.linkers[recipe.hosts[0]]
-    with store.workspace() as workspace:
-        groups = link_groups(entries, tools.linkers, store, workspace, tell)
-        return write_bundle(
-            BundlePlan(
-                name=recipe.name,
-                version=recipe.version,
-                device=recipe.device,
-                targets=recipe.targets,
-                hosts=recipe.hosts,
-                needs=Needs(
-                    cuda_runtime=first.cuda_runtime_version,
-                    tvm_ffi=first.tvm_ffi_version,
-                    glibc=first.glibc,
-                ),
-                provenance=tools.provenance,
-                groups=groups,
-                launchers=link_launchers(tools.linkers, store, workspace),
-                licenses=first.licenses(),
-                rankings=(*selection.rankings, *measured),
-            ),
-            bundle,
-        )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.builder.known_bad import TABLE, known_bad
+from cutlass_aot.builder.recipe import Origins
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator, Problem
@@ -16,7 +17,6 @@ from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
-from cutlass_aot.schema.ranking import Ranking
 from cutlass_aot.store.artifacts import read_artifact
 from cutlass_aot.store.store import Store
 
@@ -231,26 +231,14 @@ def load_selection(store: Store, plan: str) -> Selection | None:
     if body is None:
         return None
     try:
-        return Selection(
-            tuple(Kernel.from_record(record) for record in body["kernels"]),
-            tuple(str(remark) for remark in body["remarks"]),
-            tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in body["rankings"]),
-        )
-    except (KeyError, TypeError, CorruptFile):
+        return Selection.from_record(body)
+    except CorruptFile:
         return None
 
 
 def save_selection(store: Store, plan: str, selection: Selection) -> None:
     """Keep a selection, so that the next build of the same manifest asks no generator."""
-    store.put_record(
-        "plan",
-        plan,
-        {
-            "kernels": [kernel.to_record() for kernel in selection.kernels],
-            "remarks": list(selection.remarks),
-            "rankings": [ranking.to_bytes() for ranking in selection.rankings],
-        },
-    )
+    store.put_record("plan", plan, selection.to_record())
 
 
 def against_store(selection: Selection, keys: Sequence[str], store: Store | None) -> list[PlannedKernel]:
@@ -262,15 +250,20 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
     return planned
 
 
-def kernel_keys(selection: Selection, sources: Sources, toolchain: str) -> list[str]:
+def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> list[str]:
     """The key of each kernel in the store.
+
+    Args:
+        selection: the kernels.
+        versions: generator to version.
+        toolchain: the compiler's fingerprint.
 
     Raises:
         GeneratorError: if a kernel bears another generator's name.
     """
     keys = []
     for kernel in selection.kernels:
-        version = sources.versions.get(kernel.generator)
+        version = versions.get(kernel.generator)
         if version is None:
             raise GeneratorError(
                 f"{kernel.name}: enumerated under generator {kernel.generator!r}, which the manifest does "
@@ -284,8 +277,7 @@ def kernel_entries(
     kernels: Sequence[Kernel],
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
-    sources: Sources,
-    toolchain: str,
+    origins: Origins,
 ) -> list[KernelEntry]:
     """What a bundle's catalog says of each kernel."""
     return [
@@ -295,8 +287,8 @@ def kernel_entries(
             facts=artifacts[kernel_key].facts,
             provenance={
                 "generator": kernel.generator,
-                "generator_version": sources.versions[kernel.generator],
-                "toolchain": toolchain,
+                "generator_version": origins.generators[kernel.generator],
+                "toolchain": origins.toolchain,
             },
         )
         for kernel, kernel_key in zip(kernels, keys, strict=True)

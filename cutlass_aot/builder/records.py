@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cutlass_aot.errors import CorruptFile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.schema.artifact import Artifact
@@ -83,6 +85,30 @@ class Selection:
     kernels: tuple[Kernel, ...]
     remarks: tuple[str, ...]
     rankings: tuple[Ranking, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for the canonical encoding."""
+        return {
+            "kernels": [kernel.to_record() for kernel in self.kernels],
+            "remarks": list(self.remarks),
+            "rankings": [ranking.to_bytes() for ranking in self.rankings],
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Selection:
+        """Read what :meth:`to_record` gave.
+
+        Raises:
+            CorruptFile: if it is something else.
+        """
+        try:
+            return cls(
+                tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),
+                tuple(str(remark) for remark in record["remarks"]),
+                tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise CorruptFile(f"a selection is malformed: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ def build(
         ToolchainError: if the build side is not installed.
     """
     from cutlass_aot.builder.cores import available_cores
-    from cutlass_aot.builder.pipeline import Recipe, Settings, build_kernels
+    from cutlass_aot.builder.pipeline import Settings, build_kernels
+    from cutlass_aot.builder.recipe import Recipe
 
     check_name(name)
     check_version(version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
@@ -36,6 +36,28 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
 def keep_artifact(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact, file: Path) -> None:
     """Keep a compiled object and its record. Blob first, record second: the record is the commit."""
     store.adopt_blob(file, artifact.object_sha256)
+    _put(store, kernel_key, kernel, artifact)
+    store.drop_log(kernel_key)
+
+
+def copy_artifact(
+    source: Store, destination: Store, kernel_key: str, kernel: Kernel, artifact: Artifact
+) -> None:
+    """Copy an object and its record from one store to another.
+
+    Raises:
+        StoreError: if the object is gone from the source, or the disk refuses.
+    """
+    data = source.get_blob(artifact.object_sha256)
+    if data is None:
+        raise StoreError(
+            f"the object of {kernel.name} is gone or damaged in {source.root} since it was planned: build again"
+        )
+    destination.put_blob(data)
+    _put(destination, kernel_key, kernel, artifact)
+
+
+def _put(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact) -> None:
     store.put_record(
         "kernel",
         kernel_key,
@@ -47,4 +69,3 @@ def keep_artifact(store: Store, kernel_key: str, kernel: Kernel, artifact: Artif
             "seconds": artifact.seconds,
         },
     )
-    store.drop_log(kernel_key)

@@ -34,7 +34,7 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import digest, seal, unseal
 
 SCHEMA = 1
-KINDS = ("kernel", "library", "plan", "inputs", "bundle")
+KINDS = ("kernel", "library", "plan", "inputs", "bundle", "shard")
 _NEW = ".new-"
 _MAX_RECORD_BYTES = 1 << 28
 _MAX_BLOB_BYTES = 1 << 30

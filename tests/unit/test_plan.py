@@ -272,7 +272,7 @@ def test_without_artifacts_everything_is_to_build(tmp_path):
     parsed = manifest()
     sources = load_sources(parsed)
     selection = Selection(tuple(TILES), ())
-    keys = kernel_keys(selection, sources, "toolchain")
+    keys = kernel_keys(selection, sources.versions, "toolchain")
     planned = against_store(selection, keys, Store(tmp_path / "store"))
     assert {item.why for item in planned} == {"not built with this toolchain and generator"}
 
@@ -281,4 +281,4 @@ def test_a_generator_that_writes_another_name_is_refused():
     parsed = manifest()
     selection = Selection((gemm(generator="somebody"),), ())
     with pytest.raises(GeneratorError, match="a generator writes its own name"):
-        kernel_keys(selection, load_sources(parsed), "toolchain")
+        kernel_keys(selection, load_sources(parsed).versions, "toolchain")

@@ -1,0 +1,176 @@
+"""A part of a build's kernels, compiled on one of several machines, and what puts the parts together.
+
+A shard is a store in a directory of its own, with the objects of its kernels and, written last, a record of what
+the whole bundle is to be. Every shard of a bundle has the same one: a merge needs no manifest, no generator and
+no DSL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.builder.recipe import Origins, Recipe, inputs_digest
+from cutlass_aot.builder.records import Selection
+from cutlass_aot.errors import BundleError, CorruptFile, StoreError
+from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.store.artifacts import copy_artifact
+from cutlass_aot.store.store import Store
+
+_KEY = b"shard".hex().ljust(64, "0")
+_TEXT = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of a build: ``index`` of ``count``, from 1."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """Read a text such as ``3/16``.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(
+                f"{text!r}: expected a share such as 3/16: its number, from 1, and how many there are"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def of(self, keys: Sequence[str]) -> frozenset[str]:
+        """The keys of this share: every one is in exactly one, and shares differ by one key at most."""
+        return frozenset(sorted(keys)[self.index - 1 :: self.count])
+
+    def directory(self, name: str) -> str:
+        """Name of the shard's directory."""
+        return f"{name}.shard-{self.index}-of-{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One part of a bundle.
+
+    Attributes:
+        share: which.
+        recipe: what the bundle is to be.
+        selection: all kernels of the bundle.
+        origins: what they come from.
+        keys: the kernels' keys, in their order.
+        path: the shard's directory.
+    """
+
+    share: Share
+    recipe: Recipe
+    selection: Selection
+    origins: Origins
+    keys: tuple[str, ...]
+    path: Path
+
+    @property
+    def bundle_digest(self) -> str:
+        """The same for all shards of one bundle."""
+        return inputs_digest(self.recipe, self.selection, self.origins, self.keys)
+
+
+def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
+    """Write a shard's directory: objects and their records first, what makes it a shard last.
+
+    Args:
+        shard: what to write.
+        artifacts: by key, of at least this share's kernels.
+        store: has the objects.
+
+    Raises:
+        StoreError: if an object is gone, or the disk refuses.
+    """
+    own = Store(shard.path)
+    share = shard.share.of(shard.keys)
+    for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
+        if key in share:
+            copy_artifact(store, own, key, kernel, artifacts[key])
+    own.put_record(
+        "shard",
+        _KEY,
+        {
+            "index": shard.share.index,
+            "count": shard.share.count,
+            "recipe": shard.recipe.to_record(),
+            "selection": shard.selection.to_record(),
+            "origins": shard.origins.to_record(),
+            "keys": list(shard.keys),
+        },
+    )
+
+
+def read_shard(path: Path) -> Shard:
+    """Read a shard's directory; its objects are not looked at.
+
+    Raises:
+        BundleError: if it is no shard, or not complete.
+    """
+    try:
+        record = Store(path, create=False).get_record("shard", _KEY)
+    except StoreError as error:
+        raise BundleError(f"{path} is no shard: {error}") from None
+    if record is None:
+        raise BundleError(f"{path} is no complete shard: build it again with `cutlass-aot build --shard`")
+    try:
+        return Shard(
+            share=Share.parse(f"{record['index']}/{record['count']}"),
+            recipe=Recipe.from_record(record["recipe"]),
+            selection=Selection.from_record(record["selection"]),
+            origins=Origins.from_record(record["origins"]),
+            keys=tuple(map(str, record["keys"])),
+            path=path,
+        )
+    except (KeyError, TypeError, ValueError, CorruptFile) as error:
+        raise BundleError(f"{path}: the shard's record is malformed ({error}): build it again") from None
+
+
+def check_whole(shards: Sequence[Shard]) -> None:
+    """Refuse shards that are not, together, all of one bundle.
+
+    Raises:
+        BundleError: naming what is missing, doubled, or of another build.
+    """
+    if not shards:
+        raise BundleError("there is nothing to merge: name the directories of all shards of a bundle")
+    first = shards[0]
+    for shard in shards[1:]:
+        what = f"{shard.path} and {first.path} are not of one build"
+        if shard.share.count != first.share.count:
+            raise BundleError(
+                f"{what}: one is of {shard.share.count} shards, the other of {first.share.count}"
+            )
+        if shard.bundle_digest != first.bundle_digest:
+            raise BundleError(f"{what}: {_difference(shard, first)}")
+    indices = [shard.share.index for shard in shards]
+    twice = sorted({index for index in indices if indices.count(index) > 1})
+    if twice:
+        raise BundleError(f"shard {twice[0]} of {first.share.count} is given twice: name each once")
+    missing = sorted(set(range(1, first.share.count + 1)) - set(indices))
+    if missing:
+        raise BundleError(
+            f"of {first.share.count} shards of {first.recipe.name} these are missing: "
+            f"{', '.join(map(str, missing))}"
+        )
+
+
+def _difference(one: Shard, other: Shard) -> str:
+    """In words, what two shards of different builds differ in."""
+    versions, others = one.origins.versions, other.origins.versions
+    for name in sorted({*versions, *others}):
+        if versions.get(name) != others.get(name):
+            return f"{name} was {versions.get(name, 'missing')} for one, {others.get(name, 'missing')} for the other"
+    if one.recipe != other.recipe:
+        return f"their bundles are {one.recipe.name} {one.recipe.version} and {other.recipe.name} {other.recipe.version}"
+    if one.selection != other.selection:
+        return "they were planned from different manifests"
+    return "they were built with different toolchains"
