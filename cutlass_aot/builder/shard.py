@@ -1,8 +1,8 @@
 """A part of a build's kernels, compiled on one of several machines, and what puts the parts together.
 
-A shard is a store in a directory of its own, with the objects of its kernels and, written last, a record of what
-the whole bundle is to be. Every shard of a bundle has the same one: a merge needs no manifest, no generator and
-no DSL.
+A shard is a store in a directory of its own, with the objects of its kernels and, written last, a record of
+what the whole bundle is to be. Every shard of a bundle has the same one: a merge needs no manifest, no
+generator and no DSL.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from cutlass_aot.builder.recipe import Origins, Recipe, inputs_digest
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.artifacts import copy_artifact
 from cutlass_aot.store.store import Store
 
-_KEY = b"shard".hex().ljust(64, "0")
+_KEY = digest(b"shard")
 _TEXT = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 
 
@@ -39,9 +40,7 @@ class Share:
         """
         match = _TEXT.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise ValueError(
-                f"{text!r}: expected a share such as 3/16: its number, from 1, and how many there are"
-            )
+            raise ValueError(f"{text!r}: expected a number, from 1, and how many there are, such as 3/16")
         return cls(int(match[1]), int(match[2]))
 
     def of(self, keys: Sequence[str]) -> frozenset[str]:
@@ -168,9 +167,9 @@ def _difference(one: Shard, other: Shard) -> str:
     versions, others = one.origins.versions, other.origins.versions
     for name in sorted({*versions, *others}):
         if versions.get(name) != others.get(name):
-            return f"{name} was {versions.get(name, 'missing')} for one, {others.get(name, 'missing')} for the other"
+            return f"{name} {versions.get(name, 'none')} built one, {others.get(name, 'none')} the other"
     if one.recipe != other.recipe:
-        return f"their bundles are {one.recipe.name} {one.recipe.version} and {other.recipe.name} {other.recipe.version}"
+        return "their manifests name different bundles, versions, targets, hosts or tuning files"
     if one.selection != other.selection:
         return "they were planned from different manifests"
     return "they were built with different toolchains"

@@ -51,7 +51,7 @@ def copy_artifact(
     data = source.get_blob(artifact.object_sha256)
     if data is None:
         raise StoreError(
-            f"the object of {kernel.name} is gone or damaged in {source.root} since it was planned: build again"
+            f"{source.root}: the object of {kernel.name} is gone or damaged since it was planned: build again"
         )
     destination.put_blob(data)
     _put(destination, kernel_key, kernel, artifact)

@@ -210,7 +210,7 @@ def built(monkeypatch):
 
     calls = []
 
-    def build_kernels(recipe, kernels, store, out, *, jobs, timeout, report):
+    def build_kernels(recipe, kernels, out, settings):
         calls.append((recipe, kernels))
         return pipeline.BuildResult(out / recipe.name, len(kernels), 0, (), True)
 
@@ -271,7 +271,7 @@ def test_failed_kernels_are_an_error_that_names_them(monkeypatch, tmp_path):
     from cutlass_aot.builder import pipeline
     from cutlass_aot.builder.records import Failure
 
-    def build_kernels(recipe, kernels, store, out, **_):
+    def build_kernels(recipe, kernels, out, settings):
         failure = Failure(kernels[0], "the compiler crashed (signal 6)", tmp_path / "log.txt")
         return pipeline.BuildResult(out / recipe.name, 1, 0, (failure,), False)
 
