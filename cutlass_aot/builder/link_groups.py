@@ -12,6 +12,7 @@ from cutlass_aot.bundle.write import GroupPlan, LinkedLibrary
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.store.blobs import LIBRARY_LEVEL
 from cutlass_aot.store.store import Store
 
 LINK_SCHEMA = 1
@@ -51,18 +52,19 @@ def link_groups(
         wanted += [
             (pack_name, host, members, _link_key(members, linker)) for host, linker in sorted(linkers.items())
         ]
-    found = {link_key: _library(store, link_key) for *_, link_key in wanted}
-    missing = sum(path is None for path in found.values())
+    found = {link_key: _library(store, link_key, workspace) for *_, link_key in wanted}
+    missing = sum(library is None for library in found.values())
     if missing:
         tell(Linking(missing))
     libraries: dict[str, dict[str, LinkedLibrary]] = {}
     for pack_name, host, members, link_key in wanted:
-        path = found[link_key]
-        if path is None:
+        library = found[link_key]
+        if library is None:
             start = time.monotonic()
-            path = _link(members, linkers[host], link_key, store, workspace)
-            tell(Linked(pack_name, len(members), path.stat().st_size, time.monotonic() - start))
-        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, path, path.name)
+            library = _link(members, linkers[host], link_key, store, workspace)
+            size = library[0].stat().st_size
+            tell(Linked(pack_name, len(members), size, time.monotonic() - start))
+        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, *library)
     return [
         GroupPlan(name=name, entries=tuple(groups[name]), libraries=libraries[pack_name])
         for pack_name, names in packs.items()
@@ -126,27 +128,29 @@ def link_launchers(
     launchers = {}
     for host, linker in sorted(linkers.items()):
         link_key = digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
-        path = _library(store, link_key)
-        if path is None:
+        library = _library(store, link_key, workspace)
+        if library is None:
             made = workspace / f"{link_key}.so"
             linker.link_launcher(made, workspace / "cache")
-            path = _keep(made, link_key, store)
-        launchers[host] = LinkedLibrary(LAUNCHER, path, path.name)
+            library = _keep(made, link_key, store)
+        launchers[host] = LinkedLibrary(LAUNCHER, *library)
     return launchers
 
 
 def _link(
     members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
-) -> Path:
+) -> tuple[Path, str]:
     library = workspace / f"{link_key}.so"
     linker.link(_objects(members, store, workspace), library, workspace / "cache")
     return _keep(library, link_key, store)
 
 
-def _keep(library: Path, link_key: str, store: Store) -> Path:
-    sha256 = store.put_blob(library.read_bytes())
-    store.put_record("library", link_key, {"sha256": sha256})
-    return store.blob_path(sha256)
+def _keep(library: Path, link_key: str, store: Store) -> tuple[Path, str]:
+    """Keep a library in the store; its file in the workspace stays, for the bundle."""
+    data = library.read_bytes()
+    sha256 = store.put_blob(data, LIBRARY_LEVEL)
+    store.put_record("library", link_key, {"sha256": sha256}, blobs={sha256: len(data)})
+    return library, sha256
 
 
 def _link_key(members: Sequence[KernelEntry], linker: LinkToolchain) -> str:
@@ -154,23 +158,24 @@ def _link_key(members: Sequence[KernelEntry], linker: LinkToolchain) -> str:
     return digest(encode({"schema": LINK_SCHEMA, "objects": objects, "linker": linker.fingerprint}))
 
 
-def _library(store: Store, link_key: str) -> Path | None:
+def _library(store: Store, link_key: str, workspace: Path) -> tuple[Path, str] | None:
+    """A library that the store has, as a file in the workspace, and its digest."""
     record = store.get_record("library", link_key)
-    if not isinstance(record, dict) or store.get_blob(str(record.get("sha256"))) is None:
+    if not isinstance(record, dict):
         return None
-    return store.blob_path(str(record["sha256"]))
+    sha256 = str(record.get("sha256"))
+    path = workspace / f"{link_key}.so"
+    return (path, sha256) if store.extract_blob(sha256, path) else None
 
 
 def _objects(members: Sequence[KernelEntry], store: Store, workspace: Path) -> list[tuple[str, Path]]:
     """Verified copies of a group's objects: what is linked is what was checked."""
     found = []
     for entry in members:
-        data = store.get_blob(entry.object_sha256)
-        if data is None:
+        path = workspace / f"{entry.kernel.symbol}.o"
+        if not store.extract_blob(entry.object_sha256, path):
             raise StoreError(
                 f"the object of {entry.kernel.name} is gone or damaged since it was planned: build again"
             )
-        path = workspace / f"{entry.kernel.symbol}.o"
-        path.write_bytes(data)
         found.append((entry.kernel.symbol, path))
     return found

@@ -17,11 +17,13 @@ from cutlass_aot.errors import CutlassAotError
 
 _COMMANDS = {
     "build": "Build a manifest's bundle.",
+    "bundle": "Merge the shards of a bundle.",
     "doctor": "Say what is installed, and what this machine can build and run.",
     "generators": "List the known generators.",
     "ls": "List the kernels of a bundle.",
     "plan": "Say what a build would do, and why.",
     "show": "Show one kernel of a bundle.",
+    "store": "Look into a store, check it, and take away what nobody needs.",
     "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
     "wheel": "Pack a bundle into an installable wheel.",

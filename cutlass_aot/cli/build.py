@@ -6,20 +6,14 @@ from pathlib import Path
 
 import click
 
-from cutlass_aot.cli.options import build_options, manifest_argument
+from cutlass_aot.cli.options import build_options, manifest_argument, out_option
 from cutlass_aot.cli.render import plural
 
 
 @click.command("build")
 @manifest_argument
 @build_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/bundles"),
-    show_default=True,
-    help="Directory that takes the bundle's directory.",
-)
+@out_option
 def command(manifest: Path, store: Path, jobs: int, timeout: float, out: Path) -> int:
     """Build MANIFEST's bundle: compile what the store lacks, link, write.
 

@@ -24,16 +24,32 @@ def bundle_argument(function: Function) -> Function:
     return click.argument("bundle", type=click.Path(path_type=Path))(function)
 
 
+def store_option(function: Function) -> Function:
+    """The store's directory."""
+    return click.option(
+        "--store",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("build/store"),
+        show_default=True,
+        help="Directory of compiled kernels.",
+    )(function)
+
+
+def out_option(function: Function) -> Function:
+    """Where a bundle's directory goes."""
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("build/bundles"),
+        show_default=True,
+        help="Directory that takes the bundle's directory.",
+    )(function)
+
+
 def build_options(function: Function) -> Function:
     """Options of everything that runs workers."""
     options = (
-        click.option(
-            "--store",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=Path("build/store"),
-            show_default=True,
-            help="Directory of compiled kernels.",
-        ),
+        store_option,
         click.option(
             "-j",
             "--jobs",

@@ -41,9 +41,10 @@ def command(path: Path, as_json: bool) -> int:
 
 def _store(path: Path) -> list[Problem]:
     from cutlass_aot.bundle.verify import Problem
+    from cutlass_aot.store.check import check
     from cutlass_aot.store.store import Store
 
     return [
         Problem(damage.path, damage.problem, "what its name says; a build that needs it makes it again")
-        for damage in Store(path, create=False).check()
+        for damage in check(Store(path, create=False))
     ]

@@ -31,6 +31,7 @@ BUILD_PACKAGES = (
     "rich",
     "torch",
     "ziglang",
+    "zstandard",
 )
 """What the extra ``build`` installs; a test holds it against pyproject.toml."""
 

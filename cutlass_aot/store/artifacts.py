@@ -1,13 +1,32 @@
-"""Artifacts of kernels in a store: read one, keep one."""
+"""What compiling a kernel came to, in a store: an artifact, or a failure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
+
+_MAX_LOG_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFailure:
+    """A kernel that failed before, with the toolchain that its key names.
+
+    Attributes:
+        reason: one line.
+        log: the compiler's own words; of very long ones the end.
+        versions: what was installed, package to version.
+    """
+
+    reason: str
+    log: str
+    versions: Mapping[str, str]
 
 
 def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple[Artifact | None, str]:
@@ -34,9 +53,13 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
 
 
 def keep_artifact(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact, file: Path) -> None:
-    """Keep a compiled object and its record. Blob first, record second: the record is the commit."""
+    """Keep a compiled object and its record. Blob first, record second: the record is the commit.
+
+    What is known of an earlier failure is forgotten.
+    """
     store.adopt_blob(file, artifact.object_sha256)
     _put(store, kernel_key, kernel, artifact)
+    store.drop_record("failure", kernel_key)
     store.drop_log(kernel_key)
 
 
@@ -68,4 +91,55 @@ def _put(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact) -> N
             "facts": artifact.facts.to_record(),
             "seconds": artifact.seconds,
         },
+        blobs={artifact.object_sha256: artifact.object_bytes},
     )
+
+
+def keep_failure(
+    store: Store, kernel_key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str]
+) -> Path:
+    """Keep what a kernel failed with, so that it is not compiled in vain again.
+
+    For what the compiler says of the kernel alone: not for lack of memory, signals, timeouts or errors of the
+    disk, which another time may not bring.
+
+    Args:
+        store: takes it.
+        kernel_key: the kernel's key, which covers the toolchain.
+        kernel: its record.
+        reason: one line.
+        log: the compiler's own words.
+        versions: what is installed, package to version.
+
+    Returns:
+        The log, as a file for a person to read.
+    """
+    path = store.put_log(kernel_key, log)
+    store.put_record(
+        "failure",
+        kernel_key,
+        {
+            "kernel": kernel.to_record(),
+            "reason": _encodable(reason),
+            "log": _encodable(log[-_MAX_LOG_CHARACTERS:]),
+            "versions": dict(versions),
+        },
+    )
+    return path
+
+
+def read_failure(store: Store, kernel_key: str) -> RecordedFailure | None:
+    """What a kernel failed with, if that is known; one that has been compiled since did not fail."""
+    record = store.get_record("failure", kernel_key)
+    try:
+        if record is None or store.record_path("kernel", kernel_key).is_file():
+            return None
+        versions = {str(name): str(version) for name, version in record["versions"].items()}
+        return RecordedFailure(str(record["reason"]), str(record["log"]), versions)
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def _encodable(text: str) -> str:
+    """Text that has an encoding: what a compiler prints need not have one."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,62 +1,48 @@
 """Blobs by digest, records by key; everything appears by an atomic rename, and is verified when read.
 
-Layout::
-
-    FORMAT                         schema version of the store
-    blobs/sha256/<2>/<digest>      object code and libraries, named by what they hold
-    records/<kind>/<2>/<key>       sealed msgpack; written after the blobs it names: it is the commit
-    logs/<2>/<key>.txt             the compiler's own words about a kernel that failed
-    damaged/                       what a reader found altered, set aside
-    locks/                         one a key while it is being compiled
-    tmp/                           files on their way, a directory for each builder
-    .workspaces.lock               held while one of those is made or removed
-
 A reader takes no lock. Two builders that race for one key write the same bytes, and losing is harmless.
 No file is synced: after a power cut a torn file does not match its digest, and counts as absent.
+:mod:`cutlass_aot.store.layout` says which file is where.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
-from cutlass_aot.schema.encoding import digest, seal, unseal
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
+from cutlass_aot.store.files import entries, publish, read, reported, touch, tree
+from cutlass_aot.store.layout import (
+    BLOB_SUFFIX,
+    BLOBS,
+    DAMAGED,
+    FORMAT_NAME,
+    LOCKS,
+    LOGS,
+    MAX_BLOB_BYTES,
+    MAX_RECORD_BYTES,
+    NEW,
+    RECORDS,
+    SHARED_KINDS,
+    WORKSPACES,
+    blob_name,
+    check_format,
+    format_text,
+    record_name,
+)
+from cutlass_aot.store.levels import Level
+from cutlass_aot.store.locks import Lock
+from cutlass_aot.store.records import Record
 
-SCHEMA = 1
-KINDS = ("kernel", "library", "plan", "inputs", "bundle", "shard")
-_NEW = ".new-"
-_MAX_RECORD_BYTES = 1 << 28
-_MAX_BLOB_BYTES = 1 << 30
-
-
-@contextmanager
-def _reported(action: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"cannot {action} {path}: {error.strerror or error}; "
-            "check permissions and free space, or choose another --store"
-        ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Something in a store that is not what its name says."""
-
-    path: str
-    problem: str
+TOUCH_AFTER = 3600.0
+"""Seconds after which a use of a record is noted again."""
 
 
 class Store:
@@ -65,86 +51,117 @@ class Store:
     Args:
         root: the directory; made if it is not there, unless ``create`` is false.
         create: whether this store will be written to.
+        behind: where to look, in this order, for what this store lacks.
 
     Raises:
-        StoreError: if it cannot be used, or ``root`` is something else.
+        StoreError: if it cannot be used, is of an older version, or ``root`` is something else.
         SchemaTooNew: if a newer release made it.
     """
 
-    def __init__(self, root: Path, *, create: bool = True) -> None:
+    def __init__(self, root: Path, *, create: bool = True, behind: Sequence[Level] = ()) -> None:
         self.root = root
-        self._locks: dict[str, filelock.BaseFileLock] = {}
-        marker = root / "FORMAT"
-        with _reported("open the store", root):
-            if marker.is_file():
-                text = marker.read_text(encoding="ascii", errors="replace")[:64].strip()
-                kind, _, version = text.rpartition(" ")
-                if kind != "cutlass-aot store" or not version.isdigit():
-                    raise StoreError(f"{root} is not a cutlass-aot store (FORMAT says {text!r})")
-                if int(version) > SCHEMA:
-                    raise SchemaTooNew(
-                        f"{root} has store version {version}, this cutlass-aot reads up to {SCHEMA}: "
-                        "upgrade cutlass-aot or choose another --store"
-                    )
-                return
-            if not create:
-                raise StoreError(f"{root} is not a cutlass-aot store: it has no FORMAT file")
-            root.mkdir(parents=True, exist_ok=True)
-            foreign = [path for path in root.iterdir() if not path.name.startswith(_NEW)]
-            # Another builder may make the same store at this moment: then the marker is there by now.
-            if foreign and not marker.is_file():
-                raise StoreError(f"{root} holds something that is no cutlass-aot store")
-            self._publish(f"cutlass-aot store {SCHEMA}\n".encode(), marker)
+        self.behind = tuple(behind)
+        self._locks: dict[str, Lock] = {}
+        self._clock: float | None = None
+        marker = root / FORMAT_NAME
+        with reported("open the store", root):
+            if not marker.is_file():
+                if not create:
+                    raise StoreError(f"{root} is not a cutlass-aot store: it has no FORMAT file")
+                root.mkdir(parents=True, exist_ok=True)
+                foreign = [path for path in root.iterdir() if not path.name.startswith(NEW)]
+                # Another builder may make the same store at this moment: then the marker is there by now.
+                if foreign and not marker.is_file():
+                    raise StoreError(f"{root} holds something that is no cutlass-aot store")
+                if not foreign:
+                    publish(format_text(), marker)
+        check_format(read(marker, MAX_RECORD_BYTES) or b"", str(root))
+
+    def close(self) -> None:
+        """Give back all locks, and have the levels behind finish what is under way."""
+        self.unlock_all()
+        for level in self.behind:
+            level.close()
 
     # --- blobs
 
     def blob_path(self, sha256: str) -> Path:
-        """Where a blob of this digest is, if it is here."""
-        return self.root / "blobs" / "sha256" / sha256[:2] / sha256
+        """Where a blob of this digest is kept, compressed, if it is here."""
+        return self.root / blob_name(sha256)
 
-    def put_blob(self, data: bytes) -> str:
-        """Keep bytes; returns their digest. A damaged blob of this name is replaced."""
+    def put_blob(self, data: bytes, level: int = OBJECT_LEVEL) -> str:
+        """Keep bytes; returns their digest. A damaged blob of this name is replaced.
+
+        Args:
+            data: the bytes.
+            level: how hard to compress them.
+        """
+        if len(data) > MAX_BLOB_BYTES:
+            raise StoreError(f"a blob of {len(data)} bytes cannot be kept: at most {MAX_BLOB_BYTES} can")
         sha256 = digest(data)
-        if self.get_blob(sha256) is None:
-            self._publish(data, self.blob_path(sha256))
+        # Noted before it is looked at: from then on no collection takes it.
+        if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
+            publish(packed(data, level), self.blob_path(sha256))
         return sha256
 
-    def adopt_blob(self, file: Path, sha256: str) -> None:
-        """Take a finished file of :meth:`workspace` into the blobs by renaming it.
+    def adopt_blob(self, file: Path, sha256: str, level: int = OBJECT_LEVEL) -> None:
+        """Take a finished file into the blobs; it is removed where it was.
 
         Raises:
             CorruptFile: if its bytes do not have this digest.
         """
-        with _reported("read", file):
+        with reported("read", file):
             data = file.read_bytes()
         if digest(data) != sha256:
             raise CorruptFile(f"{file} changed between being written and being stored")
-        path = self.blob_path(sha256)
-        with _reported("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(path)
+        publish(packed(data, level), self.blob_path(sha256))
+        with reported("remove", file):
+            file.unlink()
 
     def get_blob(self, sha256: str) -> bytes | None:
         """A blob's verified bytes, or None if it is absent. A damaged one is set aside and absent."""
-        path = self.blob_path(sha256)
-        data = self._read(path, _MAX_BLOB_BYTES)
-        if data is None:
+        try:
+            name = blob_name(sha256)
+        except ValueError:
             return None
-        if digest(data) != sha256:
-            self._set_aside(path)
-            return None
+        data = self._own_blob(sha256)
+        for level in self.behind:
+            if data is not None:
+                break
+            for _, found in level.fetch([(name, packed_bound(MAX_BLOB_BYTES))]):
+                data = self._from_level(level, sha256, found)
         return data
+
+    def extract_blob(self, sha256: str, path: Path) -> bool:
+        """Write a blob's verified bytes into a file of a workspace; False, and no file, if it is absent."""
+        data = self.get_blob(sha256)
+        if data is None:
+            return False
+        with reported("write", path):
+            path.write_bytes(data)
+        return True
 
     # --- records
 
     def record_path(self, kind: str, key: str) -> Path:
         """Where the record of a key is, if it is here."""
-        return self.root / "records" / kind / key[:2] / key
+        return self.root / record_name(kind, key)
 
-    def put_record(self, kind: str, key: str, body: Any) -> None:
-        """Commit a record. The blobs it names have to be here already."""
-        record = {"key": key, "body": body}
-        self._publish(seal(f"cutlass-aot {kind} record", SCHEMA, record), self.record_path(kind, key))
+    def put_record(self, kind: str, key: str, body: Any, blobs: Mapping[str, int] | None = None) -> None:
+        """Commit a record.
+
+        Args:
+            kind: what it is of.
+            key: what it is kept under.
+            body: plain data.
+            blobs: the blobs it needs, digest to size in bytes; they have to be here already.
+        """
+        data = Record(kind, key, body, dict(blobs or {})).to_bytes()
+        publish(data, self.record_path(kind, key))
+        if kind in SHARED_KINDS:
+            names = [blob_name(sha256) for sha256 in blobs or {}]
+            for level in self.behind:
+                level.offer(record_name(kind, key), data, names, self._file)
 
     def get_record(self, kind: str, key: str) -> Any | None:
         """A record's body, or None if it is absent. A damaged one is set aside and absent.
@@ -152,55 +169,71 @@ class Store:
         Raises:
             SchemaTooNew: if a newer release wrote it.
         """
+        record = self._own_record(kind, key)
+        if record is None and kind in SHARED_KINDS:
+            for level in self.behind:
+                record = self._record_of_level(level, kind, key)
+                if record is not None:
+                    break
+        return None if record is None else record.body
+
+    def drop_record(self, kind: str, key: str) -> None:
+        """Forget a record of this store; its blobs are left to the next collection."""
         path = self.record_path(kind, key)
-        data = self._read(path, _MAX_RECORD_BYTES)
-        if data is None:
-            return None
-        try:
-            return _record_body(data, kind, key, str(path))
-        except CorruptFile:
-            self._set_aside(path)
-            return None
+        with reported("remove", path):
+            path.unlink(missing_ok=True)
+
+    def prefetch(self, kind: str, keys: Collection[str]) -> None:
+        """Copy what this store lacks of these records from the levels that are copied, all at once.
+
+        What cannot be had is left out.
+        """
+        for level in self.behind:
+            if level.copies and kind in SHARED_KINDS:
+                missing = [key for key in keys if not self.record_path(kind, key).is_file()]
+                self._copy(level, kind, missing)
 
     # --- logs, locks, room to work
 
     def log_path(self, key: str) -> Path:
         """Where the log of a failed kernel is kept."""
-        return self.root / "logs" / key[:2] / f"{key}.txt"
+        return self.root / LOGS / key[:2] / f"{key}.txt"
 
     def put_log(self, key: str, text: str) -> Path:
         """Keep a failed kernel's log."""
         path = self.log_path(key)
-        self._publish(text.encode("utf-8", "replace"), path)
+        publish(text.encode("utf-8", "replace"), path)
         return path
 
     def drop_log(self, key: str) -> None:
         """Forget the log of a kernel that compiles now."""
-        with _reported("remove", self.log_path(key)):
+        with reported("remove", self.log_path(key)):
             self.log_path(key).unlink(missing_ok=True)
 
     def try_lock(self, key: str) -> bool:
-        """Take the lock of a key; False while another builder holds it. Give it back with :meth:`unlock`."""
-        path = self.root / "locks" / f"{key}.lock"
-        with _reported("lock", path):
+        """Take the lock of a key; False while this builder or another holds it. :meth:`unlock` gives it back.
+
+        Never waits. It only saves work: who does not get it may as well go on without. Where the file system
+        has no locks, everybody gets it.
+        """
+        path = self.root / LOCKS / f"{key}.lock"
+        with reported("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Noted before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
-            lock = self._locks[key] = filelock.FileLock(path)
-            try:
-                lock.acquire(blocking=False)
-            except filelock.Timeout:
-                del self._locks[key]
+            if key in self._locks:
                 return False
-        return True
+            # Noted before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
+            lock = self._locks[key] = Lock(path)
+            if lock.try_acquire():
+                return True
+            del self._locks[key]
+            return False
 
     def unlock(self, key: str) -> None:
-        """Give back a lock and remove its file; a builder that raced for it compiles the same bytes twice."""
-        lock = self._locks[key]
-        if lock.is_locked:
-            with contextlib.suppress(OSError):
-                Path(lock.lock_file).unlink(missing_ok=True)
+        """Give back a lock and remove its file; one that is not held is left alone."""
+        lock = self._locks.get(key)
+        if lock is not None:
             lock.release()
-        del self._locks[key]
+            del self._locks[key]
 
     def unlock_all(self) -> None:
         """Give back every lock that this store object holds."""
@@ -211,100 +244,153 @@ class Store:
     def workspace(self) -> Iterator[Path]:
         """A private directory on the store's file system, removed at the end whatever happens.
 
-        What a builder that was killed has left is removed by the next one: each directory is locked as long
-        as its owner lives.
+        What a builder that was killed has left is removed by the next one. As long as it is there, no
+        collection takes what was published or used since it was made.
         """
-        parent = self.root / "tmp"
-        with _reported("write", parent):
-            parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(self.root / ".workspaces.lock"):
-                for left in parent.iterdir():
-                    if left.is_dir():
-                        _remove_abandoned(left)
-                path = Path(tempfile.mkdtemp(dir=parent))
-                owner = filelock.FileLock(path / ".owner")
-                owner.acquire()
+        from cutlass_aot.store.workspaces import workspace
+
+        with workspace(self.root / WORKSPACES) as own:
+            yield own.path
+
+    # --- everything
+
+    def blobs(self) -> Iterator[tuple[str, Path]]:
+        """Every blob's digest and file, by digest; what else lies there is left out."""
+        for entry in tree(self.root / BLOBS):
+            sha256 = entry.name.removesuffix(BLOB_SUFFIX)
+            path = Path(entry.path)
+            with contextlib.suppress(ValueError):
+                if self.blob_path(sha256) == path:
+                    yield sha256, path
+
+    def records(self) -> Iterator[tuple[str, str, Path]]:
+        """Every record's kind, key and file, in this order; what is not whole yet is left out."""
+        for kind in entries(self.root / RECORDS):
+            for entry in tree(Path(kind.path)):
+                path = Path(entry.path)
+                if not entry.name.startswith(".") and self.record_path(kind.name, entry.name) == path:
+                    yield kind.name, entry.name, path
+
+    def set_aside(self, path: Path) -> None:
+        """Move a file that is not what its name says to where it serves nobody, and can be looked at."""
+        with reported("set aside", path):
+            self._move_aside(path)
+
+    def _own_blob(self, sha256: str) -> bytes | None:
+        path = self.blob_path(sha256)
+        data = read(path, packed_bound(MAX_BLOB_BYTES))
+        if data is None:
+            return None
         try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-            owner.release()
+            return opened(data, sha256)
+        except CorruptFile:
+            self._set_aside(path)
+            return None
 
-    # --- check
-
-    def check(self) -> list[Damage]:
-        """Read everything and name what is damaged or incomplete; nothing is changed."""
-        found: list[Damage] = []
-        with _reported("read", self.root):
-            for path in sorted((self.root / "blobs" / "sha256").glob("*/[0-9a-f]*")):
-                with path.open("rb") as file:
-                    actual = _file_digest(file)
-                if actual != path.name:
-                    found.append(Damage(str(path.relative_to(self.root)), f"bytes of digest {actual}"))
-        for kind in KINDS:
-            for path in sorted((self.root / "records" / kind).glob("*/[0-9a-f]*")):
-                name = str(path.relative_to(self.root))
-                try:
-                    data = self._read(path, _MAX_RECORD_BYTES) or b""
-                    body = _record_body(data, kind, path.name, "it")
-                except (CorruptFile, SchemaTooNew) as error:
-                    found.append(Damage(name, f"an unreadable record ({error})"))
-                    continue
-                blob = body.get("sha256") if isinstance(body, dict) else None
-                if blob is not None and not self.blob_path(str(blob)).is_file():
-                    found.append(Damage(name, f"a record that names blob {blob}, which is not there"))
-        return found
-
-    def _read(self, path: Path, limit: int) -> bytes | None:
+    def _own_record(self, kind: str, key: str) -> Record | None:
+        path = self.record_path(kind, key)
         try:
             with path.open("rb") as file:
-                data = file.read(limit + 1)
+                data = file.read(MAX_RECORD_BYTES + 1)
+                modified = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from None
-        if len(data) > limit:
-            raise StoreError(f"{path} is larger than {limit} bytes: it is not ours")
-        return data
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+        # A use is noted before it is relied on: a collection that took the file before is seen here, and one
+        # that comes later sees the note.
+        if not self._note_use(path, modified):
+            return None
+        try:
+            return Record.from_bytes(data, kind, key, str(path))
+        except CorruptFile:
+            self._set_aside(path)
+            return None
 
-    def _publish(self, data: bytes, path: Path) -> None:
-        with _reported("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                Path(name).replace(path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+    def _note_use(self, path: Path, modified: float) -> bool:
+        """Touch a file whose last use is long ago, either way; False if it is gone."""
+        if abs(self._now() - modified) <= TOUCH_AFTER:
+            return True
+        return touch(path)
+
+    def _now(self) -> float:
+        """The file system's time, found out once: this machine's own may be wrong, and may be changed."""
+        if self._clock is None:
+            marker = self.root / FORMAT_NAME
+            touch(marker)
+            with reported("read", marker):
+                self._clock = marker.stat().st_mtime - time.monotonic()
+        return self._clock + time.monotonic()
+
+    def _file(self, name: str) -> bytes | None:
+        """The bytes of one of this store's files."""
+        return read(self.root / name, packed_bound(MAX_BLOB_BYTES))
 
     def _set_aside(self, path: Path) -> None:
-        damaged = self.root / "damaged"
-        with _reported("set aside", path):
-            damaged.mkdir(parents=True, exist_ok=True)
-            # Another reader may have been quicker.
-            with contextlib.suppress(FileNotFoundError):
-                path.replace(damaged / path.name)
+        """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
+        with contextlib.suppress(OSError):
+            self._move_aside(path)
 
+    def _move_aside(self, path: Path) -> None:
+        damaged = self.root / DAMAGED
+        damaged.mkdir(parents=True, exist_ok=True)
+        # The kind of a record is in its path alone.
+        kind = path.relative_to(self.root).parts[1:-2]
+        # Another reader may have been quicker.
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(damaged / "-".join((*kind, path.name)))
 
-def _remove_abandoned(directory: Path) -> None:
-    """Remove a workspace unless its owner still holds it."""
-    owner = filelock.FileLock(directory / ".owner")
-    with contextlib.suppress(filelock.Timeout, OSError), owner.acquire(blocking=False):
-        shutil.rmtree(directory, ignore_errors=True)
+    # --- levels behind
 
+    def _record_of_level(self, level: Level, kind: str, key: str) -> Record | None:
+        if level.copies:
+            self._copy(level, kind, [key])
+            return self._own_record(kind, key)
+        for _, data in level.fetch([(record_name(kind, key), MAX_RECORD_BYTES)]):
+            record = self._opened(level, kind, key, data)
+            if record is not None and all(self._reaches(level, sha256) for sha256 in record.blobs):
+                return record
+        return None
 
-def _record_body(data: bytes, kind: str, key: str, what: str) -> Any:
-    """Open a record. It names its key, so that a file that was renamed or copied serves nobody."""
-    record = unseal(data, f"cutlass-aot {kind} record", SCHEMA, what)
-    if not isinstance(record, dict) or record.get("key") != key:
-        raise CorruptFile(f"{what} is not the record of this key")
-    return record.get("body")
+    def _reaches(self, level: Level, sha256: str) -> bool:
+        return self.blob_path(sha256).is_file() or level.has(blob_name(sha256))
 
+    def _opened(self, level: Level, kind: str, key: str, data: bytes | None) -> Record | None:
+        if data is None:
+            return None
+        try:
+            return Record.from_bytes(data, kind, key, "it")
+        except (CorruptFile, SchemaTooNew):
+            level.reject(record_name(kind, key))
+            return None
 
-def _file_digest(file: Any) -> str:
-    hasher = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        hasher.update(chunk)
-    return hasher.hexdigest()
+    def _from_level(self, level: Level, sha256: str, data: bytes | None) -> bytes | None:
+        """A blob's verified bytes out of what a level gave; kept, if the level is one that is copied."""
+        if data is None:
+            return None
+        try:
+            content = opened(data, sha256)
+        except CorruptFile:
+            level.reject(blob_name(sha256))
+            return None
+        if level.copies:
+            publish(data, self.blob_path(sha256))
+        return content
+
+    def _copy(self, level: Level, kind: str, keys: Collection[str]) -> None:
+        """Copy records with their blobs, blobs first; what is damaged or incomplete there is left out."""
+        by_name = {record_name(kind, key): key for key in keys}
+        found: dict[str, tuple[Record, bytes]] = {}
+        for name, data in level.fetch([(name, MAX_RECORD_BYTES) for name in by_name]):
+            record = self._opened(level, kind, by_name[name], data)
+            if record is not None and data is not None:
+                found[name] = record, data
+        sizes = {sha256: size for record, _ in found.values() for sha256, size in record.blobs.items()}
+        here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
+        wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
+        for name, data in level.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
+            if self._from_level(level, wanted[name], data) is not None:
+                here.add(wanted[name])
+        for name, (record, data) in found.items():
+            if here.issuperset(record.blobs):
+                publish(data, self.root / name)

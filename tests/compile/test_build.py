@@ -17,6 +17,7 @@ import cutlass_aot
 from cutlass_aot.builder.audit import disassemble
 from cutlass_aot.bundle.verify import verify_path
 from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.store.store import Store
 
 pytestmark = pytest.mark.compile
 
@@ -42,6 +43,12 @@ def contents(directory):
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+def blobs(root):
+    """Files of a store's blobs, and what they hold."""
+    store = Store(root, create=False)
+    return [(path, store.get_blob(sha256)) for sha256, path in store.blobs()]
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +112,7 @@ def test_a_damaged_object_is_built_again(built, tmp_path):
         record.unlink()
     plan = json.loads(command("plan", SMOKE, "--store", built / "store", "--json").stdout)
     assert all(not kernel["build"] for kernel in plan["kernels"])
-    objects = [
-        path for path in (built / "store" / "blobs").glob("*/*/*") if path.read_bytes()[16:18] == b"\1\0"
-    ]
-    victim = objects[0]
+    victim = next(path for path, data in blobs(built / "store") if data[16:18] == b"\1\0")
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(bytes(data))
@@ -120,8 +124,7 @@ def test_a_damaged_object_is_built_again(built, tmp_path):
 
 def test_blackwell_code_uses_its_tensor_cores(built):
     texts = {}
-    for path in (built / "store" / "blobs").glob("*/*/*"):
-        data = path.read_bytes()
+    for _, data in blobs(built / "store"):
         if data[16:18] == b"\1\0":  # a relocatable object, not a library
             text = disassemble(data)
             kind = "UTCHMMA" if "UTCHMMA" in text else "HGMMA" if "HGMMA" in text else "DFMA"

@@ -19,6 +19,7 @@ from cutlass_aot.cli.render import plural, size, table
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.store import Store
 from tests.unit.bundles import FAKE_LIBRARY, designs, write_bundle
 from tests.unit.kernels import gemm, operand
@@ -272,8 +273,7 @@ def test_the_doctor_says_once_that_there_is_no_driver(run, monkeypatch):
 def test_problems_of_a_store_and_a_bundle_read_as_sentences(run, bundle, tmp_path):
     store = Store(tmp_path / "store")
     blob = store.blob_path(store.put_blob(b"object"))
-    blob.chmod(0o644)
-    blob.write_bytes(b"another")
+    blob.write_bytes(packed(b"another", 3))
     status, _, errors = run("verify", store.root)
     assert status == 1
     assert errors == (

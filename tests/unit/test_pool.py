@@ -18,6 +18,7 @@ from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.errors import GeneratorError, ToolchainError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest
+from cutlass_aot.store.check import check
 from cutlass_aot.store.store import Store
 from tests.unit.kernels import gemm
 
@@ -101,7 +102,7 @@ def test_nothing_is_left_behind(outcome):
     assert list((store.root / "tmp").iterdir()) == []
     assert list((store.root / "locks").iterdir()) == []
     assert not (store.root / "blobs").exists()
-    assert store.check() == []
+    assert list(check(store)) == []
 
 
 @pytest.mark.parametrize(

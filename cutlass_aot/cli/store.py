@@ -1,0 +1,162 @@
+"""``cutlass-aot store``: look into a store, check it, and take away what nobody needs."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cutlass_aot.cli.options import store_option
+from cutlass_aot.cli.render import json_option, plural, print_json, size, table
+from cutlass_aot.store.collect import DAYS, GRACE, collect
+from cutlass_aot.store.store import Store
+
+
+@click.group("store")
+def command() -> None:
+    """Look into a store, check it, and take away what nobody needs."""
+
+
+@command.command("check")
+@store_option
+@click.option("--dry-run", is_flag=True, help="Only name what is damaged; change nothing.")
+@json_option
+def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
+    """Read everything; name what is damaged or incomplete, and set it aside, into damaged/.
+
+    A build that needs it makes it again. Builders may be at work meanwhile. Exit status: 0 if all is well,
+    1 if something was found.
+    """
+    from cutlass_aot.store.check import check
+
+    found = []
+    for damage in check(Store(store, create=False), repair=not dry_run):
+        found.append(damage)
+        if not as_json:
+            done = "; set aside" if damage.set_aside else ""
+            click.echo(f"{damage.path}: {damage.problem}{done}", err=True)
+    if as_json:
+        print_json({"store": str(store), "damage": [asdict(damage) for damage in found]})
+    else:
+        click.echo(f"{store}: {plural(len(found), 'problem') if found else 'good'}")
+    return 1 if found else 0
+
+
+@command.command("gc")
+@store_option
+@click.option(
+    "--days",
+    type=click.FloatRange(0),
+    default=DAYS,
+    show_default=True,
+    help="Keep what was used within so many days.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=GRACE / 3600,
+    show_default=True,
+    help="Hours within which nothing is taken, whatever --days says.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be taken.")
+@json_option
+def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: bool) -> int:
+    """Take away what no root keeps and nobody has used for long, and what lies about.
+
+    What a running build has published or used is kept.
+    """
+    freed = collect(Store(store, create=False), days=days, grace=grace * 3600, dry_run=dry_run)
+    total = sum(item.bytes for item in freed)
+    if as_json:
+        print_json(
+            {
+                "store": str(store),
+                "dry_run": dry_run,
+                "bytes": total,
+                "freed": [asdict(item) for item in freed],
+            }
+        )
+        return 0
+    counts = Counter(item.what for item in freed)
+    parts = [
+        f"{count} {what}" if what in ("damaged", "temporary") else plural(count, what)
+        for what, count in counts.items()
+    ]
+    done = "would free" if dry_run else "freed"
+    click.echo(f"{store}: {done} {size(total)}" + (f": {', '.join(parts)}" if parts else ""))
+    return 0
+
+
+@command.command("stats")
+@store_option
+@json_option
+def stats_command(store: Path, as_json: bool) -> int:
+    """Say how much a store holds, of what, and how well it is compressed."""
+    from cutlass_aot.store.stats import measure
+
+    stats = measure(Store(store, create=False))
+    if as_json:
+        kinds = {kind: {**asdict(value), "ratio": value.ratio} for kind, value in stats.kinds.items()}
+        print_json({**asdict(stats), "kinds": kinds})
+        return 0
+    rows = [
+        (
+            kind,
+            value.count,
+            size(value.record_bytes + value.blob_bytes),
+            size((value.record_bytes + value.blob_bytes) // value.count),
+            "-" if value.ratio is None else f"{value.ratio:.3f}",
+        )
+        for kind, value in stats.kinds.items()
+    ]
+    if rows:
+        click.echo(table(rows, ("kind", "records", "bytes", "bytes each", "of content")))
+    click.echo(
+        f"{plural(stats.blobs, 'blob')}, {size(stats.blob_bytes)}, {stats.unneeded_blobs} of them unneeded; "
+        f"{plural(len(stats.roots), 'root')}; {plural(stats.logs, 'log')}; {stats.damaged} set aside"
+    )
+    if stats.oldest_use is not None and stats.newest_use is not None:
+        click.echo(f"last used: {_moment(stats.oldest_use)} to {_moment(stats.newest_use)}")
+    return 0
+
+
+def _moment(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+@command.command("roots")
+@store_option
+@json_option
+def roots_command(store: Path, as_json: bool) -> int:
+    """List the roots: names whose records are kept however old they are."""
+    from cutlass_aot.store.roots import roots
+
+    found = roots(Store(store, create=False))
+    if as_json:
+        print_json({name: sorted(references) for name, references in found.items()})
+        return 0
+    for name, references in found.items():
+        click.echo(f"{name}  {plural(len(references), 'record')}")
+    return 0
+
+
+@command.command("forget")
+@click.argument("name")
+@store_option
+@json_option
+def forget_command(name: str, store: Path, as_json: bool) -> int:
+    """Give up root NAME; what it kept is taken by a later gc, once it is old enough."""
+    from cutlass_aot.errors import StoreError
+    from cutlass_aot.store.roots import drop_root
+
+    if not drop_root(Store(store, create=False), name):
+        raise StoreError(f"{store} has no root {name!r}: `cutlass-aot store roots` lists those there are")
+    if as_json:
+        print_json({"store": str(store), "forgotten": name})
+    else:
+        click.echo(f"{store}: {name} is forgotten")
+    return 0

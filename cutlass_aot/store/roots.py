@@ -1,0 +1,95 @@
+"""Roots: names under which records, with the blobs they need, are kept however old they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from cutlass_aot.errors import CorruptFile, StoreError
+from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.store.files import entries, publish, read, reported
+from cutlass_aot.store.layout import MAX_RECORD_BYTES, ROOTS, SCHEMA
+from cutlass_aot.store.store import Store
+
+Reference = tuple[str, str]
+"""Kind and key of a record."""
+
+_KIND = "cutlass-aot root"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}")
+
+
+def set_root(store: Store, name: str, references: Iterable[Reference]) -> None:
+    """Keep records under a name; what the name kept before is left to age.
+
+    Args:
+        store: the store.
+        name: letters, digits, ``.``, ``_``, ``+``, ``@`` and ``-``.
+        references: kind and key of each record; one need not be there.
+
+    Raises:
+        StoreError: if the name is none, or cannot be written.
+    """
+    if not _NAME.fullmatch(name):
+        raise StoreError(
+            f"{name!r} cannot name a root: expected up to 128 letters, digits and . _ + @ -, "
+            "beginning with a letter or a digit"
+        )
+    body = {"name": name, "records": sorted(set(references))}
+    publish(seal(_KIND, SCHEMA, body), store.root / ROOTS / name)
+
+
+def roots(store: Store) -> dict[str, frozenset[Reference]]:
+    """What every root keeps, by name.
+
+    Raises:
+        StoreError: if one is damaged: what it keeps is not known.
+        SchemaTooNew: if a newer release wrote one.
+    """
+    found = {}
+    for entry in entries(store.root / ROOTS):
+        if entry.name.startswith("."):
+            continue
+        try:
+            references = read_root(store, entry.name)
+        except CorruptFile as error:
+            raise StoreError(
+                f"root {entry.name!r} of {store.root} cannot be read ({error}): what it keeps is not known; "
+                "build its bundle again, or give it up with `cutlass-aot store forget`"
+            ) from None
+        if references is not None:
+            found[entry.name] = references
+    return found
+
+
+def read_root(store: Store, name: str) -> frozenset[Reference] | None:
+    """What a root keeps; None if there is none of this name.
+
+    Raises:
+        CorruptFile: if it is damaged.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    data = read(store.root / ROOTS / name, MAX_RECORD_BYTES)
+    if data is None:
+        return None
+    body = unseal(data, _KIND, SCHEMA, "it")
+    if not isinstance(body, dict) or body.get("name") != name or not isinstance(body.get("records"), list):
+        raise CorruptFile("it is not the root of this name")
+    references = set()
+    for item in body["records"]:
+        if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
+            raise CorruptFile("it names something that is no record")
+        references.add((item[0], item[1]))
+    return frozenset(references)
+
+
+def drop_root(store: Store, name: str) -> bool:
+    """Give up a root, also a damaged one; its records are left to age. False if there is none."""
+    if not _NAME.fullmatch(name):
+        return False
+    path = store.root / ROOTS / name
+    with reported("remove", path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+    return True
