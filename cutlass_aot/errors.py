@@ -12,6 +12,7 @@ __all__ = [
     "CorruptFile",
     "CutlassAotError",
     "DeviceError",
+    "ExecutorError",
     "GeneratorError",
     "Incompatible",
     "KernelNotFound",
@@ -57,6 +58,10 @@ class ArtifactError(CutlassAotError):
 
 class LinkError(CutlassAotError):
     """Linking a library failed."""
+
+
+class ExecutorError(CutlassAotError):
+    """A scheduler cannot be reached, or its workers have not got what the builder has."""
 
 
 class StoreError(CutlassAotError):

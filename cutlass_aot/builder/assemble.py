@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cutlass_aot.builder.events import Listener
-from cutlass_aot.builder.link_groups import link_groups, link_launchers
+from cutlass_aot.builder.link_groups import library_keys, link_groups, link_launchers
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.plan import kernel_entries
 from cutlass_aot.builder.recipe import Origins, Recipe
@@ -15,6 +15,7 @@ from cutlass_aot.builder.tuned import measured_rankings
 from cutlass_aot.bundle.write import BundlePlan, Outcome, write_bundle
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
+from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.store import Store
 
 
@@ -29,7 +30,7 @@ def assemble(
     bundle: Path,
     tell: Listener,
 ) -> Outcome:
-    """Put a bundle together from objects that the store has.
+    """Put a bundle together from objects that the store has, and keep them there under the bundle's name.
 
     Args:
         recipe: what the bundle is to be.
@@ -52,7 +53,7 @@ def assemble(
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
     first = linkers[recipe.hosts[0]]
     with store.workspace() as workspace:
-        return write_bundle(
+        outcome = write_bundle(
             BundlePlan(
                 name=recipe.name,
                 version=recipe.version,
@@ -72,3 +73,7 @@ def assemble(
             ),
             bundle,
         )
+    libraries = library_keys(entries, linkers)
+    references = [("kernel", key) for key in keys] + [("library", key) for key in libraries]
+    set_root(store, recipe.name, references)
+    return outcome

@@ -46,12 +46,7 @@ def link_groups(
     """
     groups = named_groups(entries)
     packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
-    wanted = []
-    for pack_name, names in packs.items():
-        members = [entry for name in names for entry in groups[name]]
-        wanted += [
-            (pack_name, host, members, _link_key(members, linker)) for host, linker in sorted(linkers.items())
-        ]
+    wanted = _wanted(groups, packs, linkers)
     found = {link_key: _library(store, link_key, workspace) for *_, link_key in wanted}
     missing = sum(library is None for library in found.values())
     if missing:
@@ -70,6 +65,27 @@ def link_groups(
         for pack_name, names in packs.items()
         for name in names
     ]
+
+
+def library_keys(entries: Sequence[KernelEntry], linkers: Mapping[str, LinkToolchain]) -> list[str]:
+    """Keys in the store of the libraries that :func:`link_groups` gives, and of the launchers."""
+    groups = named_groups(entries)
+    packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
+    keys = [link_key for *_, link_key in _wanted(groups, packs, linkers)]
+    return [*keys, *(_launcher_key(linker) for _, linker in sorted(linkers.items()))]
+
+
+def _wanted(
+    groups: Mapping[str, Sequence[KernelEntry]],
+    packs: Mapping[str, Sequence[str]],
+    linkers: Mapping[str, LinkToolchain],
+) -> list[tuple[str, str, list[KernelEntry], str]]:
+    """Every library: its name, host, kernels, and key in the store."""
+    wanted = []
+    for name, group_names in packs.items():
+        members = [entry for group in group_names for entry in groups[group]]
+        wanted += [(name, host, members, _link_key(members, linkers[host])) for host in sorted(linkers)]
+    return wanted
 
 
 def named_groups(entries: Sequence[KernelEntry]) -> dict[str, list[KernelEntry]]:
@@ -127,7 +143,7 @@ def link_launchers(
     """
     launchers = {}
     for host, linker in sorted(linkers.items()):
-        link_key = digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
+        link_key = _launcher_key(linker)
         library = _library(store, link_key, workspace)
         if library is None:
             made = workspace / f"{link_key}.so"
@@ -151,6 +167,10 @@ def _keep(library: Path, link_key: str, store: Store) -> tuple[Path, str]:
     sha256 = store.put_blob(data, LIBRARY_LEVEL)
     store.put_record("library", link_key, {"sha256": sha256}, blobs={sha256: len(data)})
     return library, sha256
+
+
+def _launcher_key(linker: LinkToolchain) -> str:
+    return digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
 
 
 def _link_key(members: Sequence[KernelEntry], linker: LinkToolchain) -> str:

@@ -14,7 +14,7 @@ from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.answer import Answer, keep_answer
 from cutlass_aot.builder.assemble import assemble
 from cutlass_aot.builder.dependencies import Files
-from cutlass_aot.builder.events import Enumerating, Finished, Listener, Planned, Ranking, UpToDate
+from cutlass_aot.builder.events import Enumerating, Failed, Finished, Listener, Planned, Ranking, UpToDate
 from cutlass_aot.builder.explain import explain, keep_parts
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
 from cutlass_aot.builder.native.link import LinkToolchain
@@ -32,6 +32,7 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.artifacts import copy_artifact, read_artifact
+from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.store import Store
 
 
@@ -65,12 +66,16 @@ class Settings:
         jobs: workers at once.
         timeout: seconds one kernel may take.
         tell: called with every event.
+        retry: whether kernels are compiled again that failed before with the same toolchain.
+        whole: whether the whole plan is made also where the bundle is up to date.
     """
 
     store: Path
     jobs: int
     timeout: float
     tell: Listener
+    retry: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +259,7 @@ class _Making:
         name = inputs_digest(self.recipe, self.selection, origins, keys)
         known = self.store.get_record("bundle", name)
         catalog = str(known.get("catalog_sha256")) if isinstance(known, dict) else ""
-        if bundle_is(bundle, catalog):
+        if not self.settings.whole and bundle_is(bundle, catalog):
             tell(UpToDate(len(keys)))
             return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
         artifacts, failures, compiled = self._compile(keys)
@@ -283,6 +288,7 @@ class _Making:
         if not failures:
             shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
             write_shard(shard, artifacts, self.store)
+            set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
         result = BuildResult(path, len(share.of(keys)), compiled, failures, not failures)
         return _finish(result, self.settings.tell)
 
@@ -301,9 +307,10 @@ class _Making:
             planned = [item for item in planned if item.key in wanted]
         settings.tell(Planned(tuple(planned), self.selection.remarks))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
-        missing = [item for item in planned if item.artifact is None]
+        failures = () if settings.retry else self._failed_before(planned)
+        missing = [item for item in planned if item.artifact is None and (settings.retry or not item.failed)]
         if not missing:
-            return artifacts, (), 0
+            return artifacts, failures, 0
         with (
             self.store.workspace() as workspace,
             tools.pool(settings.jobs, workspace, settings.timeout) as pool,
@@ -311,7 +318,18 @@ class _Making:
             done = compiling.compile_missing(
                 pool, missing, tools.sources, self.store, workspace, settings.tell
             )
-        return artifacts | done.artifacts, tuple(done.failures), done.compiled
+        return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
+
+    def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
+        """Kernels that the same toolchain has failed to compile: it would again."""
+        failures = [
+            Failure(item.kernel, item.failed, self.store.log_path(item.key))
+            for item in planned
+            if item.failed
+        ]
+        for failure in failures:
+            self.settings.tell(Failed(failure))
+        return tuple(failures)
 
 
 def _finish(result: BuildResult, tell: Listener) -> BuildResult:

@@ -17,7 +17,7 @@ from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
-from cutlass_aot.store.artifacts import read_artifact
+from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
 
 
@@ -243,10 +243,15 @@ def save_selection(store: Store, plan: str, selection: Selection) -> None:
 
 def against_store(selection: Selection, keys: Sequence[str], store: Store | None) -> list[PlannedKernel]:
     """Say of each kernel whether the store has it. An artifact counts only if its object verifies."""
+    if store is not None:
+        store.prefetch("kernel", keys)
     planned = []
     for kernel, kernel_key in zip(selection.kernels, keys, strict=True):
         artifact, why = read_artifact(store, kernel_key, kernel)
-        planned.append(PlannedKernel(kernel, kernel_key, artifact, why))
+        failure = read_failure(store, kernel_key) if store and artifact is None else None
+        if failure is not None:
+            why = f"failed before with this toolchain: {failure.reason}"
+        planned.append(PlannedKernel(kernel, kernel_key, artifact, why, failure.reason if failure else ""))
     return planned
 
 

@@ -64,12 +64,14 @@ class PlannedKernel:
         key: its key in the store.
         artifact: what the store has for it, or None if it is to be built.
         why: why it is to be built, or ``"present"``.
+        failed: what it failed with before, with the same toolchain, or ``""``.
     """
 
     kernel: Kernel
     key: str
     artifact: Artifact | None
     why: str
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -412,4 +412,4 @@ def test_a_malformed_failure_is_none(store, body):
 
 
 def test_kinds_are_known():
-    assert set(KINDS) == {"kernel", "library", "plan", "bundle", "failure"}
+    assert set(KINDS) == {"kernel", "library", "plan", "bundle", "inputs", "failure", "shard"}

@@ -1,0 +1,157 @@
+"""Compile on the workers of a dask scheduler; a worker that dies has its kernels done elsewhere.
+
+Objects do not travel through dask: workers write them into the builder's workspace, in a store that all
+machines share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from cutlass_aot.builder.dask_worker import compile_on_worker
+from cutlass_aot.builder.pool import Admit, Job, Result
+from cutlass_aot.errors import ExecutorError
+from cutlass_aot.schema.encoding import decode, encode
+
+_CONNECT_SECONDS = 20
+_POLL_SECONDS = 0.5
+_WORKERLESS_SECONDS = 120.0
+"""How long a scheduler may be without any worker, also at the beginning."""
+_AHEAD = 2
+"""Kernels submitted for each thread of a worker: enough for the next one to be there when one is done."""
+
+
+@dataclass(slots=True)
+class DaskExecutor:
+    """Workers of a dask scheduler, with the interface of a pool; use it as a context manager.
+
+    Args:
+        address: of the scheduler, such as ``tcp://node1:8786``.
+        modules: what a worker needs imported.
+        toolchain: the compiler's fingerprint, which every worker has to have.
+        versions: generator to version, the same.
+        timeout: seconds a kernel may take.
+
+    Raises:
+        ExecutorError: if dask is not installed, the scheduler cannot be reached, or a worker refuses.
+    """
+
+    address: str
+    modules: tuple[str, ...]
+    toolchain: str
+    versions: Mapping[str, str]
+    timeout: float
+    _client: Any = None
+    _running: dict[Any, Job] = field(default_factory=dict)
+
+    def __enter__(self) -> DaskExecutor:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise ExecutorError(
+                "dask is not installed; install it with: pip install 'cutlass-aot[dask]'"
+            ) from None
+        try:
+            self._client = Client(self.address, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ExecutorError(
+                f"the dask scheduler {self.address} cannot be reached: {error}; expected an address such as "
+                "tcp://node1:8786, as `dask scheduler` prints it"
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            self._client.cancel(list(self._running), force=True)
+        self._running.clear()
+        self._client.close()
+
+    def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
+        """Run jobs, the longest first, yielding each result as it comes.
+
+        Args:
+            jobs: to run.
+            admit: see :data:`~cutlass_aot.builder.pool.Admit`.
+
+        Raises:
+            ExecutorError: if there are no workers, or one refuses.
+        """
+        waiting = deque(sorted(jobs, key=lambda job: -job.seconds))
+        put_off: dict[Job, float] = {}
+        workers_seen = time.monotonic()
+        while waiting or put_off or self._running:
+            threads = sum(self._client.nthreads().values())
+            if threads:
+                workers_seen = time.monotonic()
+            elif time.monotonic() - workers_seen > _WORKERLESS_SECONDS:
+                raise ExecutorError(
+                    f"the dask scheduler {self.address} has had no worker for {_WORKERLESS_SECONDS:.0f} s: "
+                    "start some with `dask worker`"
+                )
+            self._fill(waiting, put_off, threads * _AHEAD, admit)
+            yield from self._collect()
+
+    def _fill(self, waiting: deque[Job], put_off: dict[Job, float], capacity: int, admit: Admit) -> None:
+        retried = deque(put_off)
+        while (waiting or retried) and len(self._running) < capacity:
+            job = waiting.popleft() if waiting else retried.popleft()
+            since = put_off.setdefault(job, time.monotonic())
+            verdict = admit(job, time.monotonic() - since > self.timeout)
+            if verdict is None:
+                continue
+            del put_off[job]
+            if verdict:
+                self._submit(job)
+
+    def _submit(self, job: Job) -> None:
+        generator = job.request["generator"]
+        request = encode(
+            {
+                "name": job.name,
+                "compile": job.request,
+                "modules": list(self.modules),
+                "timeout": self.timeout,
+                "toolchain": self.toolchain,
+                "generator_version": self.versions[generator[0]],
+            }
+        )
+        key = f"cutlass-aot-{uuid.uuid4().hex}"
+        self._running[self._client.submit(compile_on_worker, request, key=key, pure=False)] = job
+
+    def _collect(self) -> Iterator[Result]:
+        done = [future for future in self._running if future.done()]
+        if not done:
+            # Waiting for any of many futures would build a list of callbacks anew each time.
+            time.sleep(_POLL_SECONDS if not self._running else _POLL_SECONDS / 10)
+        for future in done:
+            job = self._running.pop(future)
+            yield self._result(job, future)
+            future.release()
+
+    def _result(self, job: Job, future: Any) -> Result:
+        from distributed.scheduler import KilledWorker
+
+        if future.status != "finished":
+            error = future.exception() if future.status == "error" else future.status
+            if isinstance(error, KilledWorker):
+                return Result(job, {}, f"every worker that had it died ({error})", machine=True)
+            raise ExecutorError(
+                f"a worker of {self.address} could not begin with {job.name}: {error!r}; expected the same "
+                "cutlass-aot on every machine"
+            )
+        answer = decode(future.result(), "a worker's answer")
+        if "refused" in answer:
+            raise ExecutorError(f"a worker of {self.address} refused {job.name}: {answer['refused']}")
+        return Result(job, answer["reply"], answer["error"], answer["log"], answer["machine"])
