@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -25,20 +26,20 @@ from cutlass_aot.schema.ranking import Extents
 
 def serve(channel: socket.socket) -> None:
     """Answer requests until the channel closes. Output of the compiler goes to the request's log."""
-    start_bytes = _memory_bytes()
     while (request := messages.receive(channel)) is not None:
         with Path(request["log"]).open("wb", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         try:
             reply = _DO[request["do"]](request)
-            data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
+            data = messages.pack(reply | {"peak_bytes": _memory_bytes()})
         except BaseException as error:
             reply = {
                 "error": _encodable(f"{type(error).__name__}: {error}"),
+                "raised": [kind.__name__ for kind in type(error).__mro__],
                 "traceback": _encodable("".join(traceback.format_exception(error))),
             }
-            data = messages.pack(reply | {"grown_bytes": _memory_bytes() - start_bytes})
+            data = messages.pack(reply | {"peak_bytes": _memory_bytes()})
         # What a generator printed is in Python's buffers, and the log is read when the answer is there.
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

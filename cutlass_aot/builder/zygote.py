@@ -1,6 +1,6 @@
 """A process that imports the DSL once and forks workers from there.
 
-:class:`~cutlass_aot.builder.pool.Pool` starts it with one end of a socket pair. It stays single-threaded,
+:class:`~cutlass_aot.builder.forking.Zygote` starts it with one end of a socket pair. It stays single-threaded,
 since a fork copies the calling thread alone. It and its workers ignore the terminal's interrupt: the builder
 decides what ends.
 """
@@ -8,6 +8,7 @@ decides what ends.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -34,6 +35,10 @@ def main(descriptor: int) -> None:
     except BaseException:
         messages.send(channel, {"error": traceback.format_exc()})
         return
+    # What was imported stays: no worker's collector has to look through it, or writes to its pages, which
+    # workers share as long as nobody does.
+    gc.collect()
+    gc.freeze()
     dsl = sys.modules.get("cutlass")
     messages.send(channel, {"dsl": getattr(dsl, "__file__", None), "package": cutlass_aot.__file__})
     while True:

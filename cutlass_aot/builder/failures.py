@@ -1,0 +1,60 @@
+"""Why a job failed, and whether that says something of the kernel or of the machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NO_MEMORY = re.compile(
+    r"out of memory|bad_alloc|cannot allocate memory|allocation failed|memory exhausted", re.IGNORECASE
+)
+_WORDS_AT_THE_END = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """How a job ended that gave no result.
+
+    Attributes:
+        timed_out: after so many seconds it was killed; 0 if it was not.
+        signal: the signal that ended the worker, 0 if none did.
+        status: the exit status of a worker that ended itself, 0 if it did not.
+        raised: names of the exception's class and of those it derives from, the class first; empty if
+            nothing was raised.
+        message: the exception in one line.
+    """
+
+    timed_out: float = 0.0
+    signal: int = 0
+    status: int = 0
+    raised: tuple[str, ...] = ()
+    message: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What happened, in one line."""
+        if self.timed_out:
+            return f"timed out after {self.timed_out:.0f} s"
+        if self.signal:
+            return f"the compiler crashed (signal {self.signal})"
+        if not self.raised:
+            return f"the compiler crashed (exit status {self.status})"
+        return self.message
+
+
+def is_the_machines(trouble: Trouble, log: str) -> bool:
+    """Whether a failure may not come again: the machine lacked time, memory or disk, or killed the worker.
+
+    Such a failure is not recorded, so that the next build tries again. What is left is a fact of the kernel
+    with this toolchain. Any signal counts as the machine's: whether the compiler brought it upon itself or
+    the system sent it for lack of memory cannot be told apart.
+
+    Args:
+        trouble: how the job ended.
+        log: what the compiler printed.
+    """
+    if trouble.timed_out or trouble.signal:
+        return True
+    if "MemoryError" in trouble.raised or "OSError" in trouble.raised:
+        return True
+    return bool(_NO_MEMORY.search(trouble.message) or _NO_MEMORY.search(log[-_WORDS_AT_THE_END:]))
