@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared
+from cutlass_aot.builder.durations import expected_seconds
+from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.messages import problem_record
-from cutlass_aot.builder.pool import Job, Pool
+from cutlass_aot.builder.pool import Job, Pool, Result
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import CorruptFile, GeneratorError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.schema.artifact import Artifact, Facts
+from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.store import Store
@@ -50,7 +52,6 @@ def enumerate_kernels(
     jobs = [
         Job(
             name=question.name,
-            target=question.target,
             request={
                 "do": "enumerate",
                 "generator": [question.generator.name, question.generator.location],
@@ -76,16 +77,14 @@ def enumerate_kernels(
     return [(question, answers[index]) for index, question in enumerate(questions)]
 
 
-def _answer(
-    question: Enumeration, records: Sequence[dict[str, Any]], declared: Container[str]
-) -> list[Kernel]:
+def _answer(question: Enumeration, records: Sequence[bytes], declared: Container[str]) -> list[Kernel]:
     """The kernels of an answer, held against the question."""
     problem = question.problem
     asked = (problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator)
     kernels = []
     for record in records:
         try:
-            kernel = Kernel.from_record(record)
+            kernel = Kernel.from_record(decode(record, "a kernel's record"))
         except CorruptFile as error:
             raise GeneratorError(
                 f"generator {question.generator.name!r} on {question.name}: {error}"
@@ -103,7 +102,7 @@ def _answer(
                 f"`design`, and {kernel.name} has it"
             )
         kernels.append(kernel)
-    if len({kernel.digest for kernel in kernels}) != len(kernels):
+    if len(set(records)) != len(kernels):
         raise GeneratorError(
             f"generator {question.generator.name!r} answered {question.name} with equal records twice: "
             "whatever tells two kernels apart has to be in their `design`"
@@ -118,63 +117,105 @@ def compile_missing(
     store: Store,
     workspace: Path,
     tell: Listener,
+    durations: Mapping[str, float] | None = None,
 ) -> Compilation:
-    """Compile the kernels that a plan has no artifact for; one that fails stops no other."""
-    artifacts: dict[str, Artifact] = {}
-    failures: dict[str, Failure] = {}
-    compiled = 0
+    """Compile the kernels that a plan has no artifact for; one that fails stops no other.
 
-    def admit(job: Job) -> bool | None:
-        item: PlannedKernel = job.tag
-        if not store.try_lock(item.key):
-            return None
-        # Another builder may have stored it between the plan and the lock.
-        artifact, _ = read_artifact(store, item.key, item.kernel)
-        if artifact is not None:
-            store.unlock(item.key)
-            artifacts[item.key] = artifact
-            tell(Shared(item.kernel, artifact))
-            return False
-        return True
+    A kernel that another builder holds the lock of is left to it, as long as there is other work and for the
+    time that compiling one may take; then it is compiled here as well. Both would store the same.
 
+    Args:
+        pool: the workers.
+        planned: every kernel of the plan.
+        sources: the generators.
+        store: takes artifacts and logs.
+        workspace: a private directory on the store's file system, for objects.
+        tell: called with every event.
+        durations: seconds that kernels took before, by digest; the longest are started first.
+    """
+    missing = [item for item in planned if item.artifact is None]
+    present = [item for item in planned if item.artifact is not None]
+    known = {item.kernel.digest: item.artifact.seconds for item in planned if item.artifact is not None}
+    known.update(durations or {})
+    seconds = expected_seconds([item.kernel for item in missing], known, [item.kernel for item in present])
     jobs = [
-        _job(item, sources, workspace / f"{index}.o")
-        for index, item in enumerate(planned)
-        if item.artifact is None
+        _job(item, sources, workspace / f"{index}.o", seconds[index]) for index, item in enumerate(missing)
     ]
+    work = _Work(store, tell)
     try:
-        for result in pool.run(jobs, admit):
-            item = result.job.tag
-            if result.error:
-                log = store.put_log(item.key, _log_text(item, result.error, result.log))
-                failures[item.key] = Failure(item.kernel, result.error, log)
-                tell(Failed(failures[item.key]))
-            else:
-                artifact = _artifact(result.reply)
-                file = Path(result.job.request["object"])
-                keep_artifact(store, item.key, item.kernel, artifact, file)
-                artifacts[item.key] = artifact
-                compiled += 1
-                tell(Compiled(item.kernel, artifact))
-            store.unlock(item.key)
+        for result in pool.run(jobs, work.admit):
+            work.settle(result)
     finally:
         store.unlock_all()
-    ordered = [failures[item.key] for item in planned if item.key in failures]
-    return Compilation(artifacts, ordered, compiled)
+    ordered = [work.failures[item.key] for item in planned if item.key in work.failures]
+    return Compilation(work.artifacts, ordered, work.compiled)
 
 
-def _job(item: PlannedKernel, sources: Sources, object_path: Path) -> Job:
-    reference = sources.references[item.kernel.generator]
+@dataclass(slots=True)
+class _Work:
+    """What has come of compiling so far."""
+
+    store: Store
+    tell: Listener
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    compiled: int = 0
+    _locked: set[str] = field(default_factory=set)
+
+    def admit(self, job: Job, now: bool) -> bool | None:
+        """Whether a kernel is to be compiled here; see :data:`~cutlass_aot.builder.pool.Admit`."""
+        item: PlannedKernel = job.tag
+        if self.store.try_lock(item.key):
+            self._locked.add(item.key)
+        elif not now:
+            return None
+        # Another builder may have stored it between the plan and the lock.
+        artifact, _ = read_artifact(self.store, item.key, item.kernel)
+        if artifact is None:
+            self.tell(Started(item.kernel))
+            return True
+        self._unlock(item.key)
+        self.artifacts[item.key] = artifact
+        self.tell(Shared(item.kernel, artifact))
+        return False
+
+    def settle(self, result: Result) -> None:
+        """Keep what came of a kernel."""
+        item: PlannedKernel = result.job.tag
+        if result.error:
+            log = self.store.put_log(item.key, _log_text(item, result.error, result.log))
+            failure = Failure(item.kernel, result.error, log, result.machine)
+            self.failures[item.key] = failure
+            self.tell(Failed(failure))
+        else:
+            artifact = _artifact(result.reply)
+            file = Path(result.job.request["object"])
+            keep_artifact(self.store, item.key, item.kernel, artifact, file)
+            self.artifacts[item.key] = artifact
+            self.compiled += 1
+            self.tell(Compiled(item.kernel, artifact))
+        self._unlock(item.key)
+
+    def _unlock(self, key: str) -> None:
+        if key in self._locked:
+            self._locked.remove(key)
+            self.store.unlock(key)
+
+
+def _job(item: PlannedKernel, sources: Sources, object_path: Path, seconds: float) -> Job:
+    kernel = item.kernel
+    reference = sources.references[kernel.generator]
     return Job(
-        name=item.kernel.name,
-        target=item.kernel.target,
+        name=kernel.name,
         request={
             "do": "compile",
             "generator": [reference.name, reference.location],
-            "kernel": item.kernel.to_record(),
+            "kernel": kernel.to_record(),
             "object": str(object_path),
         },
         tag=item,
+        group=f"{kernel.group_name} {kernel.generator}",
+        seconds=seconds,
     )
 
 

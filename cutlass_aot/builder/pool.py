@@ -105,9 +105,7 @@ class Pool:
 
     def warm(self) -> None:
         """Begin to import what workers need, in a process of its own; returns at once."""
-        if self._zygote is None:
-            self._zygote = Zygote(self.modules, self.directory)
-        self._zygote.start()
+        self._warm_zygote()
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
@@ -199,20 +197,25 @@ class Pool:
         return Result(job, reply, log=log)
 
     def _new_worker(self) -> _Worker:
-        self.warm()
-        assert self._zygote is not None
-        self._zygote.dsl_roots = self.dsl_roots
-        child = self._zygote.fork()
+        zygote = self._warm_zygote()
+        zygote.dsl_roots = self.dsl_roots
+        child = zygote.fork()
         self._started += 1
         worker = _Worker(child.pid, child.channel, self.directory / f"worker-{self._started}.log")
         self._workers.append(worker)
         return worker
 
+    def _warm_zygote(self) -> Zygote:
+        if self._zygote is None:
+            self._zygote = Zygote(self.modules, self.directory)
+        self._zygote.start()
+        return self._zygote
+
     def _retire(self, worker: _Worker) -> int:
         """End a worker and return its exit status, negative for a signal."""
         self._workers.remove(worker)
         worker.channel.close()
-        return self._zygote.bury(worker.pid) if self._zygote is not None else 0
+        return self._warm_zygote().bury(worker.pid)
 
 
 def _failed(job: Job, trouble: Trouble, log: str) -> Result:

@@ -232,7 +232,6 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
     jobs = [
         Job(
             name=question.name,
-            target=question.target,
             request={
                 "do": "rank",
                 "generator": [question.generator, sources.references[question.generator].location],

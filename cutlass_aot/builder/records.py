@@ -121,8 +121,10 @@ class Failure:
         kernel: its record.
         reason: one line.
         log: file with the compiler's own words.
+        machine: whether the machine is to blame (memory, disk, time, a signal): it may compile next time.
     """
 
     kernel: Kernel
     reason: str
     log: Path
+    machine: bool = False

@@ -45,10 +45,12 @@ class Queue:
     _left: float = 0.0
 
     def __post_init__(self) -> None:
-        # The longest of each group stands at its end. Sorting keeps the order of equals, hence the reversal.
-        for job in sorted(reversed(list(self.jobs)), key=lambda job: job.seconds):
+        for job in sorted(self.jobs, key=lambda job: -job.seconds):
             self._groups.setdefault(job.group, []).append(job)
             self._left += job.seconds
+        # The longest of each group stands at its end, where it is taken from.
+        for group in self._groups.values():
+            group.reverse()
 
     def __len__(self) -> int:
         return sum(len(group) for group in self._groups.values())

@@ -114,7 +114,7 @@ def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
 def _own_code_generation() -> list[Path]:
     """Our own modules that every object and its facts go through, whatever generator it is of."""
     root = Path(cutlass_aot.__file__).parent
-    builder = [root / "builder" / f"{name}.py" for name in ("audit", "pool", "worker", "zygote")]
+    builder = [root / "builder" / f"{name}.py" for name in ("audit", "forking", "worker", "zygote")]
     return [*builder, root / "schema" / "dtypes.py"]
 
 

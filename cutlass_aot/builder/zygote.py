@@ -1,8 +1,8 @@
 """A process that imports the DSL once and forks workers from there.
 
-:class:`~cutlass_aot.builder.forking.Zygote` starts it with one end of a socket pair. It stays single-threaded,
-since a fork copies the calling thread alone. It and its workers ignore the terminal's interrupt: the builder
-decides what ends.
+:class:`~cutlass_aot.builder.forking.Zygote` starts it with one end of a socket pair. It stays
+single-threaded, since a fork copies the calling thread alone. It and its workers ignore the terminal's
+interrupt: the builder decides what ends.
 """
 
 from __future__ import annotations

@@ -19,22 +19,30 @@ MAX_DEPTH = 16
 MAX_ITEMS = 4_000_000
 
 
+_LEAVES = frozenset((str, int, bool, bytes, float, type(None)))
+
+
 def canonical(value: Any, _depth: int = 0) -> Any:
     """Return ``value`` with maps sorted and tuples as lists.
 
     Raises:
         TypeError: for a type whose encoding would not be stable.
     """
+    # Records are small and there are tens of thousands: leaves cost no call.
+    if type(value) in _LEAVES or isinstance(value, (int, float, str, bytes)):
+        return value
     if _depth > MAX_DEPTH:
         raise TypeError(f"nested deeper than {MAX_DEPTH} levels")
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return value
     if isinstance(value, (list, tuple)):
-        return [canonical(item, _depth + 1) for item in value]
+        return [item if type(item) in _LEAVES else canonical(item, _depth + 1) for item in value]
     if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("only maps with string keys can be encoded")
-        return {key: canonical(value[key], _depth + 1) for key in sorted(value)}
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError("only maps with string keys can be encoded")
+        return {
+            key: item if type(item := value[key]) in _LEAVES else canonical(item, _depth + 1)
+            for key in sorted(value)
+        }
     raise TypeError(f"{type(value).__name__} has no canonical encoding")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -51,6 +52,13 @@ class Misbehaving:
             os._exit(3)
         if does == "hang":
             time.sleep(600)
+        if does == "memory":
+            raise MemoryError
+        if does == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if does == "linker":
+            os.write(2, b"LLVM ERROR: out of memory\n")
+            os._exit(1)
         if does == "undecodable":
             raise ValueError("no file \udcff")
         if does == "environment":

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder import compile as compiling
-from cutlass_aot.builder.events import Failed
+from cutlass_aot.builder import pool as pool_module
+from cutlass_aot.builder.events import Failed, Started
 from cutlass_aot.builder.plan import against_store, enumerations, kernel_keys, load_sources, select
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.errors import GeneratorError, ToolchainError
@@ -38,9 +39,13 @@ ab = "f16"
 
 class Silent:
     def __init__(self):
+        self.started = []
         self.failures = []
 
     def __call__(self, event):
+        if isinstance(event, Started):
+            self.started.append(event.kernel)
+            return
         assert isinstance(event, Failed), "nothing here compiles, and nobody else builds"
         self.failures.append(event.failure)
 
@@ -70,6 +75,9 @@ def test_every_kernel_fails_alone(outcome):
     _, failures, report = outcome
     assert sorted(failures) == ["crash", "exit", "foreign", "hang", "raise"]
     assert len(report.failures) == 5
+    assert sorted(kernel.digest for kernel in report.started) == sorted(
+        failure.kernel.digest for failure in report.failures
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,6 +91,14 @@ def test_every_kernel_fails_alone(outcome):
 )
 def test_the_reason_says_what_happened(outcome, does, reason):
     assert outcome[1][does].reason == reason
+
+
+@pytest.mark.parametrize(
+    ("does", "machine"),
+    [("crash", True), ("hang", True), ("exit", False), ("raise", False), ("foreign", False)],
+)
+def test_a_failure_that_may_not_come_again_is_the_machines(outcome, does, machine):
+    assert outcome[1][does].machine is machine
 
 
 def test_what_is_no_object_is_refused_by_the_audit(outcome):
@@ -137,7 +153,7 @@ def job(does, tmp_path):
         "kernel": kernel.to_record(),
         "object": str(tmp_path / "x.o"),
     }
-    return Job(does, "sm_90a", request)
+    return Job(does, request)
 
 
 def pool_of(size, tmp_path, **options):
@@ -158,6 +174,63 @@ def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path
     assert not {"CUTE_DSL_LINEINFO", "PYTHONPATH", "ANYTHING"} & set(words)
     assert {"PATH", "CUTE_DSL_ARCH"} <= set(words)
     assert str(tmp_path) not in words
+
+
+@pytest.mark.parametrize("does", ["memory", "disk", "linker"])
+def test_a_machine_without_memory_or_disk_is_to_blame(tmp_path, does):
+    with pool_of(1, tmp_path) as pool:
+        (result,) = pool.run([job(does, tmp_path)])
+    assert result.error
+    assert result.machine
+
+
+def test_a_worker_with_too_much_memory_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "MAX_RESIDENT_BYTES", 1)
+    with pool_of(1, tmp_path) as pool:
+        list(pool.run([job("raise", tmp_path), job("raise", tmp_path)]))
+        assert pool._started == 2
+        assert pool._workers == []
+
+
+def test_what_another_builder_has_locked_is_compiled_in_the_end(tmp_path):
+    asked = []
+
+    def admit(asked_job, now):
+        asked.append((asked_job.name, now))
+        return True if now or asked_job.name == "raise" else None
+
+    with pool_of(1, tmp_path, timeout=0.5) as pool:
+        start = time.monotonic()
+        results = [result.job.name for result in pool.run([job("undecodable", tmp_path)], admit)]
+        waited = time.monotonic() - start
+    assert results == ["undecodable"]
+    assert asked[0] == ("undecodable", False)
+    assert asked[-1] == ("undecodable", True)
+    assert 0.5 < waited < 30
+
+
+def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
+    locked = {"undecodable"}
+
+    def admit(asked_job, now):
+        return None if asked_job.name in locked and not now else True
+
+    with pool_of(1, tmp_path) as pool:
+        order = []
+        for result in pool.run([job("undecodable", tmp_path), job("raise", tmp_path)], admit):
+            order.append(result.job.name)
+            locked.clear()
+    assert order == ["raise", "undecodable"]
+
+
+def test_imports_begin_before_there_is_work(tmp_path):
+    with pool_of(1, tmp_path) as pool:
+        pool.warm()
+        process = pool._zygote.process
+        assert process.poll() is None
+        list(pool.run([job("raise", tmp_path)]))
+        assert pool._zygote.process is process
+    assert process.poll() is not None
 
 
 def test_an_idle_worker_that_dies_is_replaced(tmp_path):
@@ -182,7 +255,7 @@ def test_a_worker_that_answers_as_its_time_is_up_is_replaced(tmp_path):
 def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
     with pool_of(1, tmp_path) as pool:
         list(pool.run([job("raise", tmp_path)]))
-        (zygote,) = pool._zygotes.values()
+        zygote = pool._zygote
         zygote.process.kill()
         zygote.process.wait()
         _wait_until_gone(pool._workers[0].pid)
@@ -212,11 +285,11 @@ def test_a_dsl_from_elsewhere_is_refused(tmp_path):
         "from cutlass_aot.builder.pool import Job, Pool\n"
         f"root = pathlib.Path({str(tmp_path)!r})\n"
         "with Pool(1, ('cutlass',), root, dsl_roots=(root / 'installed',)) as pool:\n"
-        "    list(pool.run([Job('x', 'sm_90a', {})]))\n"
+        "    list(pool.run([Job('x', {})]))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))},
         capture_output=True,
         text=True,
         check=False,
@@ -229,7 +302,7 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path):
         Pool(1, ("no_such_module",), tmp_path) as pool,
         pytest.raises(ToolchainError, match="no_such_module"),
     ):
-        list(pool.run([Job("x", "sm_90a", {})]))
+        list(pool.run([Job("x", {})]))
 
 
 def test_workers_end_when_the_builder_is_killed(tmp_path):
@@ -242,9 +315,9 @@ def test_workers_end_when_the_builder_is_killed(tmp_path):
         "request = {'do': 'compile', 'generator': ['misbehaving', 'tests.unit.misbehaving:Misbehaving'],\n"
         f"    'kernel': kernel.to_record(), 'object': {str(tmp_path / 'x.o')!r}}}\n"
         f"pool = Pool(1, ('tests.unit.misbehaving',), pathlib.Path({str(tmp_path)!r}))\n"
-        "worker = pool._new_worker('sm_90a')\n"
-        "pool._start(worker, Job('x', 'sm_90a', request))\n"
-        "print(worker.pid, worker.zygote.process.pid, flush=True)\n"
+        "worker = pool._new_worker()\n"
+        "pool._start(worker, Job('x', request))\n"
+        "print(worker.pid, pool._zygote.process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
