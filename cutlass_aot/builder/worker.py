@@ -19,7 +19,7 @@ from cutlass_aot.builder.audit import audit, inspect_object
 from cutlass_aot.generators.device import device_from_record
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference
-from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
 
@@ -78,7 +78,7 @@ def _enumerate(request: dict[str, Any]) -> dict[str, Any]:
     kernels = generator.enumerate(problem, request["target"], device_from_record(request["device"]))
     # Encoded one by one: the builder tells by the bytes whether two are equal.
     return {
-        "kernels": [encode(kernel.to_record()) for kernel in kernels],
+        "kernels": [kernel.encoded() for kernel in kernels],
         "design": sorted(generator.design),
     }
 

@@ -7,6 +7,7 @@ Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,23 @@ def canonical(value: Any, _depth: int = 0) -> Any:
 def encode(value: Any) -> bytes:
     """Encode ``value`` canonically."""
     packed: bytes = msgpack.packb(canonical(value), use_bin_type=True)
+    return packed
+
+
+def join_map(parts: Mapping[str, bytes]) -> bytes:
+    """The canonical encoding of a map, from the encodings of its values.
+
+    Args:
+        parts: fewer than 16; name to what :func:`encode` gave for the value.
+    """
+    if len(parts) > 15:
+        raise ValueError(f"{len(parts)} values: a map of more than 15 has another header")
+    return bytes((0x80 | len(parts),)) + b"".join(_packed_name(name) + parts[name] for name in sorted(parts))
+
+
+@functools.lru_cache(maxsize=256)
+def _packed_name(name: str) -> bytes:
+    packed: bytes = msgpack.packb(name)
     return packed
 
 

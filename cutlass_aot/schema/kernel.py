@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.encoding import digest, encode, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
@@ -65,10 +66,11 @@ class OperandConstraint:
             "name": self.name,
             "dtype": self.dtype,
             "extents": self.extents,
-            "contiguous": self.contiguous,
-            "divisibility": self.divisibility,
-            "alignment": self.alignment,
-            "written": self.written,
+            # Of exactly these types: equal constraints give equal bytes.
+            "contiguous": int(self.contiguous),
+            "divisibility": int(self.divisibility),
+            "alignment": int(self.alignment),
+            "written": bool(self.written),
         }
 
     @classmethod
@@ -192,11 +194,27 @@ class Kernel:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
 
+    def encoded(self) -> bytes:
+        """The canonical encoding of :meth:`to_record`, in half the time."""
+        return join_map(
+            {
+                "operation": encode(self.operation),
+                "generator": encode(self.generator),
+                "operands": _encoded_operands(self.operands),
+                "accumulator": encode(self.accumulator),
+                "epilogue": encode(self.epilogue),
+                "design": encode(dict(self.design)),
+                "target": encode(self.target),
+                "constants": encode(dict(self.constants)),
+                "workspace_bytes": encode(self.workspace_bytes),
+            }
+        )
+
     @property
     def digest(self) -> str:
         """SHA-256 of the whole record; it names the kernel wherever a name must be unique."""
         if not self._digest:
-            value = digest(encode({"schema": KEY_SCHEMA, "kernel": self.to_record()}))
+            value = digest(join_map({"schema": encode(KEY_SCHEMA), "kernel": self.encoded()}))
             object.__setattr__(self, "_digest", value)
         return self._digest
 
@@ -237,6 +255,12 @@ class Kernel:
         return f"{self.group_name}-{design}-{self.digest[:8]}"
 
 
+@functools.lru_cache(maxsize=1024)
+def _encoded_operands(operands: tuple[OperandConstraint, ...]) -> bytes:
+    """Kernels come by the hundred with the same operands."""
+    return encode([operand.to_record() for operand in operands])
+
+
 def _position(name: str) -> int:
     """Where a design value stands in a kernel's name: what tells kernels apart most comes first."""
     first = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
@@ -265,12 +289,12 @@ def key(kernel: Kernel, generator_version: str, toolchain: str) -> str:
         toolchain: fingerprint of the installed compiler.
     """
     return digest(
-        encode(
+        join_map(
             {
-                "schema": KEY_SCHEMA,
-                "kernel": kernel.to_record(),
-                "generator_version": generator_version,
-                "toolchain": toolchain,
+                "schema": encode(KEY_SCHEMA),
+                "kernel": kernel.encoded(),
+                "generator_version": encode(generator_version),
+                "toolchain": encode(toolchain),
             }
         )
     )

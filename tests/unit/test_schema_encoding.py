@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew
-from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.encoding import decode, encode, join_map, seal, unseal
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
 VALUES = st.recursive(
@@ -78,3 +78,13 @@ def test_another_kind_is_refused():
 def test_a_newer_schema_is_refused_with_the_version_needed():
     with pytest.raises(SchemaTooNew, match=r"schema version 7.*up to 1: upgrade"):
         unseal(seal("thing", 7, []), "thing", 1, "test")
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers(0, 2**40) | st.text(max_size=20), max_size=15))
+def test_a_map_joined_from_encodings_is_the_map_encoded(value):
+    assert join_map({name: encode(item) for name, item in value.items()}) == encode(value)
+
+
+def test_a_map_too_large_to_be_joined_is_refused():
+    with pytest.raises(ValueError, match="more than 15"):
+        join_map({str(number): encode(number) for number in range(16)})

@@ -68,6 +68,10 @@ def test_the_key_is_the_same_for_equal_records():
     assert key(same, "1", "t") == key(BASE, "1", "t")
 
 
+def test_the_encoding_in_parts_is_that_of_the_record():
+    assert BASE.encoded() == encode(BASE.to_record())
+
+
 def test_a_key_that_is_known_stays_known():
     # A change here means that every store is rebuilt: raise KEY_SCHEMA when it is meant.
     assert BASE.digest == Kernel.from_record(decode(encode(BASE.to_record()), "")).digest
