@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.render import plural
+from cutlass_aot.cli.render import duration, plural
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.tuning import TunedProblem, Tuning
 from cutlass_aot.tuning.session import Job
@@ -104,7 +104,7 @@ class PlainReport(_Counts):
                 click.echo(
                     f"  and on {plural(len(reasons) - 1, 'other problem')}; the file has all", err=True
                 )
-        state = f"{plural(self.done, 'problem')} measured in {_duration(self.elapsed)}"
+        state = f"{plural(self.done, 'problem')} measured in {duration(self.elapsed)}"
         if self.kept_before:
             state += f", {self.kept_before} measured before"
         if self.left_out:
@@ -122,7 +122,7 @@ class PlainReport(_Counts):
         left = self.seconds_left
         text = f"{finished}/{self.total} problems, {self.done / max(self.elapsed, 1e-9):.1f}/s"
         if left is not None:
-            text += f", {_duration(left)} left"
+            text += f", {duration(left)} left"
         if self._terminal:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
         else:
@@ -207,8 +207,3 @@ def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) 
 
 def _record(extents: Extents) -> dict[str, int]:
     return {"batch": extents.batch, "m": extents.m, "n": extents.n, "k": extents.k}
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
