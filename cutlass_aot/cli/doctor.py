@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.render import json_option, print_json, size
+from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.words import size
 
 
 @click.command("doctor")

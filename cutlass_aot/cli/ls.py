@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import json_option, plural, print_json, table
+from cutlass_aot.cli.render import json_option, print_json, table
+from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle

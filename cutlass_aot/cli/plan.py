@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import build_options, manifest_argument
-from cutlass_aot.cli.render import json_option, plural, print_json, table
+from cutlass_aot.cli.render import json_option, print_json, table
+from cutlass_aot.words import plural
 
 
 @click.command("plan")

@@ -9,7 +9,8 @@ import click
 
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import json_option, plural, print_json, size
+from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.words import plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle

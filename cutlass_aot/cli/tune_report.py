@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.render import duration, plural
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.tuning import TunedProblem, Tuning
 from cutlass_aot.tuning.session import Job
+from cutlass_aot.words import duration, plural
 
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 15.0

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.render import json_option, plural, print_json
+from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.verify import Problem

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import size
+from cutlass_aot.words import size
 
 
 @click.command("wheel")

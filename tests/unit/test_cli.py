@@ -15,12 +15,13 @@ import pytest
 from cutlass_aot.builder.events import Compiled, Failed, Planned
 from cutlass_aot.builder.records import Failure, PlannedKernel
 from cutlass_aot.cli import _COMMANDS, main
-from cutlass_aot.cli.render import plural, size, table
+from cutlass_aot.cli.render import table
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.store import Store
+from cutlass_aot.words import plural, size
 from tests.unit.bundles import FAKE_LIBRARY, designs, write_bundle
 from tests.unit.kernels import gemm, operand
 

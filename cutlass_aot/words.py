@@ -1,0 +1,28 @@
+"""Numbers as a person reads them: sizes, counts, times."""
+
+from __future__ import annotations
+
+
+def size(count: int) -> str:
+    """Bytes in a unit a person reads, such as ``57.2 KB`` (1 KB is 1,000 bytes)."""
+    value = float(count)
+    for unit in ("B", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``, ``2 libraries``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
