@@ -21,6 +21,7 @@ __all__ = [
     "ManifestError",
     "OperandError",
     "PolicyError",
+    "ReportError",
     "SchemaTooNew",
     "StoreError",
     "ToolchainError",
@@ -98,6 +99,10 @@ class PolicyError(CutlassAotError):
     """There is no policy of that name."""
 
     exit_code = 2
+
+
+class ReportError(CutlassAotError):
+    """A page about a build cannot be written."""
 
 
 class KernelNotFound(CutlassAotError):

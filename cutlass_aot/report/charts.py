@@ -1,0 +1,164 @@
+"""Numbers as pictures: small SVG that a page holds, in the page's own colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from xml.sax.saxutils import escape, quoteattr
+
+from cutlass_aot.report.collect import Span
+
+_BINS = 14
+_WIDTH, _HEIGHT = 360, 170
+_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 20, 24
+_LABELS = 5
+_TIMELINE_STEPS = 2000
+_NAMED_SPANS = 600
+"""Spans that a timeline names when the mouse rests on them; of more, only their outline is drawn."""
+
+
+def bar(part: float, whole: float) -> str:
+    """A bar that fills ``part`` of ``whole``; it is as wide as the place it is put in."""
+    share = 100 * part / whole if whole > 0 else 0.0
+    return (
+        '<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rest" width="100" height="6"/><rect width="{_number(share)}" height="6"/></svg>'
+    )
+
+
+def histogram(
+    values: Sequence[float], marked: Sequence[bool], label: Callable[[float], str], least: float, title: str
+) -> str:
+    """How many values lie where.
+
+    Args:
+        values: at least one.
+        marked: for each value, whether it is drawn in the colour of warnings.
+        label: a value as text, for the axis.
+        least: the narrowest that a bin may be.
+        title: what is shown, for readers who do not see it.
+    """
+    step, first = _steps(min(values), max(values), least)
+    count = max(1, math.floor((max(values) - first) / step + 1e-9) + 1)
+    plain, warned = [0] * count, [0] * count
+    for value, is_marked in zip(values, marked, strict=True):
+        index = min(count - 1, math.floor((value - first) / step + 1e-9))
+        (warned if is_marked else plain)[index] += 1
+    most = max(a + b for a, b in zip(plain, warned, strict=True))
+    width = (_WIDTH - _LEFT - _RIGHT) / max(count, 6)
+    floor = _HEIGHT - _BOTTOM
+    room = floor - _TOP
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label={quoteattr(title)}>',
+        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>',
+    ]
+    for index in range(count):
+        left, top = _LEFT + index * width, float(floor)
+        total = plain[index] + warned[index]
+        if not total:
+            continue
+        edges = f"{label(first + index * step)} to {label(first + (index + 1) * step)}: {total}"
+        parts.append(f"<g><title>{escape(edges)}</title>")
+        for number, kind in ((plain[index], "plain"), (warned[index], "warn")):
+            if number:
+                height = max(1.5, room * number / most)
+                top -= height
+                parts.append(
+                    f'<rect class="{kind}" x="{_number(left + 1)}" y="{_number(top)}" '
+                    f'width="{_number(width - 2)}" height="{_number(height)}"/>'
+                )
+        parts.append(
+            f'<text x="{_number(left + width / 2)}" y="{_number(top - 4)}" text-anchor="middle">{total}</text>'
+            "</g>"
+        )
+    every = max(1, math.ceil((count + 1) / _LABELS))
+    for index in range(0, count + 1, every):
+        x = _LEFT + index * width
+        anchor = "start" if index == 0 else "end" if x > _WIDTH - 30 else "middle"
+        parts.append(
+            f'<text class="axis" x="{_number(x)}" y="{_HEIGHT - 8}" text-anchor="{anchor}">'
+            f"{escape(label(first + index * step))}</text>"
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def timeline(spans: Sequence[Span], seconds: float) -> str:
+    """What workers did when: a row a worker, as wide as the place it is put in.
+
+    Args:
+        spans: by their beginnings.
+        seconds: how long all of it took.
+    """
+    lanes = _lanes(spans)
+    height = 14 if len(lanes) <= 16 else 7
+    scale = _TIMELINE_STEPS / seconds if seconds > 0 else 0.0
+    named = len(spans) <= _NAMED_SPANS
+    parts = [
+        f'<svg class="timeline" viewBox="0 0 {_TIMELINE_STEPS} {len(lanes) * height}" '
+        f'height="{len(lanes) * height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="what {len(lanes)} workers did over time">'
+    ]
+    for number, lane in enumerate(lanes):
+        top = number * height
+        parts.append(f'<rect class="rest" y="{top + 1}" width="{_TIMELINE_STEPS}" height="{height - 2}"/>')
+        for failed, kind in ((False, "plain"), (True, "warn")):
+            chosen = [span for span in lane if span.failed == failed]
+            if named:
+                parts += [_named(span, kind, scale, top + 1, height - 2) for span in chosen]
+            elif chosen:
+                outline = "".join(
+                    f"M{left} {top + 1}h{right - left}v{height - 2}h{left - right}z"
+                    for left, right in _merged(chosen, scale)
+                )
+                parts.append(f'<path class="{kind}" d="{outline}"/>')
+    return "".join([*parts, "</svg>"])
+
+
+def _named(span: Span, kind: str, scale: float, top: int, height: int) -> str:
+    left = span.begin * scale
+    # A gap between neighbours, as long as that leaves something of them.
+    width = max(1.5, (span.end - span.begin) * scale - 2)
+    state = "failed after" if span.failed else ""
+    text = f"{span.name}: {state} {span.end - span.begin:.2f} s".replace("  ", " ")
+    return (
+        f'<rect class="{kind}" x="{_number(left)}" y="{top}" width="{_number(width)}" height="{height}">'
+        f"<title>{escape(text)}</title></rect>"
+    )
+
+
+def _merged(spans: Iterable[Span], scale: float) -> list[tuple[int, int]]:
+    """Spans in whole steps; those that touch are one."""
+    merged: list[tuple[int, int]] = []
+    for span in spans:
+        left = min(_TIMELINE_STEPS - 1, int(span.begin * scale))
+        right = min(_TIMELINE_STEPS, max(left + 1, int(span.end * scale)))
+        if merged and left <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(right, merged[-1][1]))
+        else:
+            merged.append((left, right))
+    return merged
+
+
+def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans in as few rows as do not overlap: each goes where the row has been free for the shortest time."""
+    lanes: list[list[Span]] = []
+    for span in spans:
+        # Times of two events of one worker are told one after the other: allow for that.
+        free = [lane for lane in lanes if lane[-1].end <= span.begin + 1e-3]
+        if free:
+            max(free, key=lambda lane: lane[-1].end).append(span)
+        else:
+            lanes.append([span])
+    return lanes
+
+
+def _steps(low: float, high: float, least: float) -> tuple[float, float]:
+    """A round width of bins, and where the first begins."""
+    rough = max((high - low) / _BINS, least)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return step, math.floor(low / step + 1e-9) * step
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
