@@ -1,4 +1,4 @@
-"""What a build tells while it goes: a bar on a terminal, plain lines elsewhere, notes alone beside ``--json``."""
+"""What a build tells while it goes: bars on a terminal, plain lines elsewhere, notes alone beside JSON."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Notes:
 
 
 class PlainReport(Notes):
-    """Lines on standard error: the plan, every failure, one line for every tenth of the way, what it came to."""
+    """Lines on standard error: the plan, failures, one line for every tenth of the way, what it came to."""
 
     def __init__(self) -> None:
         self._progress = Progress()
@@ -254,7 +254,7 @@ class BarReport(Notes):
 
 
 def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any:
-    """One line: a title, a bar as wide as there is room for, how far it is, and what else there is room for."""
+    """One line: a title, a bar, how far it is, and what else there is room for."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

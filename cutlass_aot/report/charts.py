@@ -67,10 +67,8 @@ def histogram(
                     f'<rect class="{kind}" x="{_number(left + 1)}" y="{_number(top)}" '
                     f'width="{_number(width - 2)}" height="{_number(height)}"/>'
                 )
-        parts.append(
-            f'<text x="{_number(left + width / 2)}" y="{_number(top - 4)}" text-anchor="middle">{total}</text>'
-            "</g>"
-        )
+        middle = _number(left + width / 2)
+        parts.append(f'<text x="{middle}" y="{_number(top - 4)}" text-anchor="middle">{total}</text></g>')
     every = max(1, math.ceil((count + 1) / _LABELS))
     for index in range(0, count + 1, every):
         x = _LEFT + index * width

@@ -14,7 +14,7 @@ from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.kernel import Kernel
 
 State = Literal["compiled", "present", "shared", "failed", "open"]
-"""Of a kernel: compiled now, in the store before, stored by another builder meanwhile, failed, not reached."""
+"""Of a kernel: compiled now, present before, stored by another builder meanwhile, failed, not reached."""
 
 
 @dataclass(frozen=True, slots=True)

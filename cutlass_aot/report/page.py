@@ -30,6 +30,9 @@ MAX_LOG_BYTES = 8_000
 MAX_LOGS_BYTES = 400_000
 """Bytes of all logs that the page has."""
 
+INTERRUPTED = "interrupted"
+"""What ended a build that somebody ended."""
+
 # Colours and cursor movements of a terminal, then whatever else a page cannot show.
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -75,7 +78,7 @@ class Chart:
 
 @contextlib.contextmanager
 def reported(path: Path, about: About) -> Iterator[Collector]:
-    """Write a page about the build that runs inside, whatever comes of it; without a plan only if it succeeds.
+    """Write a page about the build that runs inside, also if it fails, unless it ends before there is a plan.
 
     Gives the listener that has to be told the build's events.
 
@@ -90,7 +93,7 @@ def reported(path: Path, about: About) -> Iterator[Collector]:
         if collector.planned:
             # The build's own error is the one to tell.
             with contextlib.suppress(ReportError):
-                words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
+                words = INTERRUPTED if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
                 write_page(path, render(about, collector.facts(), ended_by=words))
         raise
     write_page(path, render(about, collector.facts()))
@@ -208,7 +211,7 @@ def _unwritable(path: Path, why: str) -> ReportError:
 def _verdict(facts: BuildFacts, ended_by: str) -> tuple[str, str]:
     """How it ended, in a class of the style sheet and in words."""
     if ended_by:
-        return "bad", "ended by an error"
+        return "bad", "interrupted" if ended_by == INTERRUPTED else "ended by an error"
     finished = facts.finished
     if finished is None:
         return "bad", "not finished"
