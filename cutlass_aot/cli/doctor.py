@@ -9,25 +9,62 @@ import click
 from cutlass_aot.cli.render import json_option, print_json
 from cutlass_aot.words import size
 
+_STEPS = {
+    "find": "find the packages, digest their files",
+    "import": "import the DSL",
+    "compile": "compile a kernel",
+    "link": "link, write a bundle",
+    "load": "load the library",
+}
+
 
 @click.command("doctor")
+@click.option("--build", "trial", is_flag=True, help="Compile, link and load one small kernel, too.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="With --build: seconds that the kernel may take.",
+)
 @json_option
-def command(as_json: bool) -> int:
+def command(trial: bool, timeout: float, as_json: bool) -> int:
     """Say what is installed and what is missing, and what this machine can build and run.
 
-    Works with no GPU, no compiler and no DSL, and imports none of them.
+    Works with no GPU, no compiler and no DSL, and imports none of them. With --build, a worker imports the
+    DSL; the exit status is 1 if the toolchain does not work.
     """
     from cutlass_aot.runtime.doctor import collect
 
     facts = collect()
+    if trial:
+        facts["trial"] = _try_toolchain(timeout)
     if as_json:
         print_json(facts)
-        return 0
-    for title, lines in _sections(facts):
-        click.echo(title)
-        for line in lines:
-            click.echo(f"  {line}")
-    return 0
+    else:
+        for title, lines in _sections(facts):
+            click.echo(title)
+            for line in lines:
+                click.echo(f"  {line}")
+    return 1 if trial and facts["trial"]["failed"] else 0
+
+
+def _try_toolchain(timeout: float) -> dict[str, Any]:
+    """How a small build went, as plain data; also where the build side itself cannot be imported."""
+    try:
+        from cutlass_aot.builder.trial import try_toolchain
+    except ImportError as error:
+        advice = 'install what is missing: pip install "cutlass-aot[build]"'
+        return {"kernel": None, "seconds": {}, "failed": "find", "problem": str(error), "advice": advice}
+    found = try_toolchain(timeout=timeout)
+    seconds = {step: round(value, 4) for step, value in found.seconds.items()}
+    return {
+        "kernel": found.kernel,
+        "seconds": seconds,
+        "failed": found.failed,
+        "problem": found.problem,
+        "advice": found.advice,
+    }
 
 
 def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -36,8 +73,8 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     machine = f"{facts['host']}, {glibc}, Python {python['version']} ({python['executable']})"
     sections = [
         ("machine", [machine, f"cutlass-aot {facts['cutlass_aot']}"]),
-        ("runtime packages", _packages(facts["packages"]["runtime"])),
-        ("build packages", _packages(facts["packages"]["build"])),
+        ("runtime packages", _packages(facts["packages"]["runtime"], facts["differing"])),
+        ("build packages", _packages(facts["packages"]["build"], facts["differing"])),
         ("driver", [_driver(facts["driver"])]),
         ("GPUs", ["none"] if facts["gpus"] == facts["driver"] else _gpus(facts["gpus"])),
         ("installed bundles", _bundles(facts["bundles"])),
@@ -45,6 +82,12 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     build, run = facts["build"], facts["run"]
     if build["possible"]:
         can_build = [f"yes: {' '.join(build['targets'])}, for hosts {' '.join(build['hosts'])}"]
+        if facts["differing"]:
+            others = ", ".join(item["package"] for item in facts["differing"])
+            can_build.append(
+                f"untested with these versions: {others}; install those that are asked for with:"
+            )
+            can_build.append('pip install "cutlass-aot[build]"')
     else:
         can_build = [f"no: {', '.join(build['missing'])} missing", f"install with: {build['advice']}"]
     if run["possible"]:
@@ -55,12 +98,33 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
         titles = {"driver": "see driver above", "gpus": "see GPUs above"}
         problems = [titles[said[text]] if text in said else text for text in run["problems"]]
         can_run = [f"no: {problem}" for problem in problems] or ["no: no known target runs here"]
-    return [*sections, ("can build", can_build), ("can run", can_run)]
+    sections += [("can build", can_build), ("can run", can_run)]
+    return [*sections, ("build", _trial(facts["trial"]))] if "trial" in facts else sections
 
 
-def _packages(packages: dict[str, str | None]) -> list[str]:
+def _trial(trial: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{_STEPS[step]:<38}{seconds:>8.{1 if seconds >= 0.1 else 4}f} s"
+        for step, seconds in trial["seconds"].items()
+    ]
+    if not trial["failed"]:
+        return [*lines, f"good: {trial['kernel']}"]
+    problem = trial["problem"].splitlines()
+    return [
+        *lines,
+        f"failed: {_STEPS[trial['failed']]}: {problem[0] if problem else 'no reason given'}",
+        *(f"  {line}" for line in problem[1:]),
+        trial["advice"],
+    ]
+
+
+def _packages(packages: dict[str, str | None], differing: list[dict[str, str]]) -> list[str]:
     width = max(len(name) for name in packages)
-    return [f"{name:<{width}}  {version or 'missing'}" for name, version in sorted(packages.items())]
+    expected = {item["package"]: f"  (this release asks for {item['expected']})" for item in differing}
+    return [
+        f"{name:<{width}}  {version or 'missing'}{expected.get(name, '')}"
+        for name, version in sorted(packages.items())
+    ]
 
 
 def _driver(driver: dict[str, Any]) -> str:

@@ -16,10 +16,12 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime import device, machine
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.installed import installed_bundles
+from cutlass_aot.runtime.pins import differing, expected_versions
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 
 RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack")
 BUILD_PACKAGES = (
+    "jinja2",
     "nvidia-cuda-crt",
     "nvidia-cuda-cuobjdump",
     "nvidia-cuda-nvdisasm",
@@ -40,9 +42,10 @@ def collect() -> dict[str, Any]:
     """Facts about this machine; every value is plain data, and what could not be told says why.
 
     Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``packages`` (``runtime`` and ``build``: name to
-    version or None), ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or
-    ``problem``), ``bundles``, ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``),
-    ``run`` (``possible``, ``problems``, ``targets``).
+    version or None), ``differing`` (packages of other versions than this release asks for), ``driver``
+    (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``), ``bundles``, ``build``
+    (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run`` (``possible``, ``problems``,
+    ``targets``).
     """
     packages = {
         "runtime": {name: machine.installed_version(name) for name in RUNTIME_PACKAGES},
@@ -56,6 +59,7 @@ def collect() -> dict[str, Any]:
         "host": os.uname().machine,
         "glibc": machine.glibc_version(),
         "packages": packages,
+        "differing": differing({**packages["runtime"], **packages["build"]}, expected_versions()),
         "driver": driver,
         "gpus": gpus,
         "bundles": [

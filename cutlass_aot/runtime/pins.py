@@ -1,0 +1,76 @@
+"""Installed packages against what this release asks for, from its own metadata; nothing is imported."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from cutlass_aot.schema.versions import release
+
+DISTRIBUTION = "cutlass-aot"
+# Name, extras, versions, marker: "torch>=2.6 ; extra == 'build'".
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
+_BUILD_MARKER = re.compile(r"""\s*extra\s*==\s*['"]build['"]\s*""")
+_CLAUSE = re.compile(r"\s*(==|>=|<)\s*([^\s,]+)\s*")
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<": operator.lt}
+
+
+def expected_versions() -> dict[str, str]:
+    """Package to the versions that this release asks for, such as ``>=13.0,<14``, with the extra ``build``.
+
+    Empty where cutlass-aot runs from its sources without being installed. What a marker other than the extra
+    limits to some machines is left out.
+    """
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for requirement in requirements:
+        match = _REQUIREMENT.fullmatch(requirement.strip())
+        if match is not None and (not match[3] or _BUILD_MARKER.fullmatch(match[3])):
+            found[match[1].lower().replace("_", "-")] = match[2].replace(" ", "")
+    return dict(sorted(found.items()))
+
+
+def satisfies(version: str, expected: str) -> bool:
+    """Whether a version is one that is asked for.
+
+    Args:
+        version: installed, such as ``2.13.0+cpu``.
+        expected: clauses of ``==``, ``>=`` and ``<`` with commas between; ``""`` for any version.
+
+    Raises:
+        ValueError: if either is something else.
+    """
+    for clause in filter(None, expected.split(",")):
+        match = _CLAUSE.fullmatch(clause)
+        if match is None:
+            raise ValueError(f"{clause!r} is not a version clause of ==, >= or <")
+        if match[1] == "==":
+            # The whole of it but what a builder of its own has put behind it: 4.8.1.post1 is not 4.8.1.
+            if version.partition("+")[0] != match[2]:
+                return False
+        elif not _COMPARE[match[1]](release(version), release(match[2])):
+            return False
+    return True
+
+
+def differing(installed: Mapping[str, str | None], expected: Mapping[str, str]) -> list[dict[str, str]]:
+    """Installed packages whose versions are not those asked for, as plain data.
+
+    Keys of each: ``package``, ``installed``, ``expected``. Packages that are missing are not among them.
+    """
+    found = []
+    for name, version in sorted(installed.items()):
+        wanted = expected.get(name, "")
+        try:
+            good = version is None or satisfies(version, wanted)
+        except ValueError:
+            good = False
+        if not good:
+            found.append({"package": name, "installed": str(version), "expected": wanted})
+    return found
