@@ -179,7 +179,7 @@ class PlainReport(Notes):
         elif progress.done % max(1, progress.total // 10) == 0:
             failed = f", {progress.failed} failed" if progress.failed else ""
             left = progress.seconds_left
-            rest = f", about {duration(left)} left" if left is not None else ""
+            rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""
             took = duration(progress.seconds)
             self._say(f"compiling: {progress.done}/{progress.total} in {took}{failed}{rest}")
 

@@ -223,10 +223,10 @@ def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
     assert errors.splitlines() == [
         "plan: 3 kernels to build, 0 present",
         f"failed: {first.kernel.name}: unknown type: (log: {first.log})",
-        "finished: 1/3 in 0 s, 1 failed",
+        "compiling: 1/3 in 0 s, 1 failed",
         f"failed: {second.kernel.name}: timed out after 1 s; --timeout gives more (log: {second.log})",
-        "finished: 2/3 in 0 s, 2 failed",
-        "finished: 3/3 in 0 s, 2 failed",
+        "compiling: 2/3 in 0 s, 2 failed",
+        f"finished: 1 kernel compiled in 0 s, 2 failed; slowest 1.0 s: {designs()[2].name}",
         "2 kernels of 3 failed:",
         f"  {first.kernel.name}",
         f"    log: {first.log}",

@@ -71,7 +71,10 @@ def test_the_bars_say_what_a_person_wants_to_know(bars, clock):
     # 6 kernels in 13 seconds; 10 to go.
     assert "6/16  28/min  22 s left" in compiling
     assert state == "4 cached, 1 failed, 2 running"
-    assert slowest == f"slowest now, 3 s: sm_100a bf16 tnt 128x256x64 cluster2x1x1 n10 Dense {items[10].name[-8:]}"
+    assert (
+        slowest
+        == f"slowest now, 3 s: sm_100a bf16 tnt 128x256x64 cluster2x1x1 n10 Dense {items[10].name[-8:]}"
+    )
 
 
 def test_seconds_go_on_while_nothing_happens(bars, clock):
