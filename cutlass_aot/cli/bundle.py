@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import out_option, store_option
-from cutlass_aot.cli.render import plural
+from cutlass_aot.words import plural
 
 
 @click.group("bundle")

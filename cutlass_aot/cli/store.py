@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import store_option
-from cutlass_aot.cli.render import json_option, plural, print_json, size, table
+from cutlass_aot.cli.render import json_option, print_json, table
 from cutlass_aot.store.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
+from cutlass_aot.words import plural, size
 
 
 @click.group("store")
