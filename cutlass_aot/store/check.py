@@ -53,13 +53,13 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
             store.set_aside(path)
         return Damage(str(path.relative_to(store.root)), problem, repair and not keep)
 
-    bad_blobs: set[str] = set()
+    bad_blobs: set[Path] = set()
     with reported("read", store.root):
         for entry in tree(store.root / BLOBS):
             path = Path(entry.path)
             problem = None if entry.name.startswith(".") else _blob_problem(store, path)
             if problem:
-                bad_blobs.add(entry.name)
+                bad_blobs.add(path)
                 yield damage(path, problem)
         for kind in entries(store.root / RECORDS):
             for entry in tree(Path(kind.path)):
@@ -109,7 +109,7 @@ def _blob_problem(store: Store, path: Path) -> str | None:
     return None
 
 
-def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[str]) -> str | None:
+def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[Path]) -> str | None:
     if store.root / record_name(kind, path.name) != path:
         return "a file that stands in the wrong place"
     while True:
@@ -125,13 +125,13 @@ def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[str]) ->
             return None
         # A collection takes a record before its blobs, and another builder may have replaced it: look again.
         if _unchanged(path, data):
-            gone = "is damaged" if store.blob_path(missing).name in bad_blobs else "is not there"
+            gone = "is damaged" if store.blob_path(missing) in bad_blobs else "is not there"
             return f"a record that names blob {missing}, which {gone}"
 
 
-def _is_there(store: Store, sha256: str, bad_blobs: set[str]) -> bool:
+def _is_there(store: Store, sha256: str, bad_blobs: set[Path]) -> bool:
     path = store.blob_path(sha256)
-    return path.name not in bad_blobs and path.is_file()
+    return path not in bad_blobs and path.is_file()
 
 
 def _unchanged(path: Path, data: bytes) -> bool:
