@@ -1,0 +1,155 @@
+"""Files of a store that is somewhere else, through fsspec: read within bounds, written to appear whole."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cutlass_aot.errors import StoreError
+from cutlass_aot.store.layout import NEW
+
+Value = TypeVar("Value")
+
+_WEB = frozenset({"http", "https"})
+_FILE_LIKE = frozenset(
+    {"file", "local", "sftp", "ssh", "smb", "ftp", "hdfs", "arrow_hdfs", "webhdfs", "webdav"}
+)
+"""Protocols that show a file while it is being written; object storage shows objects when they are whole."""
+
+_PAUSE = 0.2  # seconds before something that failed is tried once more
+
+
+class TooLarge(Exception):
+    """A file has more bytes than it may have."""
+
+
+class Transport:
+    """Files below a URL.
+
+    Args:
+        url: of the directory or prefix.
+        options: for the file system, as fsspec takes them.
+
+    Raises:
+        StoreError: if the URL is none, or a package that its protocol needs is not installed.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        if "://" not in url:
+            raise StoreError(
+                f"{url!r} is no URL: expected one such as https://host/store or s3://bucket/store; "
+                "a directory is given as --store-behind"
+            )
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise StoreError(
+                f"{url} needs fsspec, which is not installed: pip install 'cutlass-aot[remote]'"
+            ) from None
+        try:
+            self._files, root = url_to_fs(url, **{"skip_instance_cache": True, **options})
+        except ImportError as error:
+            raise StoreError(f"{url} needs a package that is not installed: {error}") from None
+        except Exception as error:  # Whatever a file system raises for a URL or options that it cannot use.
+            raise StoreError(
+                f"{url} cannot be used: {error}; expected a URL of a protocol that fsspec knows, "
+                "and options that its file system takes"
+            ) from None
+        self._root = root.rstrip("/")
+        self._headers = dict(options.get("headers", {}))
+        protocols = self._files.protocol
+        known = {protocols} if isinstance(protocols, str) else set(protocols)
+        self._web = bool(known & _WEB)
+        self._file_like = bool(known & _FILE_LIKE)
+
+    def get(self, name: str, limit: int, deadline: float) -> bytes:
+        """A file's bytes.
+
+        Args:
+            name: its name below the URL.
+            limit: most bytes it may have.
+            deadline: on the monotonic clock; where it can be seen to, nothing more is read after it.
+
+        Raises:
+            FileNotFoundError: if it is not there.
+            TooLarge: if it has more bytes.
+            Exception: whatever else the file system raises.
+        """
+        path = self._path(name)
+        if self._web:
+            # A web server need not heed a range, and need not say how much it sends.
+            sink = _Sink(limit, deadline)
+            self._files.get_file(path, sink)
+            return sink.getvalue()
+        data: bytes = self._files.cat_file(path, start=0, end=limit + 1)
+        if len(data) > limit:
+            raise TooLarge(f"{name} has more than {limit} bytes")
+        return data
+
+    def size(self, name: str) -> int | None:
+        """How many bytes a file has; None if it is not there, or nobody says."""
+        try:
+            size = self._files.info(self._path(name))["size"]
+        except FileNotFoundError:
+            return None
+        return size if isinstance(size, int) else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Have a file appear, in place of whatever was there.
+
+        Raises:
+            Exception: whatever the file system raises.
+        """
+        path = self._path(name)
+        if self._web:
+            headers = {**self._headers, "Content-Length": str(len(data))}
+            self._files.put_file(io.BytesIO(data), path, method="put", headers=headers)
+        elif self._file_like:
+            folder = path.rpartition("/")[0]
+            self._files.makedirs(folder, exist_ok=True)
+            new = f"{folder}/{NEW}{os.urandom(8).hex()}"
+            try:
+                self._files.pipe_file(new, data)
+                # Not all of them move a file over another. In between it is absent, which nobody minds.
+                if self._files.exists(path):
+                    self._files.rm_file(path)
+                self._files.mv(new, path)
+            except BaseException:
+                if self._files.exists(new):
+                    self._files.rm_file(new)
+                raise
+        else:
+            self._files.pipe_file(path, data)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def persistently(action: Callable[[], Value]) -> Value:
+    """Do something, and once more if it fails; that something is absent or too large is no failure."""
+    try:
+        return action()
+    except (FileNotFoundError, TooLarge):
+        raise
+    except Exception:  # Any error of any file system; the second one is told.
+        time.sleep(_PAUSE)
+        return action()
+
+
+class _Sink(io.BytesIO):
+    """Takes what a server sends, to a limit and until a deadline."""
+
+    def __init__(self, limit: int, deadline: float) -> None:
+        super().__init__()
+        self._limit = limit
+        self._deadline = deadline
+
+    def write(self, data: Any, /) -> int:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError("it takes too long")
+        if self.tell() + len(data) > self._limit:
+            raise TooLarge(f"more than {self._limit} bytes are sent")
+        return super().write(data)
