@@ -10,14 +10,15 @@ from typing import Any
 from cutlass_aot.builder.durations import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.messages import problem_record
-from cutlass_aot.builder.pool import Job, Pool, Result
+from cutlass_aot.builder.pool import Executor, Job, Pool, Result
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import CorruptFile, GeneratorError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.store.artifacts import keep_artifact, read_artifact
+from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
+from cutlass_aot.store.durations import durations, remember_durations
 from cutlass_aot.store.store import Store
 
 
@@ -111,13 +112,13 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
 
 
 def compile_missing(
-    pool: Pool,
+    executor: Executor,
     planned: Sequence[PlannedKernel],
     sources: Sources,
     store: Store,
     workspace: Path,
     tell: Listener,
-    durations: Mapping[str, float] | None = None,
+    versions: Mapping[str, str],
 ) -> Compilation:
     """Compile the kernels that a plan has no artifact for; one that fails stops no other.
 
@@ -125,28 +126,32 @@ def compile_missing(
     time that compiling one may take; then it is compiled here as well. Both would store the same.
 
     Args:
-        pool: the workers.
+        executor: who compiles.
         planned: every kernel of the plan.
         sources: the generators.
         store: takes artifacts and logs.
         workspace: a private directory on the store's file system, for objects.
         tell: called with every event.
-        durations: seconds that kernels took before, by digest; the longest are started first.
+        versions: what is installed, package to version: recorded with what fails.
+
+    The kernels that took the longest before are started first, and what each takes now is remembered.
     """
     missing = [item for item in planned if item.artifact is None]
     present = [item for item in planned if item.artifact is not None]
     known = {item.kernel.digest: item.artifact.seconds for item in planned if item.artifact is not None}
-    known.update(durations or {})
+    known.update(durations(store))
     seconds = expected_seconds([item.kernel for item in missing], known, [item.kernel for item in present])
     jobs = [
         _job(item, sources, workspace / f"{index}.o", seconds[index]) for index, item in enumerate(missing)
     ]
-    work = _Work(store, tell)
+    work = _Work(store, tell, versions)
     try:
-        for result in pool.run(jobs, work.admit):
+        for result in executor.run(jobs, work.admit):
             work.settle(result)
     finally:
         store.unlock_all()
+        if work.seconds:
+            remember_durations(store, work.seconds)
     ordered = [work.failures[item.key] for item in planned if item.key in work.failures]
     return Compilation(work.artifacts, ordered, work.compiled)
 
@@ -157,6 +162,8 @@ class _Work:
 
     store: Store
     tell: Listener
+    versions: Mapping[str, str]
+    seconds: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     compiled: int = 0
@@ -183,7 +190,11 @@ class _Work:
         """Keep what came of a kernel."""
         item: PlannedKernel = result.job.tag
         if result.error:
-            log = self.store.put_log(item.key, _log_text(item, result.error, result.log))
+            text = _log_text(item, result.error, result.log)
+            if result.machine:
+                log = self.store.put_log(item.key, text)
+            else:
+                log = keep_failure(self.store, item.key, item.kernel, result.error, text, self.versions)
             failure = Failure(item.kernel, result.error, log, result.machine)
             self.failures[item.key] = failure
             self.tell(Failed(failure))
@@ -192,6 +203,7 @@ class _Work:
             file = Path(result.job.request["object"])
             keep_artifact(self.store, item.key, item.kernel, artifact, file)
             self.artifacts[item.key] = artifact
+            self.seconds[item.kernel.digest] = artifact.seconds
             self.compiled += 1
             self.tell(Compiled(item.kernel, artifact))
         self._unlock(item.key)

@@ -1,7 +1,7 @@
 """Compile on the workers of a dask scheduler; a worker that dies has its kernels done elsewhere.
 
 Objects do not travel through dask: workers write them into the builder's workspace, in a store that all
-machines share.
+machines share, or put them into a remote store.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from cutlass_aot.builder.dask_worker import compile_on_worker
 from cutlass_aot.builder.pool import Admit, Job, Result
 from cutlass_aot.errors import ExecutorError
 from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.store.store import Store
 
 _CONNECT_SECONDS = 20
 _POLL_SECONDS = 0.5
@@ -38,6 +40,9 @@ class DaskExecutor:
         toolchain: the compiler's fingerprint, which every worker has to have.
         versions: generator to version, the same.
         timeout: seconds a kernel may take.
+        store: the builder's, to find what came by the remote.
+        remote: URL of the store through which objects come from workers that do not share the builder's
+            file system; None if all do.
 
     Raises:
         ExecutorError: if dask is not installed, the scheduler cannot be reached, or a worker refuses.
@@ -48,6 +53,8 @@ class DaskExecutor:
     toolchain: str
     versions: Mapping[str, str]
     timeout: float
+    store: Store
+    remote: str | None = None
     _client: Any = None
     _running: dict[Any, Job] = field(default_factory=dict)
 
@@ -120,7 +127,9 @@ class DaskExecutor:
         request = encode(
             {
                 "name": job.name,
+                "key": job.tag.key,
                 "compile": job.request,
+                "remote": self.remote,
                 "modules": list(self.modules),
                 "timeout": self.timeout,
                 "toolchain": self.toolchain,
@@ -154,4 +163,15 @@ class DaskExecutor:
         answer = decode(future.result(), "a worker's answer")
         if "refused" in answer:
             raise ExecutorError(f"a worker of {self.address} refused {job.name}: {answer['refused']}")
+        if answer["pushed"]:
+            self._fetch(job, str(answer["reply"]["sha256"]))
         return Result(job, answer["reply"], answer["error"], answer["log"], answer["machine"])
+
+    def _fetch(self, job: Job, sha256: str) -> None:
+        """Put an object that a worker has pushed where one of a worker nearby would be."""
+        self.store.prefetch("kernel", [job.tag.key])
+        if not self.store.extract_blob(sha256, Path(job.request["object"])):
+            raise ExecutorError(
+                f"{job.name} was compiled and put into {self.remote}, and is not to be had from there: see "
+                "whether this machine reaches the same place as the workers"
+            )

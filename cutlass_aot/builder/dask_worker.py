@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError, ExecutorError
 from cutlass_aot.generators.registry import GeneratorReference, version_of
+from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.store.artifacts import keep_artifact
+from cutlass_aot.store.remote import RemoteStore
+from cutlass_aot.store.store import Store
 
 _local = threading.local()
 
@@ -25,12 +31,14 @@ def compile_on_worker(request: bytes) -> bytes:
     """Compile one kernel into the file that the request names.
 
     Args:
-        request: ``name``; ``compile``, the request to a worker of
-            :class:`~cutlass_aot.builder.pool.Pool`; ``modules`` to import; ``timeout`` in seconds;
-            ``toolchain`` and ``generator_version``, which have to be what is installed here.
+        request: ``name`` and ``key`` of the kernel; ``compile``, the request to a worker of
+            :class:`~cutlass_aot.builder.pool.Pool`; ``modules`` to import; ``timeout`` in seconds; ``remote``,
+            the URL of a store or None; ``toolchain`` and ``generator_version``, which have to be what is
+            installed here.
 
     Returns:
-        ``reply``, ``error``, ``log`` and ``machine`` of the result; or ``refused``, why nothing was compiled.
+        ``reply``, ``error``, ``log`` and ``machine`` of the result, and whether the object was ``pushed`` to
+        the remote instead of written; or ``refused``, why nothing was compiled.
     """
     message = decode(request, "a request to a worker")
     try:
@@ -51,17 +59,44 @@ def _check(message: dict[str, Any]) -> None:
                 f"its {what.replace('_', ' ')} is {value[:16]}, the builder's is {message[what][:16]}: "
                 "install the same cutlass-aot, DSL, operators and plugins on every machine"
             )
-    folder = Path(message["compile"]["object"]).parent
-    if not folder.is_dir():
-        raise ExecutorError(
-            f"it does not see {folder}: the store has to be a directory that all machines share, by one path"
-        )
 
 
 def _compile(message: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(message["compile"]["object"]).parent
+    if folder.is_dir():
+        return {**_run(message, message["compile"]), "pushed": False}
+    if message["remote"] is None:
+        raise ExecutorError(
+            f"it does not see {folder}: the store has to be a directory that all machines share, by one "
+            "path; or name a remote store with --remote"
+        )
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as own:
+        return _compile_and_push(message, Path(own))
+
+
+def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compile, and put the artifact into the remote store, by way of one of this job's own."""
+    made = folder / "made.o"
+    answer = _run(message, {**message["compile"], "object": str(made)})
+    if answer["error"]:
+        return {**answer, "pushed": False}
+    reply = answer["reply"]
+    artifact = Artifact(
+        str(reply["sha256"]), int(reply["size"]), Facts.from_record(reply["facts"]), reply["seconds"]
+    )
+    trouble: list[str] = []
+    remote = RemoteStore(message["remote"], tell=trouble.append)
+    with closing(Store(folder / "store", behind=[remote])) as store:
+        kernel = Kernel.from_record(message["compile"]["kernel"])
+        keep_artifact(store, message["key"], kernel, artifact, made)
+    if trouble:
+        raise ExecutorError(trouble[0])
+    return {**answer, "pushed": True}
+
+
+def _run(message: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     pool = _pool(tuple(message["modules"]), float(message["timeout"]))
-    job = Job(name=str(message["name"]), request=message["compile"])
-    (result,) = pool.run([job])
+    (result,) = pool.run([Job(name=str(message["name"]), request=request)])
     return {
         "reply": result.reply,
         "error": result.error,

@@ -57,10 +57,14 @@ class Tools:
             linkers={host: linker.fingerprint for host, linker in sorted(self.linkers.items())},
         )
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a worker needs imported: the generators' modules."""
+        return tuple(sorted({m for g in self.sources.instances.values() for m in g.modules}))
+
     def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
-        """Workers that have the generators' modules imported."""
-        modules = sorted({m for g in self.sources.instances.values() for m in g.modules})
-        return Pool(jobs, tuple(modules), directory, timeout, self.compiler.roots)
+        """Workers on this machine."""
+        return Pool(jobs, self.modules, directory, timeout, self.compiler.roots)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from cutlass_aot.builder.events import Enumerating, Failed, Finished, Listener, 
 from cutlass_aot.builder.explain import explain, keep_parts
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
 from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.builder.pool import Executor
 from cutlass_aot.builder.recipe import Recipe, inputs_digest
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
+from cutlass_aot.builder.settings import Settings
 from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, write_shard
 from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.builder.tuned import check_planned, read_tunings
@@ -58,27 +61,6 @@ class BuildResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Where and how to build; nothing of it decides what a bundle is.
-
-    Attributes:
-        store: directory of the store.
-        jobs: workers at once.
-        timeout: seconds one kernel may take.
-        tell: called with every event.
-        retry: whether kernels are compiled again that failed before with the same toolchain.
-        whole: whether the whole plan is made also where the bundle is up to date.
-    """
-
-    store: Path
-    jobs: int
-    timeout: float
-    tell: Listener
-    retry: bool = False
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What a build would do.
 
@@ -100,15 +82,34 @@ def make_plan(manifest_path: Path, settings: Settings) -> Plan:
         CutlassAotError: for bad input; see the stages.
     """
     inputs = load_inputs(manifest_path, settings.store, linkers=False)
-    # An empty directory is a store that no build has begun yet.
+    with _store_to_read(settings) as store:
+        return _plan(inputs, store, settings)
+
+
+@contextmanager
+def _store_to_read(settings: Settings) -> Iterator[Store | None]:
+    """The store if a build has begun one; else, if there are levels behind it, one for the moment."""
     path = settings.store
     begun = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    store = Store(path, create=False) if begun else None
+    if begun:
+        with settings.open_store() as store:
+            yield store
+    elif settings.behind or settings.remote:
+        with (
+            tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
+            settings.open_store(Path(folder)) as store,
+        ):
+            yield store
+    else:
+        yield None
+
+
+def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     difference = explain(inputs, store)
     selection = planning.load_selection(store, inputs.plan_digest) if store else None
     if selection is None:
         selection = _enumerate(inputs, settings)
-    with naming(manifest_path):
+    with naming(inputs.manifest.path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
     origins = inputs.tools.origins
     keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
@@ -128,10 +129,10 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
     inputs = load_inputs(manifest_path, settings.store, linkers=True)
-    manifest, store = inputs.manifest, Store(settings.store)
-    selection = _selection(inputs, store, settings)
+    manifest = inputs.manifest
     # A tuning file may turn out not to fit only when its kernels are compiled.
-    with naming(manifest_path):
+    with settings.open_store() as store, naming(manifest_path):
+        selection = _selection(inputs, store, settings)
         recipe = Recipe(
             name=manifest.name,
             version=manifest.version,
@@ -177,7 +178,8 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
     records = tuple(kernels)
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
     selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
-    result = _Making(recipe, selection, tools, Store(settings.store), settings).bundle(output)
+    with settings.open_store() as store:
+        result = _Making(recipe, selection, tools, store, settings).bundle(output)
     remember_files(settings.store, files)
     return result
 
@@ -311,14 +313,29 @@ class _Making:
         missing = [item for item in planned if item.artifact is None and (settings.retry or not item.failed)]
         if not missing:
             return artifacts, failures, 0
-        with (
-            self.store.workspace() as workspace,
-            tools.pool(settings.jobs, workspace, settings.timeout) as pool,
-        ):
+        with self.store.workspace() as workspace, self._executor(workspace) as executor:
             done = compiling.compile_missing(
-                pool, missing, tools.sources, self.store, workspace, settings.tell
+                executor, missing, tools.sources, self.store, workspace, settings.tell, tools.origins.versions
             )
         return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
+
+    def _executor(self, workspace: Path) -> AbstractContextManager[Executor]:
+        """Who compiles: workers of this machine, or of a dask scheduler."""
+        settings, tools = self.settings, self.tools
+        if settings.scheduler is None:
+            return tools.pool(settings.jobs, workspace, settings.timeout)
+        # Here, and not above: dask is an extra.
+        from cutlass_aot.builder.dask_executor import DaskExecutor
+
+        return DaskExecutor(
+            address=settings.scheduler,
+            modules=tools.modules,
+            toolchain=tools.compiler.fingerprint,
+            versions=tools.sources.versions,
+            timeout=settings.timeout,
+            store=self.store,
+            remote=None if settings.remote_read_only else settings.remote,
+        )
 
     def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
         """Kernels that the same toolchain has failed to compile: it would again."""

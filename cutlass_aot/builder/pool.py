@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from cutlass_aot.builder import messages
 from cutlass_aot.builder.failures import Trouble, is_the_machines
 from cutlass_aot.builder.forking import Zygote, read_log
 from cutlass_aot.builder.schedule import Job, Queue
 
-__all__ = ["MAX_RESIDENT_BYTES", "Job", "Pool", "Result"]
+__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
 
 MAX_RESIDENT_BYTES = 1000 << 20
 """A worker that has held more memory than this is replaced after its job: every compile leaves some behind.
@@ -50,6 +50,13 @@ class Result:
     error: str = ""
     log: str = ""
     machine: bool = False
+
+
+class Executor(Protocol):
+    """Who runs jobs: workers of this machine, or of others."""
+
+    def run(self, jobs: Iterable[Job], admit: Admit) -> Iterator[Result]:
+        """Run jobs, yielding each result as it comes; see :meth:`Pool.run`."""
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
-from cutlass_aot.builder.pipeline import Settings, build_kernels
+from cutlass_aot.builder.pipeline import build_kernels
 from cutlass_aot.builder.recipe import Recipe
+from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import CompileError, CutlassAotError, LinkError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import build_options, manifest_argument, out_option
+from cutlass_aot.cli.options import build_options, level_options, manifest_argument, out_option
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
+    from cutlass_aot.builder.answer import Answer
     from cutlass_aot.builder.events import Event, Listener
     from cutlass_aot.builder.pipeline import BuildResult
 
@@ -18,7 +19,20 @@ if TYPE_CHECKING:
 @click.command("build")
 @manifest_argument
 @build_options
+@level_options
 @out_option
+@click.option(
+    "--retry", is_flag=True, help="Compile kernels again that failed before with the same toolchain."
+)
+@click.option("--shard", metavar="I/N", help="Compile part I of N alone, for `bundle merge`.")
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "dask"]),
+    default="local",
+    show_default=True,
+    help="Who compiles: workers of this machine, or of a dask scheduler.",
+)
+@click.option("--scheduler", metavar="ADDRESS", help="The dask scheduler, such as tcp://node1:8786.")
 @click.option("--json", "as_json", is_flag=True, help="Print an event a line as JSON, and nothing else.")
 @click.option(
     "--report",
@@ -28,38 +42,58 @@ if TYPE_CHECKING:
     help="Write a page about the build: what was built, time, size, registers, failures.",
 )
 def command(
-    manifest: Path, store: Path, jobs: int, timeout: float, out: Path, as_json: bool, page: Path | None
+    manifest: Path,
+    out: Path,
+    shard: str | None,
+    executor: str,
+    scheduler: str | None,
+    as_json: bool,
+    page: Path | None,
+    **settings: Any,
 ) -> int:
     """Build MANIFEST's bundle: compile what the store lacks, link, write.
 
     Kernels that fail do not stop the others; their logs are kept, and the bundle is written only when every
     kernel is there.
     """
-    from cutlass_aot.builder.answer import known_answer
+    if (executor == "dask") != (scheduler is not None):
+        raise click.UsageError("--executor dask needs --scheduler ADDRESS, and nothing else takes it")
+    if page is None and shard is None:
+        from cutlass_aot.builder.answer import known_answer
 
-    answer = known_answer(manifest, store, out) if page is None else None
-    if answer is not None and not as_json:
+        answer = known_answer(manifest, settings["store"], out)
+        if answer is not None:
+            _tell_answer(answer, as_json=as_json)
+            return 0
+    return _build(manifest, out, shard, as_json, page, settings | {"scheduler": scheduler})
+
+
+def _tell_answer(answer: Answer, *, as_json: bool) -> None:
+    if not as_json:
         click.echo(f"{answer.bundle}: {plural(answer.kernels, 'kernel')}, 0 compiled, up to date")
-        return 0
-    if answer is not None:
-        from cutlass_aot.builder.events import Finished, UpToDate
-        from cutlass_aot.cli.event_lines import EventLines
+        return
+    from cutlass_aot.builder.events import Finished, UpToDate
+    from cutlass_aot.cli.event_lines import EventLines
 
-        lines = EventLines()
-        lines(UpToDate(answer.kernels))
-        lines(Finished(answer.bundle, answer.kernels, compiled=0, failed=0, written=False))
-        return 0
-    return _build(manifest, store, jobs, timeout, out, as_json, page)
+    lines = EventLines()
+    lines(UpToDate(answer.kernels))
+    lines(Finished(answer.bundle, answer.kernels, compiled=0, failed=0, written=False))
 
 
 def _build(
-    manifest: Path, store: Path, jobs: int, timeout: float, out: Path, as_json: bool, page: Path | None
+    manifest: Path, out: Path, shard: str | None, as_json: bool, page: Path | None, settings: dict[str, Any]
 ) -> int:
     # Only now: importing the build side takes longer than all that a build with nothing to do does.
-    from cutlass_aot.builder.pipeline import Settings, build
+    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.settings import Settings
+    from cutlass_aot.builder.shard import Share
     from cutlass_aot.cli.event_lines import EventLines
     from cutlass_aot.cli.progress import make_report
 
+    try:
+        share = None if shard is None else Share.parse(shard)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--shard") from None
     shown = make_report(quiet=as_json)
     listeners: list[Listener] = [EventLines(), shown] if as_json else [shown]
 
@@ -69,7 +103,7 @@ def _build(
 
     def run() -> BuildResult:
         try:
-            return build(manifest, out, Settings(store, jobs, timeout, tell, whole=page is not None))
+            return build(manifest, out, Settings(**settings, tell=tell, whole=page is not None), share)
         finally:
             shown.close()
 

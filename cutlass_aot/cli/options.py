@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +11,7 @@ import click
 from cutlass_aot.builder.cores import available_cores
 
 if TYPE_CHECKING:
-    from cutlass_aot.store.store import Store
+    pass
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ def out_option(function: Function) -> Function:
 
 
 def level_options(function: Function) -> Function:
-    """Options for levels behind the store; :func:`open_store` takes their values."""
+    """Options for levels behind the store."""
     options = (
         click.option(
             "--store-behind",
@@ -65,40 +65,6 @@ def level_options(function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
-
-
-def open_store(
-    path: Path,
-    behind: Sequence[Path] = (),
-    remote: str | None = None,
-    remote_read_only: bool = False,
-    *,
-    create: bool = True,
-    tell: Callable[[str], None] = lambda text: click.echo(f"note: {text}", err=True),
-) -> Store:
-    """The store that options name, with the levels behind it.
-
-    Args:
-        path: its directory.
-        behind: other stores' directories, looked in before the remote.
-        remote: URL of a remote store.
-        remote_read_only: whether nothing is to be put there.
-        create: whether to make the directory.
-        tell: told when the remote is given up; maybe by another thread.
-
-    Raises:
-        StoreError: if one of them cannot be used.
-        SchemaTooNew: if a newer release made one of the directories.
-    """
-    from cutlass_aot.store.levels import DirectoryLevel, Level
-    from cutlass_aot.store.store import Store
-
-    levels: list[Level] = [DirectoryLevel(root) for root in behind]
-    if remote is not None:
-        from cutlass_aot.store.remote import RemoteStore
-
-        levels.append(RemoteStore(remote, push=not remote_read_only, tell=tell))
-    return Store(path, create=create, behind=levels)
 
 
 def build_options(function: Function) -> Function:

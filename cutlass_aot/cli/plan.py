@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from cutlass_aot.cli.options import build_options, manifest_argument
+from cutlass_aot.cli.options import build_options, level_options, manifest_argument
 from cutlass_aot.cli.render import json_option, print_json, table
 from cutlass_aot.words import plural
 
@@ -14,14 +15,16 @@ from cutlass_aot.words import plural
 @click.command("plan")
 @manifest_argument
 @build_options
+@level_options
 @click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
 @json_option
-def command(manifest: Path, store: Path, jobs: int, timeout: float, explain: bool, as_json: bool) -> int:
+def command(manifest: Path, explain: bool, as_json: bool, **settings: Any) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
-    from cutlass_aot.builder.pipeline import Settings, make_plan
+    from cutlass_aot.builder.pipeline import make_plan
+    from cutlass_aot.builder.settings import Settings
     from cutlass_aot.cli.progress import PlainReport
 
-    plan = make_plan(manifest, Settings(store, jobs, timeout, PlainReport()))
+    plan = make_plan(manifest, Settings(**settings, tell=PlainReport()))
     selection, planned = plan.selection, plan.kernels
     if as_json:
         kernels = [

@@ -67,8 +67,9 @@ def build(
         ToolchainError: if the build side is not installed.
     """
     from cutlass_aot.builder.cores import available_cores
-    from cutlass_aot.builder.pipeline import Settings, build_kernels
+    from cutlass_aot.builder.pipeline import build_kernels
     from cutlass_aot.builder.recipe import Recipe
+    from cutlass_aot.builder.settings import Settings
 
     check_name(name)
     check_version(version)

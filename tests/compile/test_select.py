@@ -11,6 +11,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.builder import pipeline
+from cutlass_aot.builder.settings import Settings
 from cutlass_aot.cli.progress import PlainReport
 from cutlass_aot.errors import CutlassAotError, ManifestError
 from cutlass_aot.schema.ranking import Extents
@@ -49,7 +50,7 @@ def manifest(tmp_path):
 
 
 def plan(path, store="no-store"):
-    made = pipeline.make_plan(path, pipeline.Settings(path.parent / store, 1, 120, PlainReport()))
+    made = pipeline.make_plan(path, Settings(path.parent / store, 1, 120, PlainReport()))
     return made.selection, made.kernels
 
 
@@ -183,7 +184,7 @@ def _check_choices(bundle):
 def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     small = ("m = [16, 1024, 8192], nk = [[4096, 4096], [8192, 8192]]", "m = [16, 8192], nk = [[8192, 8192]]")
     path = manifest(small, ("keep = 2", "keep = 1"), (', "TgvGemm"', ""))
-    settings = pipeline.Settings(tmp_path / "store", 2, 120, PlainReport())
+    settings = Settings(tmp_path / "store", 2, 120, PlainReport())
     built = pipeline.build(path, tmp_path / "out", settings)
     assert (built.kernels, built.compiled, built.failures) == (2, 2, ())
     _check_choices(built.bundle)

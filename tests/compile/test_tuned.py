@@ -8,6 +8,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.builder import pipeline
+from cutlass_aot.builder.settings import Settings
 from cutlass_aot.bundle.apply import apply_tuning
 from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.cli.progress import PlainReport
@@ -50,7 +51,7 @@ class Builder:
 
     def __call__(self, out, select="", filters=""):
         path = self.manifest(select, filters)
-        settings = pipeline.Settings(self.root / "store", 2, 300, PlainReport())
+        settings = Settings(self.root / "store", 2, 300, PlainReport())
         return pipeline.build(path, self.root / out, settings)
 
 
@@ -118,7 +119,7 @@ def test_a_kernel_that_is_not_selected_is_refused_before_anything_is_compiled(bu
     with pytest.raises(
         ManifestError, match=r"t\.json: .* which this build does not have: leave the file out"
     ):
-        pipeline.make_plan(path, pipeline.Settings(build.root / "empty", 1, 300, PlainReport()))
+        pipeline.make_plan(path, Settings(build.root / "empty", 1, 300, PlainReport()))
     with pytest.raises(ManifestError, match="which this build does not have"):
         build("refused", SELECT, "max_per_group = 1")
 

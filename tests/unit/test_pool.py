@@ -67,7 +67,7 @@ def outcome(tmp_path_factory):
         selection = select(manifest, answers, "4.8.1")
         planned = against_store(selection, kernel_keys(selection, sources.versions, "toolchain"), store)
         with Pool(2, modules, workspace, timeout=2) as pool:
-            done = compiling.compile_missing(pool, planned, sources, store, workspace, report)
+            done = compiling.compile_missing(pool, planned, sources, store, workspace, report, {})
     return store, {dict(failure.kernel.design)["does"]: failure for failure in done.failures}, report
 
 

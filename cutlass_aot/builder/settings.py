@@ -1,0 +1,62 @@
+"""Where and how to build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.builder.events import Listener, Notice
+from cutlass_aot.store.levels import DirectoryLevel, Level
+from cutlass_aot.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where and how to build; nothing of it decides what a bundle is.
+
+    Attributes:
+        store: directory of the store.
+        jobs: workers at once.
+        timeout: seconds one kernel may take.
+        tell: called with every event.
+        retry: whether kernels are compiled again that failed before with the same toolchain.
+        whole: whether the whole plan is made also where the bundle is up to date.
+        behind: directories of other stores, to look in for what the store lacks.
+        remote: URL of a store on a web server or in a bucket, looked in last.
+        remote_read_only: whether nothing is to be put there.
+        scheduler: address of the dask scheduler whose workers compile; None for workers of this process.
+    """
+
+    store: Path
+    jobs: int
+    timeout: float
+    tell: Listener
+    retry: bool = False
+    whole: bool = False
+    behind: tuple[Path, ...] = ()
+    remote: str | None = None
+    remote_read_only: bool = False
+    scheduler: str | None = None
+
+    @contextmanager
+    def open_store(self, path: Path | None = None) -> Iterator[Store]:
+        """The store, with the levels behind it; what is to be pushed has been when this ends.
+
+        Args:
+            path: another directory than the settings name.
+
+        Raises:
+            StoreError: if one of them cannot be used.
+            SchemaTooNew: if a newer release made one of the directories.
+        """
+        levels: list[Level] = [DirectoryLevel(root) for root in self.behind]
+        if self.remote is not None:
+            # Here, and not above: few builds have one.
+            from cutlass_aot.store.remote import RemoteStore
+
+            push = not self.remote_read_only
+            levels.append(RemoteStore(self.remote, push=push, tell=lambda text: self.tell(Notice(text))))
+        with closing(Store(path or self.store, behind=levels)) as store:
+            yield store
