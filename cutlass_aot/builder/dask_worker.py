@@ -32,9 +32,9 @@ def compile_on_worker(request: bytes) -> bytes:
 
     Args:
         request: ``name`` and ``key`` of the kernel; ``compile``, the request to a worker of
-            :class:`~cutlass_aot.builder.pool.Pool`; ``modules`` to import; ``timeout`` in seconds; ``remote``,
-            the URL of a store or None; ``toolchain`` and ``generator_version``, which have to be what is
-            installed here.
+            :class:`~cutlass_aot.builder.pool.Pool`; ``modules`` to import; ``timeout`` in seconds;
+            ``remote``, the URL of a store or None; ``toolchain`` and ``generator_version``, which have to be
+            those of what is installed here.
 
     Returns:
         ``reply``, ``error``, ``log`` and ``machine`` of the result, and whether the object was ``pushed`` to
