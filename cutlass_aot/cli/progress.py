@@ -99,8 +99,9 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """How long compiling has taken so far."""
-        return self.now() - self._begin
+        """How long compiling has taken so far, or took."""
+        over = self._ended and self.done == self.total
+        return (self._ended[-1] if over else self.now()) - self._begin
 
     @property
     def rate(self) -> float | None:
@@ -266,7 +267,8 @@ def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any
             text += f"  {word}"
     room = max(1, min(_MOST_BAR, width - len(title) - len(text) - 2))
     grid = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=total, completed=done, width=room)
+    # The library's own colour is red, which reads as a failure.
+    bar = ProgressBar(total=total, completed=done, width=room, complete_style="cyan")
     grid.add_row(title, bar, Text(text, no_wrap=True, overflow="ellipsis"))
     return grid
 
