@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import ManifestError as ManifestError
     from cutlass_aot.errors import OperandError as OperandError
     from cutlass_aot.errors import PolicyError as PolicyError
+    from cutlass_aot.errors import ReportError as ReportError
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
     from cutlass_aot.errors import StoreError as StoreError
     from cutlass_aot.errors import ToolchainError as ToolchainError
@@ -56,6 +57,7 @@ _PUBLIC = {
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
     "PolicyError": ("cutlass_aot.errors", "PolicyError"),
+    "ReportError": ("cutlass_aot.errors", "ReportError"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
     "StoreError": ("cutlass_aot.errors", "StoreError"),
@@ -89,6 +91,7 @@ __all__ = [
     "OperandError",
     "PolicyError",
     "Rejected",
+    "ReportError",
     "SchemaTooNew",
     "StoreError",
     "ToolchainError",

@@ -174,7 +174,9 @@ class Collector:
         elif isinstance(event, events.Failed):
             self._states[event.failure.kernel.digest] = ("failed", None)
             self._failures.append(event.failure)
-            self._span(event.failure.kernel, 0.0, failed=True)
+            # One that nobody started failed in an earlier build.
+            if event.failure.kernel.digest in self._begun:
+                self._span(event.failure.kernel, 0.0, failed=True)
         elif isinstance(event, events.Linked):
             self._libraries.append(event)
         elif isinstance(event, events.Notice):

@@ -314,3 +314,9 @@ def test_what_is_said_of_a_manifest(tmp_path):
     assert (about.manifest, about.bundle, about.version) == ("m.toml", "x", "0.1.0")
     assert about.targets == ("sm_100a", "sm_90a")
     assert {"cutlass-aot", "Python", "msgpack"} <= set(about.versions)
+
+
+def test_a_kernel_that_failed_in_an_earlier_build_kept_no_worker_busy(clock, tmp_path):
+    facts = collected(clock, [planned([kernel(1)]), events.Failed(failure(kernel(1), tmp_path / "x.log"))])
+    assert facts.spans == ()
+    assert "Workers" not in check(render(ABOUT, facts)).words
