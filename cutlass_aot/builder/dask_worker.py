@@ -123,7 +123,6 @@ def _pool(modules: tuple[str, ...], timeout: float) -> Pool:
         return pool
     if known is not None:
         known.__exit__(None, None, None)
-    _local.directory = tempfile.TemporaryDirectory(prefix="cutlass-aot-")
-    _local.pool = Pool(1, modules, Path(_local.directory.name), timeout, detect_compiler().roots)
+    _local.pool = Pool(1, modules, timeout, detect_compiler().roots)
     made: Pool = _local.pool
     return made

@@ -62,9 +62,9 @@ class Tools:
         """What a worker needs imported: the generators' modules."""
         return tuple(sorted({m for g in self.sources.instances.values() for m in g.modules}))
 
-    def pool(self, jobs: int, directory: Path, timeout: float) -> Pool:
-        """Workers on this machine."""
-        return Pool(jobs, self.modules, directory, timeout, self.compiler.roots)
+    def pool(self, jobs: int, timeout: float) -> Pool:
+        """Workers on this machine; nothing is started before there is work."""
+        return Pool(jobs, self.modules, timeout, self.compiler.roots)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cutlass_aot.builder.events import Enumerating, Failed, Finished, Listener, 
 from cutlass_aot.builder.explain import explain, keep_parts
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
 from cutlass_aot.builder.native.link import LinkToolchain
-from cutlass_aot.builder.pool import Executor
+from cutlass_aot.builder.pool import Executor, Pool
 from cutlass_aot.builder.recipe import Recipe, inputs_digest
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
@@ -108,7 +108,8 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     difference = explain(inputs, store)
     selection = planning.load_selection(store, inputs.plan_digest) if store else None
     if selection is None:
-        selection = _enumerate(inputs, settings)
+        with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
+            selection = _enumerate(inputs, settings, pool)
     with naming(inputs.manifest.path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
     origins = inputs.tools.origins
@@ -131,8 +132,12 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
     inputs = load_inputs(manifest_path, settings.store, linkers=True)
     manifest = inputs.manifest
     # A tuning file may turn out not to fit only when its kernels are compiled.
-    with settings.open_store() as store, naming(manifest_path):
-        selection = _selection(inputs, store, settings)
+    with (
+        settings.open_store() as store,
+        inputs.tools.pool(settings.jobs, settings.timeout) as pool,
+        naming(manifest_path),
+    ):
+        selection = _selection(inputs, store, settings, pool)
         recipe = Recipe(
             name=manifest.name,
             version=manifest.version,
@@ -141,7 +146,7 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        making = _Making(recipe, selection, inputs.tools, store, settings)
+        making = _Making(recipe, selection, inputs.tools, store, settings, pool)
         result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
     made = _made(result)
@@ -178,8 +183,8 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
     records = tuple(kernels)
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
     selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
-    with settings.open_store() as store:
-        result = _Making(recipe, selection, tools, store, settings).bundle(output)
+    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
+        result = _Making(recipe, selection, tools, store, settings, pool).bundle(output)
     remember_files(settings.store, files)
     return result
 
@@ -253,6 +258,7 @@ class _Making:
     tools: Tools
     store: Store
     settings: Settings
+    pool: Pool
 
     def bundle(self, output: Path) -> BuildResult:
         """Compile what the store lacks, link, write."""
@@ -310,20 +316,20 @@ class _Making:
         settings.tell(Planned(tuple(planned), self.selection.remarks))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         failures = () if settings.retry else self._failed_before(planned)
-        missing = [item for item in planned if item.artifact is None and (settings.retry or not item.failed)]
-        if not missing:
+        planned = [item for item in planned if settings.retry or not item.failed]
+        if len(artifacts) == len(planned):
             return artifacts, failures, 0
-        with self.store.workspace() as workspace, self._executor(workspace) as executor:
+        with self.store.workspace() as workspace, self._executor() as executor:
             done = compiling.compile_missing(
-                executor, missing, tools.sources, self.store, workspace, settings.tell, tools.origins.versions
+                executor, planned, tools.sources, self.store, workspace, settings.tell, tools.origins.versions
             )
         return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
 
-    def _executor(self, workspace: Path) -> AbstractContextManager[Executor]:
+    def _executor(self) -> AbstractContextManager[Executor]:
         """Who compiles: workers of this machine, or of a dask scheduler."""
         settings, tools = self.settings, self.tools
         if settings.scheduler is None:
-            return tools.pool(settings.jobs, workspace, settings.timeout)
+            return nullcontext(self.pool)
         # Here, and not above: dask is an extra.
         from cutlass_aot.builder.dask_executor import DaskExecutor
 
@@ -339,11 +345,8 @@ class _Making:
 
     def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
         """Kernels that the same toolchain has failed to compile: it would again."""
-        failures = [
-            Failure(item.kernel, item.failed, self.store.log_path(item.key))
-            for item in planned
-            if item.failed
-        ]
+        log = self.store.log_path
+        failures = [Failure(item.kernel, item.failed, log(item.key)) for item in planned if item.failed]
         for failure in failures:
             self.settings.tell(Failed(failure))
         return tuple(failures)
@@ -354,29 +357,25 @@ def _finish(result: BuildResult, tell: Listener) -> BuildResult:
     return result
 
 
-def _selection(inputs: Inputs, store: Store, settings: Settings) -> Selection:
+def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> Selection:
     """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
     selection = planning.load_selection(store, inputs.plan_digest)
     if selection is None:
-        selection = _enumerate(inputs, settings)
+        selection = _enumerate(inputs, settings, pool)
         planning.save_selection(store, inputs.plan_digest, selection)
     keep_parts(store, inputs)
     return selection
 
 
-def _enumerate(inputs: Inputs, settings: Settings) -> Selection:
+def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     tools = inputs.tools
     questions = planning.enumerations(inputs.manifest, tools.sources)
     settings.tell(Enumerating(len(questions)))
-    with (
-        tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-        tools.pool(settings.jobs, Path(folder), settings.timeout) as pool,
-    ):
-        answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
-        with naming(inputs.manifest.path):
-            versions = tools.compiler.versions
-            selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
-            if inputs.model is None:
-                return selection
-            settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
-            return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)
+    answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
+    with naming(inputs.manifest.path):
+        versions = tools.compiler.versions
+        selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
+        if inputs.model is None:
+            return selection
+        settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
+        return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)

@@ -8,6 +8,7 @@ import select
 import selectors
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -74,10 +75,12 @@ class _Worker:
 class Pool:
     """Workers forked from a process that has the imports; use it as a context manager.
 
+    Nothing is started before there is work. One pool serves a whole build: imports and what workers keep
+    (the operators of a problem) are paid for once.
+
     Args:
         size: most workers at once.
         modules: what a worker needs imported.
-        directory: a private directory for logs.
         timeout: seconds a job may take.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere. Looked at when the
             first worker is forked, so that they may be set after :meth:`warm`.
@@ -85,10 +88,10 @@ class Pool:
 
     size: int
     modules: tuple[str, ...]
-    directory: Path
     timeout: float = 600.0
     dsl_roots: tuple[Path, ...] = ()
     _zygote: Zygote | None = None
+    _logs: tempfile.TemporaryDirectory[str] | None = None
     _workers: list[_Worker] = field(default_factory=list)
     _started: int = 0
 
@@ -101,14 +104,20 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End every process; the pool can be used again, and imports again then."""
         for worker in self._workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
             worker.channel.close()
         if self._zygote is not None:
             self._zygote.end()
+        if self._logs is not None:
+            self._logs.cleanup()
         self._workers.clear()
-        self._zygote = None
+        self._zygote = self._logs = None
 
     def warm(self) -> None:
         """Begin to import what workers need, in a process of its own; returns at once."""
@@ -208,13 +217,14 @@ class Pool:
         zygote.dsl_roots = self.dsl_roots
         child = zygote.fork()
         self._started += 1
-        worker = _Worker(child.pid, child.channel, self.directory / f"worker-{self._started}.log")
+        worker = _Worker(child.pid, child.channel, zygote.directory / f"worker-{self._started}.log")
         self._workers.append(worker)
         return worker
 
     def _warm_zygote(self) -> Zygote:
         if self._zygote is None:
-            self._zygote = Zygote(self.modules, self.directory)
+            self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
+            self._zygote = Zygote(self.modules, Path(self._logs.name))
         self._zygote.start()
         return self._zygote
 

@@ -60,13 +60,13 @@ def outcome(tmp_path_factory):
     report = Silent()
     modules = sources.instances["misbehaving"].modules
     with store.workspace() as workspace:
-        with Pool(2, modules, workspace, timeout=60) as pool:
+        with Pool(2, modules, timeout=60) as pool:
             answers = compiling.enumerate_kernels(
                 pool, enumerations(manifest, sources), {"sm_90a": load_profile("h200")}
             )
         selection = select(manifest, answers, "4.8.1")
         planned = against_store(selection, kernel_keys(selection, sources.versions, "toolchain"), store)
-        with Pool(2, modules, workspace, timeout=2) as pool:
+        with Pool(2, modules, timeout=2) as pool:
             done = compiling.compile_missing(pool, planned, sources, store, workspace, report, {})
     return store, {dict(failure.kernel.design)["does"]: failure for failure in done.failures}, report
 
@@ -139,7 +139,7 @@ def test_a_generator_that_answers_wrong_is_named(tmp_path, accumulator, message)
     manifest = parse_manifest(text, tmp_path / "m.toml")
     sources = load_sources(manifest)
     with (
-        Pool(1, sources.instances["misbehaving"].modules, tmp_path) as pool,
+        Pool(1, sources.instances["misbehaving"].modules) as pool,
         pytest.raises(GeneratorError, match=message),
     ):
         compiling.enumerate_kernels(pool, enumerations(manifest, sources), {"sm_90a": load_profile("h200")})
@@ -156,8 +156,8 @@ def job(does, tmp_path):
     return Job(does, request)
 
 
-def pool_of(size, tmp_path, **options):
-    return Pool(size, ("tests.unit.misbehaving",), tmp_path, **options)
+def pool_of(size, **options):
+    return Pool(size, ("tests.unit.misbehaving",), **options)
 
 
 def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path, monkeypatch):
@@ -167,7 +167,7 @@ def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path
     monkeypatch.chdir(tmp_path)
     for name in ("socket.py", "signal.py", "cutlass_aot"):
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("raise SystemError")
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         (result,) = pool.run([job("environment", tmp_path)])
     words = result.error.split()
     assert result.error.startswith("ValueError: ")
@@ -178,7 +178,7 @@ def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path
 
 @pytest.mark.parametrize("does", ["memory", "disk", "linker"])
 def test_a_machine_without_memory_or_disk_is_to_blame(tmp_path, does):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         (result,) = pool.run([job(does, tmp_path)])
     assert result.error
     assert result.machine
@@ -186,7 +186,7 @@ def test_a_machine_without_memory_or_disk_is_to_blame(tmp_path, does):
 
 def test_a_worker_with_too_much_memory_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(pool_module, "MAX_RESIDENT_BYTES", 1)
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path), job("raise", tmp_path)]))
         assert pool._started == 2
         assert pool._workers == []
@@ -199,7 +199,7 @@ def test_what_another_builder_has_locked_is_compiled_in_the_end(tmp_path):
         asked.append((asked_job.name, now))
         return True if now or asked_job.name == "raise" else None
 
-    with pool_of(1, tmp_path, timeout=0.5) as pool:
+    with pool_of(1, timeout=0.5) as pool:
         start = time.monotonic()
         results = [result.job.name for result in pool.run([job("undecodable", tmp_path)], admit)]
         waited = time.monotonic() - start
@@ -215,7 +215,7 @@ def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
     def admit(asked_job, now):
         return None if asked_job.name in locked and not now else True
 
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         order = []
         for result in pool.run([job("undecodable", tmp_path), job("raise", tmp_path)], admit):
             order.append(result.job.name)
@@ -224,7 +224,7 @@ def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
 
 
 def test_imports_begin_before_there_is_work(tmp_path):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         pool.warm()
         process = pool._zygote.process
         assert process.poll() is None
@@ -234,7 +234,7 @@ def test_imports_begin_before_there_is_work(tmp_path):
 
 
 def test_an_idle_worker_that_dies_is_replaced(tmp_path):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         (first,) = pool.run([job("raise", tmp_path)])
         (worker,) = pool._workers
         os.kill(worker.pid, signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_an_idle_worker_that_dies_is_replaced(tmp_path):
 
 
 def test_a_worker_that_answers_as_its_time_is_up_is_replaced(tmp_path):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path)]))
         pool._workers[0].killed = True
         (second,) = pool.run([job("raise", tmp_path)])
@@ -253,7 +253,7 @@ def test_a_worker_that_answers_as_its_time_is_up_is_replaced(tmp_path):
 
 
 def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path)]))
         zygote = pool._zygote
         zygote.process.kill()
@@ -264,7 +264,7 @@ def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
 
 
 def test_an_error_that_has_no_encoding_keeps_its_reason(tmp_path):
-    with pool_of(1, tmp_path) as pool:
+    with pool_of(1) as pool:
         (result,) = pool.run([job("undecodable", tmp_path)])
     assert result.error == r"ValueError: no file \udcff"
 
@@ -272,7 +272,7 @@ def test_an_error_that_has_no_encoding_keeps_its_reason(tmp_path):
 def test_a_builder_and_workers_of_different_code_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("cutlass_aot.__file__", str(tmp_path / "cutlass_aot" / "__init__.py"))
     with (
-        pool_of(1, tmp_path) as pool,
+        pool_of(1) as pool,
         pytest.raises(ToolchainError, match="kept under the keys of other code"),
     ):
         list(pool.run([job("raise", tmp_path)]))
@@ -284,7 +284,7 @@ def test_a_dsl_from_elsewhere_is_refused(tmp_path):
         "import pathlib, sys\n"
         "from cutlass_aot.builder.pool import Job, Pool\n"
         f"root = pathlib.Path({str(tmp_path)!r})\n"
-        "with Pool(1, ('cutlass',), root, dsl_roots=(root / 'installed',)) as pool:\n"
+        "with Pool(1, ('cutlass',), dsl_roots=(root / 'installed',)) as pool:\n"
         "    list(pool.run([Job('x', {})]))\n"
     )
     result = subprocess.run(
@@ -299,7 +299,7 @@ def test_a_dsl_from_elsewhere_is_refused(tmp_path):
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):
     with (
-        Pool(1, ("no_such_module",), tmp_path) as pool,
+        Pool(1, ("no_such_module",)) as pool,
         pytest.raises(ToolchainError, match="no_such_module"),
     ):
         list(pool.run([Job("x", {})]))
@@ -314,7 +314,7 @@ def test_workers_end_when_the_builder_is_killed(tmp_path):
         "kernel = gemm(design={'does': 'hang'}, generator='misbehaving')\n"
         "request = {'do': 'compile', 'generator': ['misbehaving', 'tests.unit.misbehaving:Misbehaving'],\n"
         f"    'kernel': kernel.to_record(), 'object': {str(tmp_path / 'x.o')!r}}}\n"
-        f"pool = Pool(1, ('tests.unit.misbehaving',), pathlib.Path({str(tmp_path)!r}))\n"
+        "pool = Pool(1, ('tests.unit.misbehaving',))\n"
         "worker = pool._new_worker()\n"
         "pool._start(worker, Job('x', request))\n"
         "print(worker.pid, pool._zygote.process.pid, flush=True)\n"

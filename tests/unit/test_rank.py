@@ -317,7 +317,7 @@ def planned(tmp_path, extra=""):
     parsed = manifest(extra)
     sources = load_sources(parsed)
     model = find_model(parsed, sources, DEVICES)
-    with Pool(1, sources.instances["ranking"].modules, tmp_path) as pool:
+    with Pool(1, sources.instances["ranking"].modules) as pool:
         answers = compiling.enumerate_kernels(pool, enumerations(parsed, sources), DEVICES)
         selection = select(parsed, answers, "4.8.1")
         return selection, rank(selection, parsed, model, sources, DEVICES, pool)
