@@ -208,7 +208,7 @@ def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
 ):
     from cutlass_aot.builder import pipeline
 
-    def build(manifest, out, settings):
+    def build(manifest, out, settings, share):
         tell = settings.tell
         tell(Planned(tuple(PlannedKernel(kernel, "0" * 64, None, "") for kernel in designs()[:3]), ()))
         for failure in failures:

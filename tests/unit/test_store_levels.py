@@ -14,7 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cutlass_aot.cli.options import open_store
+from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store.blobs import packed
@@ -507,14 +507,15 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         RemoteStore("s3://bucket/store")
 
 
-def test_options_make_levels_in_their_order(other, tmp_path, memory):
-    store = open_store(tmp_path / "store", [other.root], memory, remote_read_only=True)
-    directory, remote = store.behind
-    assert isinstance(directory, DirectoryLevel)
-    assert isinstance(remote, RemoteStore)
-    assert store.get_record("kernel", KEY) == {"of": KEY}
-    with pytest.raises(StoreError, match="is not a cutlass-aot store"):
-        open_store(tmp_path / "none", create=False)
+def test_settings_make_levels_in_their_order(other, tmp_path, memory):
+    settings = Settings(
+        tmp_path / "store", 1, 1, print, behind=(other.root,), remote=memory, remote_read_only=True
+    )
+    with settings.open_store() as store:
+        directory, remote = store.behind
+        assert isinstance(directory, DirectoryLevel)
+        assert isinstance(remote, RemoteStore)
+        assert store.get_record("kernel", KEY) == {"of": KEY}
 
 
 def test_a_crew_hands_results_and_errors_back():
