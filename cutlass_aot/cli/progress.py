@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -177,7 +178,7 @@ class PlainReport(Notes):
         progress = self._progress
         if progress.done == progress.total:
             self._say(f"finished: {progress.summary()}")
-        elif progress.done % max(1, progress.total // 10) == 0:
+        elif progress.done % math.ceil(progress.total / 10) == 0:
             failed = f", {progress.failed} failed" if progress.failed else ""
             left = progress.seconds_left
             rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""

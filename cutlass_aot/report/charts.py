@@ -13,6 +13,8 @@ _WIDTH, _HEIGHT = 360, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 20, 24
 _LABELS = 5
 _TIMELINE_STEPS = 2000
+_OVERLAP_SECONDS = 0.1
+"""That a worker's next kernel may begin before its last one is told to be there: storing takes a moment."""
 _NAMED_SPANS = 600
 """Spans that a timeline names when the mouse rests on them; of more, only their outline is drawn."""
 
@@ -81,7 +83,7 @@ def histogram(
 
 
 def timeline(spans: Sequence[Span], seconds: float) -> str:
-    """What workers did when: a row a worker, as wide as the place it is put in.
+    """Which kernels were compiled when, in as few rows as there were at once; as wide as its place.
 
     Args:
         spans: by their beginnings.
@@ -94,7 +96,7 @@ def timeline(spans: Sequence[Span], seconds: float) -> str:
     parts = [
         f'<svg class="timeline" viewBox="0 0 {_TIMELINE_STEPS} {len(lanes) * height}" '
         f'height="{len(lanes) * height}" preserveAspectRatio="none" role="img" '
-        f'aria-label="what {len(lanes)} workers did over time">'
+        f'aria-label="kernels over time, {len(lanes)} at once">'
     ]
     for number, lane in enumerate(lanes):
         top = number * height
@@ -141,8 +143,7 @@ def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Spans in as few rows as do not overlap: each goes where the row has been free for the shortest time."""
     lanes: list[list[Span]] = []
     for span in spans:
-        # Times of two events of one worker are told one after the other: allow for that.
-        free = [lane for lane in lanes if lane[-1].end <= span.begin + 1e-3]
+        free = [lane for lane in lanes if lane[-1].end <= span.begin + _OVERLAP_SECONDS]
         if free:
             max(free, key=lambda lane: lane[-1].end).append(span)
         else:

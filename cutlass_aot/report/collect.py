@@ -176,7 +176,7 @@ class Collector:
             self._failures.append(event.failure)
             # One that nobody started failed in an earlier build.
             if event.failure.kernel.digest in self._begun:
-                self._span(event.failure.kernel, 0.0, failed=True)
+                self._span(event.failure.kernel, None, failed=True)
         elif isinstance(event, events.Linked):
             self._libraries.append(event)
         elif isinstance(event, events.Notice):
@@ -184,10 +184,17 @@ class Collector:
         elif isinstance(event, events.Finished):
             self._finished = event
 
-    def _span(self, kernel: Kernel, seconds: float, *, failed: bool) -> None:
+    def _span(self, kernel: Kernel, seconds: float | None, *, failed: bool) -> None:
+        """Keep when a worker was busy; ``seconds`` where they were measured in the worker.
+
+        What was told of the start is too early then: a worker has to come into being, and its next kernel is
+        handed to it before the last one is told to be there.
+        """
         end = self._now()
-        begin = self._begun.pop(kernel.digest, end - seconds)
-        self._spans.append(Span(max(0.0, begin - self._plan), end - self._plan, kernel.name, failed))
+        begin = self._begun.pop(kernel.digest, self._plan)
+        if seconds is not None:
+            begin = max(begin, end - seconds)
+        self._spans.append(Span(begin - self._plan, end - self._plan, kernel.name, failed))
 
     def facts(self) -> BuildFacts:
         """What was told so far."""

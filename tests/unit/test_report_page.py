@@ -237,9 +237,9 @@ def test_a_kernel_that_nobody_started_ends_when_it_was_told(clock):
     collector(events.Compiled(items[1], artifact(2)))
     collector(events.Compiled(items[2], artifact(99)))
     assert collector.facts().spans == (
-        Span(0, 3, items[1].name, False),
         Span(0, 3, items[2].name, False),
         Span(1, 3, items[0].name, False),
+        Span(1, 3, items[1].name, False),
     )
 
 
