@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import CorruptFile as CorruptFile
     from cutlass_aot.errors import CutlassAotError as CutlassAotError
     from cutlass_aot.errors import DeviceError as DeviceError
+    from cutlass_aot.errors import ExecutorError as ExecutorError
     from cutlass_aot.errors import GeneratorError as GeneratorError
     from cutlass_aot.errors import Incompatible as Incompatible
     from cutlass_aot.errors import KernelNotFound as KernelNotFound
@@ -47,6 +48,7 @@ _PUBLIC = {
     "CorruptFile": ("cutlass_aot.errors", "CorruptFile"),
     "CutlassAotError": ("cutlass_aot.errors", "CutlassAotError"),
     "DeviceError": ("cutlass_aot.errors", "DeviceError"),
+    "ExecutorError": ("cutlass_aot.errors", "ExecutorError"),
     "GeneratorError": ("cutlass_aot.errors", "GeneratorError"),
     "Incompatible": ("cutlass_aot.errors", "Incompatible"),
     "KernelHandle": ("cutlass_aot.runtime.handle", "KernelHandle"),
@@ -80,6 +82,7 @@ __all__ = [
     "CorruptFile",
     "CutlassAotError",
     "DeviceError",
+    "ExecutorError",
     "GeneratorError",
     "Incompatible",
     "KernelHandle",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -49,7 +49,8 @@ def process(*arguments, **options):
     try:
         yield started
     finally:
-        os.killpg(started.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
         started.wait()
 
 

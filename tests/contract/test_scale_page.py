@@ -1,0 +1,57 @@
+"""What docs/scale.md shows: commands that run, a table that is read, options that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.cli.build import command as build_command
+from cutlass_aot.cli.plan import command as plan_command
+from cutlass_aot.manifest.known_bad import KEYS
+from cutlass_aot.manifest.model import load_manifest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT = (REPOSITORY / "docs" / "scale.md").read_text(encoding="utf-8")
+COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
+DASK_OPTIONS = {"--nthreads", "--nworkers"}
+
+
+def test_every_option_that_is_named_exists():
+    known = {option for command in (build_command, plan_command) for item in command.params
+             for option in item.opts}  # fmt: skip
+    assert set(re.findall(r"(?<=[ `\n])--[a-z-]+", TEXT)) - DASK_OPTIONS <= known
+
+
+def test_the_table_of_bad_kernels_is_read_and_has_every_key(tmp_path):
+    (table,) = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    smoke = (REPOSITORY / "manifests" / "smoke.toml").read_text()
+    (tmp_path / "m.toml").write_text(smoke + table)
+    (row,) = load_manifest(tmp_path / "m.toml").known_bad
+    assert (row.targets, row.dtypes, row.until) == (("sm_103a",), (("f8e4m3", "f8e4m3", "*"),), "4.9")
+    assert all(re.search(rf"^{key} = ", table, re.MULTILINE) for key in KEYS)
+
+
+@pytest.mark.compile
+def test_the_commands_run_as_they_are_written():
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    said = []
+    for line in COMMANDS:
+        result = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+        said.append(result.stdout)
+    assert "the plan of the last build holds" in said[1]
+    # Byte for byte what a single build had written there.
+    assert said[-1].strip().endswith("5 kernels, 2 shards, up to date")
