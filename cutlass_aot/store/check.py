@@ -13,7 +13,15 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.store.blobs import check_digest, unpacked
 from cutlass_aot.store.durations import durations_problem
 from cutlass_aot.store.files import entries, read, reported, tree
-from cutlass_aot.store.layout import BLOBS, DURATIONS_NAME, MAX_RECORD_BYTES, RECORDS, ROOTS, record_name
+from cutlass_aot.store.layout import (
+    BLOBS,
+    DURATIONS_NAME,
+    MAX_RECORD_BYTES,
+    RECORDS,
+    ROOTS,
+    record_name,
+)
+from cutlass_aot.store.notes import NOTES, note_problem
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.roots import read_root
 from cutlass_aot.store.store import Store
@@ -81,6 +89,10 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
                     yield damage(Path(entry.path), str(error))
                 except SchemaTooNew as error:
                     yield damage(Path(entry.path), str(error), keep=True)
+        for entry in entries(store.root / NOTES):
+            problem = None if entry.name.startswith(".") else note_problem(store.root, entry.name)
+            if problem:
+                yield damage(Path(entry.path), problem)
         problem = durations_problem(store)
         if problem:
             yield damage(store.root / DURATIONS_NAME, problem)

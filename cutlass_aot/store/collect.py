@@ -28,6 +28,7 @@ from cutlass_aot.store.layout import (
     WORKSPACES,
 )
 from cutlass_aot.store.locks import Lock
+from cutlass_aot.store.notes import NOTES
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.roots import Reference, roots
 from cutlass_aot.store.store import TOUCH_AFTER, Store
@@ -45,7 +46,7 @@ class Freed:
     """Something that was taken away, or would be.
 
     Attributes:
-        what: ``record``, ``blob``, ``log``, ``damaged`` or ``temporary``.
+        what: ``record``, ``blob``, ``log``, ``note``, ``damaged`` or ``temporary``.
         path: where it was, below the store.
         bytes: its size.
     """
@@ -134,8 +135,12 @@ class _Collection:
         root = self._store.root
         for entry in entries(root / DAMAGED):
             yield from self._remove("damaged", Path(entry.path))
+        for entry in entries(root / NOTES):
+            path = Path(entry.path)
+            if not entry.name.startswith(".") and not self._is_recent(path):
+                yield from self._remove("note", path)
         kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
-        found = [*entries(root), *entries(root / ROOTS)]
+        found = [*entries(root), *entries(root / ROOTS), *entries(root / NOTES)]
         found += [entry for folder in (root / BLOBS, root / LOGS, *kinds) for entry in tree(folder)]
         for entry in found:
             path = Path(entry.path)

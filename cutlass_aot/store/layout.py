@@ -7,10 +7,10 @@
     records/<kind>/<2>/<key>          sealed msgpack; written after the blobs it names: it is the commit
     roots/<name>                      records that are kept however old they are
     durations                         how long kernels took to compile
+    notes/<digest>                    what a builder notes for itself, on one machine
     logs/<2>/<key>.txt                the compiler's own words about a kernel that failed
     damaged/                          what a reader found altered, set aside
     locks/                            one a key while it is being compiled
-    notes/                            what a builder notes for itself, on one machine
     tmp/                              files on their way, a directory for each builder
 """
 
@@ -23,7 +23,6 @@ from cutlass_aot.errors import SchemaTooNew, StoreError
 SCHEMA = 2
 """Version of the store and of its records. 2: blobs are compressed, and records name their blobs."""
 
-KINDS = ("kernel", "library", "plan", "bundle", "inputs", "failure", "shard")
 SHARED_KINDS = ("kernel", "library", "plan")
 """Kinds that levels behind a store serve and take; what failed, and which bundle is where, is its own."""
 

@@ -7,14 +7,13 @@ about, stands under ``notes/`` of the store, and is no record: nothing is reacha
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import CorruptFile, SchemaTooNew
+from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import seal, unseal
 
+NOTES = "notes"
 SCHEMA = 1
 _KIND = "cutlass-aot note"
 _MAX_BYTES = 64 << 20
@@ -28,23 +27,35 @@ def read_note(store: Path, name: str) -> Any | None:
         name: a digest.
     """
     try:
-        with (store / "notes" / name).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        return unseal(data, _KIND, SCHEMA, "a note") if len(data) <= _MAX_BYTES else None
+        return _read(store / NOTES / name)
     except (OSError, CorruptFile, SchemaTooNew):
         return None
 
 
+def note_problem(store: Path, name: str) -> str | None:
+    """What is wrong with a note's file, if anything."""
+    try:
+        _read(store / NOTES / name)
+    except (FileNotFoundError, SchemaTooNew):
+        return None
+    except (OSError, CorruptFile) as error:
+        return str(error)
+    return None
+
+
+def _read(path: Path) -> Any:
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise CorruptFile(f"it has more than {_MAX_BYTES} bytes")
+    return unseal(data, _KIND, SCHEMA, "it")
+
+
 def write_note(store: Path, name: str, body: Any) -> None:
-    """Keep a note. A store that cannot be written to is left without."""
-    folder = store / "notes"
-    with contextlib.suppress(OSError):
-        folder.mkdir(exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(seal(_KIND, SCHEMA, body))
-            Path(temporary).replace(folder / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    """Keep a note. A store that is not there, or cannot be written to, is left without."""
+    # A build with nothing to do reads notes, and needs nothing else of the store.
+    from cutlass_aot.store.files import publish
+
+    with contextlib.suppress(StoreError):
+        if store.is_dir():
+            publish(seal(_KIND, SCHEMA, body), store / NOTES / name)

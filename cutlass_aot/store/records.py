@@ -16,7 +16,7 @@ class Record:
     """One record.
 
     Attributes:
-        kind: what it is of (:data:`~cutlass_aot.store.layout.KINDS`).
+        kind: what it is of: ``kernel``, ``library``, ``plan`` and so on.
         key: what it is kept under. The file names it too, so that one renamed or copied serves nobody.
         body: plain data.
         blobs: blobs without which it is worth nothing: digest to size in bytes, uncompressed.

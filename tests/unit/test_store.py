@@ -17,7 +17,7 @@ from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact, read_failure
 from cutlass_aot.store.blobs import LIBRARY_LEVEL, opened, packed, packed_bound, unpacked
-from cutlass_aot.store.layout import KINDS, SCHEMA
+from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from tests.unit.kernels import gemm
@@ -409,7 +409,3 @@ def test_a_failure_beside_an_artifact_does_not_count(store, tmp_path, artifact):
 def test_a_malformed_failure_is_none(store, body):
     store.put_record("failure", KEY, body)
     assert read_failure(store, KEY) is None
-
-
-def test_kinds_are_known():
-    assert set(KINDS) == {"kernel", "library", "plan", "bundle", "inputs", "failure", "shard"}

@@ -18,6 +18,7 @@ from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.check import check
 from cutlass_aot.store.durations import MOST, durations, remember_durations
 from cutlass_aot.store.layout import SCHEMA
+from cutlass_aot.store.notes import read_note, write_note
 from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.stats import measure
 from cutlass_aot.store.store import Store
@@ -35,6 +36,7 @@ def store(tmp_path):
     set_root(store, "nightly", [("kernel", KEY)])
     remember_durations(store, {KEY: 1.5})
     store.put_log(OTHER_KEY, "a log")
+    write_note(store.root, "note", {"files": []})
     return store
 
 
@@ -87,6 +89,7 @@ def test_a_record_whose_blob_is_gone_is_found(store):
         (f"records/unknown/cd/{OTHER_KEY}", b"foreign"),
         ("roots/other", b"foreign"),
         ("durations", b"foreign"),
+        ("notes/other", b"foreign"),
     ],
 )
 def test_whatever_is_not_ours_is_found(store, path, data):
@@ -188,6 +191,15 @@ while time.monotonic() < deadline:
     together(write + code, tmp_path / "store", 3)
 
 
+def test_a_note_is_read_again_or_none(store):
+    assert read_note(store.root, "note") == {"files": []}
+    assert read_note(store.root, "none") is None
+    (store.root / "notes" / "note").write_bytes(b"x")
+    assert read_note(store.root, "note") is None
+    write_note(store.root.parent / "nowhere", "note", {})
+    assert not (store.root.parent / "nowhere").exists()
+
+
 # --- statistics
 
 
@@ -271,7 +283,7 @@ def test_gc_stats_roots_and_forget(run, store, capsys):
     age_all(store, hours=1)
     assert run("gc", "--days", "0", "--grace", "0", "--dry-run", "--json") == 0
     freed = json.loads(capsys.readouterr().out)
-    assert [item["what"] for item in freed["freed"]] == ["log"]
+    assert [item["what"] for item in freed["freed"]] == ["log", "note"]
     assert run("stats") == 0
     assert "kernel        1" in capsys.readouterr().out
     assert run("stats", "--json") == 0

@@ -17,6 +17,7 @@ from cutlass_aot.store import collect as collecting
 from cutlass_aot.store.check import check
 from cutlass_aot.store.collect import GRACE, collect
 from cutlass_aot.store.layout import SCHEMA
+from cutlass_aot.store.notes import write_note
 from cutlass_aot.store.roots import drop_root, roots, set_root
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from tests.unit.stores import KEY, age, age_all, files, together
@@ -120,28 +121,26 @@ def test_what_lies_about_goes(store):
     blob = store.put_blob(b"damaged")
     store.blob_path(blob).write_bytes(b"x")
     assert store.get_blob(blob) is None
-    for name in (
-        ".new-a",
-        "blobs/sha256/ab/.new-b",
-        "records/kernel/ab/.new-c",
-        "roots/.new-d",
-        "logs/ab/.new-e",
-    ):
-        path = store.root / name
+    for folder in ("", "blobs/sha256/ab", "records/kernel/ab", "roots", "logs/ab", "notes"):
+        path = store.root / folder / ".new-half"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
+    write_note(store.root, "old", {})
+    write_note(store.root, "new", {})
     locks = store.root / "locks"
     locks.mkdir()
     (locks / "dead.lock").touch()
     assert store.try_lock(failure)
     age_all(store, hours=1000)
-    age(store.record_path("failure", failure), hours=1)
+    for path in (store.record_path("failure", failure), store.root / "notes" / "new"):
+        age(path, hours=1)
     freed = collect(store)
-    assert sorted(item.what for item in freed) == ["damaged", "log", *["temporary"] * 5]
+    assert sorted(item.what for item in freed) == ["damaged", "log", "note", *["temporary"] * 6]
     assert files(store) == [
         "FORMAT",
         f"locks/{failure}.lock",
         f"logs/cd/{failure}.txt",
+        "notes/new",
         f"records/failure/cd/{failure}",
     ]
     store.unlock(failure)
