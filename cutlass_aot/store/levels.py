@@ -38,6 +38,9 @@ class Level(Protocol):
     def reject(self, name: str) -> None:
         """Be told that a file is not what its name says."""
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Be told that files may be there by now which were not before."""
+
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
         """Be offered a new record.
 
@@ -87,6 +90,9 @@ class DirectoryLevel:
 
     def reject(self, name: str) -> None:
         """Nothing: this store is somebody else's to mend."""
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nothing: it is looked at every time."""
 
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
         """Nothing: it is never written."""

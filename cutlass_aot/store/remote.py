@@ -110,6 +110,15 @@ class RemoteStore:
         """Count a file as absent, and replace it if it is offered."""
         self._damaged.add(name)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Ask for files again that were not there, or were damaged."""
+        for known in (self._absent, self._damaged):
+            known.difference_update(names)
+        with self._looking:
+            # There was no store when it was looked for.
+            if self._exists is False:
+                self._exists = None
+
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
         """Put a record there, after its blobs, while the caller goes on."""
         if self._pushes:

@@ -183,14 +183,21 @@ class Store:
         with reported("remove", path):
             path.unlink(missing_ok=True)
 
-    def prefetch(self, kind: str, keys: Collection[str]) -> None:
+    def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
         """Copy what this store lacks of these records from the levels that are copied, all at once.
 
         What cannot be had is left out.
+
+        Args:
+            kind: what they are of.
+            keys: their keys.
+            anew: whether to ask for what was absent before, too: somebody else has put it there since.
         """
         for level in self.behind:
             if level.copies and kind in SHARED_KINDS:
                 missing = [key for key in keys if not self.record_path(kind, key).is_file()]
+                if anew:
+                    level.forget([record_name(kind, key) for key in missing])
                 self._copy(level, kind, missing)
 
     # --- logs, locks, room to work

@@ -303,6 +303,25 @@ def test_an_empty_remote_is_asked_once(tmp_path, told):
     assert told == []
 
 
+@pytest.mark.parametrize("first", ["no store", "another kernel"])
+def test_what_came_since_is_pulled_when_it_is_asked_for_anew(tmp_path, told, first):
+    other = Store(tmp_path / "other")
+    if first == "no store":
+        (other.root / "FORMAT").unlink()
+    with served(other.root) as (url, handler):
+        store = store_with(tmp_path, url, told)
+        store.prefetch("kernel", [KEY, OTHER_KEY])
+        Store(other.root)
+        keep(other)
+        asked = len(handler.requests)
+        store.prefetch("kernel", [KEY, OTHER_KEY])
+        assert store.get_record("kernel", KEY) is None
+        assert len(handler.requests) == asked
+        store.prefetch("kernel", [KEY], anew=True)
+        assert store.get_record("kernel", KEY) == {"of": KEY}
+    assert told == []
+
+
 def test_what_is_there_is_not_put_again(other, tmp_path, told):
     with served(other.root) as (url, handler):
         store = store_with(tmp_path, url, told)
