@@ -169,7 +169,7 @@ class DaskExecutor:
 
     def _fetch(self, job: Job, sha256: str) -> None:
         """Put an object that a worker has pushed where one of a worker nearby would be."""
-        self.store.prefetch("kernel", [job.tag.key])
+        self.store.prefetch("kernel", [job.tag.key], anew=True)
         if not self.store.extract_blob(sha256, Path(job.request["object"])):
             raise ExecutorError(
                 f"{job.name} was compiled and put into {self.remote}, and is not to be had from there: see "
