@@ -112,8 +112,9 @@ class RemoteStore:
 
     def forget(self, names: Iterable[str]) -> None:
         """Ask for files again that were not there, or were damaged."""
-        for known in (self._absent, self._damaged):
-            known.difference_update(names)
+        again = set(names)
+        self._absent -= again
+        self._damaged -= again
         with self._looking:
             # There was no store when it was looked for.
             if self._exists is False:
