@@ -119,7 +119,8 @@ def manifest(directory: Path, name: str, tables: Sequence[str]) -> Path:
 def worker_build(path: str, store: str, out: str, jobs: str) -> Numbers:
     """Build a manifest; seconds of the compiling and of everything, from the start of this process."""
     from cutlass_aot.builder import events
-    from cutlass_aot.builder.pipeline import Settings, build
+    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.settings import Settings
 
     marks: dict[str, float] = {}
     kernels = 0

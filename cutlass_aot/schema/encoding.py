@@ -61,13 +61,13 @@ def join_map(parts: Mapping[str, bytes]) -> bytes:
     """
     if len(parts) > 15:
         raise ValueError(f"{len(parts)} values: a map of more than 15 has another header")
-    return bytes((0x80 | len(parts),)) + b"".join(_packed_name(name) + parts[name] for name in sorted(parts))
+    return bytes((0x80 | len(parts),)) + b"".join(encode_text(name) + parts[name] for name in sorted(parts))
 
 
-@functools.lru_cache(maxsize=256)
-def _packed_name(name: str) -> bytes:
-    packed: bytes = msgpack.packb(name)
-    return packed
+@functools.lru_cache(maxsize=1024)
+def encode_text(text: str) -> bytes:
+    """What :func:`encode` gives for a text that occurs again and again."""
+    return encode(text)
 
 
 def decode(data: bytes, what: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.encoding import digest, encode, join_map
+from cutlass_aot.schema.encoding import digest, encode, encode_text, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
@@ -121,7 +121,10 @@ class Kernel:
     target: str
     constants: tuple[tuple[str, int], ...] = ()
     workspace_bytes: int = 0
+    # Worked out when first asked for: a plan of ten thousand kernels asks for each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
+    _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _name: str = field(default="", init=False, repr=False, compare=False)
 
     @classmethod
     def make(
@@ -195,20 +198,17 @@ class Kernel:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
 
     def encoded(self) -> bytes:
-        """The canonical encoding of :meth:`to_record`, in half the time."""
-        return join_map(
-            {
-                "operation": encode(self.operation),
-                "generator": encode(self.generator),
-                "operands": _encoded_operands(self.operands),
-                "accumulator": encode(self.accumulator),
-                "epilogue": encode(self.epilogue),
+        """The canonical encoding of :meth:`to_record`, from parts that kernels share."""
+        if not self._encoded:
+            parts = {
+                **_encoded_operation(*self._function),
+                "generator": encode_text(self.generator),
                 "design": encode(dict(self.design)),
-                "target": encode(self.target),
                 "constants": encode(dict(self.constants)),
                 "workspace_bytes": encode(self.workspace_bytes),
             }
-        )
+            object.__setattr__(self, "_encoded", join_map(parts))
+        return self._encoded
 
     @property
     def digest(self) -> str:
@@ -226,10 +226,12 @@ class Kernel:
     @property
     def group(self) -> str:
         """Digest of what makes kernels functionally equivalent: all but design, constants and generator."""
-        record = self.to_record()
-        for name in ("design", "constants", "generator", "workspace_bytes"):
-            del record[name]
-        return digest(encode(record))
+        return _group(*self._function)
+
+    @property
+    def _function(self) -> tuple[str, tuple[OperandConstraint, ...], str, str, str]:
+        """What is computed, on what, for which target."""
+        return self.operation, self.operands, self.accumulator, self.epilogue, self.target
 
     @property
     def layouts(self) -> str:
@@ -248,6 +250,11 @@ class Kernel:
     @property
     def name(self) -> str:
         """Readable name that is unique in practice: group, design and eight digits of the digest."""
+        if not self._name:
+            object.__setattr__(self, "_name", self._made_name())
+        return self._name
+
+    def _made_name(self) -> str:
         ordered = sorted(self.design, key=lambda item: (_position(item[0]), item[0]))
         design = "-".join(
             _design_word(name, value) for name, value in ordered if value is not False and value != ""
@@ -256,9 +263,24 @@ class Kernel:
 
 
 @functools.lru_cache(maxsize=1024)
-def _encoded_operands(operands: tuple[OperandConstraint, ...]) -> bytes:
-    """Kernels come by the hundred with the same operands."""
-    return encode([operand.to_record() for operand in operands])
+def _encoded_operation(
+    operation: str, operands: tuple[OperandConstraint, ...], accumulator: str, epilogue: str, target: str
+) -> dict[str, bytes]:
+    """Kernels come by the hundred with what :attr:`Kernel._function` says in common."""
+    return {
+        "operation": encode(operation),
+        "operands": encode([operand.to_record() for operand in operands]),
+        "accumulator": encode(accumulator),
+        "epilogue": encode(epilogue),
+        "target": encode(target),
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def _group(
+    operation: str, operands: tuple[OperandConstraint, ...], accumulator: str, epilogue: str, target: str
+) -> str:
+    return digest(join_map(_encoded_operation(operation, operands, accumulator, epilogue, target)))
 
 
 def _position(name: str) -> int:
@@ -293,8 +315,8 @@ def key(kernel: Kernel, generator_version: str, toolchain: str) -> str:
             {
                 "schema": encode(KEY_SCHEMA),
                 "kernel": kernel.encoded(),
-                "generator_version": encode(generator_version),
-                "toolchain": encode(toolchain),
+                "generator_version": encode_text(generator_version),
+                "toolchain": encode_text(toolchain),
             }
         )
     )
