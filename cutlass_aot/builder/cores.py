@@ -1,18 +1,136 @@
-"""How many kernels to compile at once where nobody says."""
+"""How many kernels to compile at once where nobody says: what the cores and the memory allow.
+
+A container sees the cores and the memory of its whole machine. What it may use of them stands in its control
+groups, of which it can be in several, one within the other: the least of them counts. Formats: cgroups(7),
+proc(5), and Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst in the
+sources of Linux.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+WORKER_BYTES = 1 << 30
+"""Memory that a worker is reckoned with; it is replaced when it has held that much."""
+
+_ROOT = Path("/")
+# Version 1 says "no limit" with the largest number of whole pages.
+_NO_LIMIT = 1 << 62
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity, bounded by the quota of its control group (version 2)."""
-    cores = len(os.sched_getaffinity(0))
+    """Workers for this process: as many as it has cores, and as fit into its memory, but one at least."""
+    return reasonable_workers(len(os.sched_getaffinity(0)), core_quota(_ROOT), available_bytes(_ROOT))
+
+
+def reasonable_workers(cores: int, quota: float | None, free_bytes: int | None) -> int:
+    """How many workers to start.
+
+    Args:
+        cores: that the process may run on.
+        quota: cores' worth of time that it may use, or None for no limit. A part of a core counts as one.
+        free_bytes: memory that is free for it, or None where that is not known.
+    """
+    limits = [cores]
+    if quota is not None:
+        limits.append(-int(-quota // 1))
+    if free_bytes is not None:
+        limits.append(free_bytes // WORKER_BYTES)
+    return max(1, min(limits))
+
+
+def core_quota(root: Path) -> float | None:
+    """Cores' worth of time that this process' control groups leave it, or None for no limit.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    quotas = []
+    for folder in control_groups(root, "cpu"):
+        words = (_read(folder / "cpu.max") or "").split()
+        if not words:
+            words = [(_read(folder / f"cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]
+        numbers = [int(word) for word in words if word.isascii() and word.isdigit()]
+        # "max" and -1 stand for no limit.
+        if len(words) == len(numbers) == 2 and numbers[1] > 0:
+            quotas.append(numbers[0] / numbers[1])
+    return min(quotas, default=None)
+
+
+def available_bytes(root: Path) -> int | None:
+    """Memory that this process can still get, or None where the system does not say.
+
+    What the system has available, and for each control group with a limit, the limit less what it uses; files
+    in the page cache count as available.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    found = []
+    fields = _fields(_read(root / "proc" / "meminfo"), ":")
+    if "MemAvailable" in fields:
+        found.append(fields["MemAvailable"] * 1024)
+    for folder in control_groups(root, "memory"):
+        for limit_name, usage_name, cache_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+            if limit is None or usage is None or limit >= _NO_LIMIT:
+                continue
+            cache = _fields(_read(folder / "memory.stat")).get(cache_name, 0)
+            found.append(max(0, limit - max(0, usage - cache)))
+    return min(found, default=None)
+
+
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of the control groups that this process is in, each with those around it.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+        controller: ``cpu`` or ``memory``, for version 1, where each has a tree of its own.
+    """
+    mounts = root / "sys" / "fs" / "cgroup"
+    for line in (_read(root / "proc" / "self" / "cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            # Beside version 1, version 2 has a place of its own.
+            trees = [mounts, mounts / "unified"]
+        elif controller in controllers.split(","):
+            trees = [mounts / controllers, mounts / controller]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for tree in trees:
+            # In a namespace the path may lead out of it, or name what only the host can see: then what is
+            # mounted is the group itself.
+            inner = [] if ".." in parts else parts
+            for length in range(len(inner), -1, -1):
+                folder = tree.joinpath(*inner[:length])
+                if folder.is_dir():
+                    yield folder
+
+
+def _read(path: Path) -> str | None:
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        return max(1, min(cores, -(-int(quota) // int(period))))
-    return cores
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = (_read(path) or "").strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _fields(text: str | None, separator: str = " ") -> dict[str, int]:
+    """Lines of a name and a number, as /proc/meminfo and memory.stat have them."""
+    found = {}
+    for line in (text or "").splitlines():
+        name, *words = [*line.replace(separator, " ").split(), ""]
+        if words and words[0].isascii() and words[0].isdigit():
+            found[name] = int(words[0])
+    return found
