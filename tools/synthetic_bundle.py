@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.builder.link_groups import LAUNCHER, named_groups, pack
+from cutlass_aot.builder.groups import named_groups, pack
+from cutlass_aot.builder.link_groups import LAUNCHER
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary, write_bundle
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import Needs

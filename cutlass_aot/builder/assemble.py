@@ -1,12 +1,11 @@
-"""Artifacts to a bundle: link the libraries, write the directory."""
+"""Artifacts and libraries to a bundle: write the directory, and keep what it is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cutlass_aot.builder.events import Listener
-from cutlass_aot.builder.link_groups import library_keys, link_groups, link_launchers
+from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.plan import kernel_entries
 from cutlass_aot.builder.recipe import Origins, Recipe
@@ -23,25 +22,25 @@ def assemble(
     recipe: Recipe,
     selection: Selection,
     origins: Origins,
-    linkers: Mapping[str, LinkToolchain],
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
+    libraries: Libraries,
+    linker: LinkToolchain,
     store: Store,
     bundle: Path,
-    tell: Listener,
 ) -> Outcome:
-    """Put a bundle together from objects that the store has, and keep them there under the bundle's name.
+    """Put a bundle together, and keep what it is made of in the store under the bundle's name.
 
     Args:
         recipe: what the bundle is to be.
         selection: its kernels.
         origins: what they come from.
-        linkers: host to linker.
         keys: the kernels' keys, in their order.
         artifacts: by key, of every kernel.
-        store: has the objects, and takes the libraries.
+        libraries: have all of them.
+        linker: for one of the hosts, to say what the libraries need.
+        store: has the objects and the libraries.
         bundle: the bundle's directory.
-        tell: called with the events of linking.
 
     Raises:
         LinkError: if the linker fails.
@@ -51,29 +50,26 @@ def assemble(
     """
     entries = kernel_entries(selection.kernels, keys, artifacts, origins)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
-    first = linkers[recipe.hosts[0]]
-    with store.workspace() as workspace:
-        outcome = write_bundle(
-            BundlePlan(
-                name=recipe.name,
-                version=recipe.version,
-                device=recipe.device,
-                targets=recipe.targets,
-                hosts=recipe.hosts,
-                needs=Needs(
-                    cuda_runtime=first.cuda_runtime_version,
-                    tvm_ffi=first.tvm_ffi_version,
-                    glibc=first.glibc,
-                ),
-                provenance=origins.provenance,
-                groups=link_groups(entries, linkers, store, workspace, tell),
-                launchers=link_launchers(linkers, store, workspace),
-                licenses=first.licenses(),
-                rankings=(*selection.rankings, *measured),
+    outcome = write_bundle(
+        BundlePlan(
+            name=recipe.name,
+            version=recipe.version,
+            device=recipe.device,
+            targets=recipe.targets,
+            hosts=recipe.hosts,
+            needs=Needs(
+                cuda_runtime=linker.cuda_runtime_version,
+                tvm_ffi=linker.tvm_ffi_version,
+                glibc=linker.glibc,
             ),
-            bundle,
-        )
-    libraries = library_keys(entries, linkers)
-    references = [("kernel", key) for key in keys] + [("library", key) for key in libraries]
+            provenance=origins.provenance,
+            groups=libraries.groups(entries),
+            launchers=libraries.launchers(),
+            licenses=linker.licenses(),
+            rankings=(*selection.rankings, *measured),
+        ),
+        bundle,
+    )
+    references = [("kernel", key) for key in keys] + [("library", key) for key in libraries.store_keys()]
     set_root(store, recipe.name, references)
     return outcome

@@ -128,7 +128,8 @@ class DaskExecutor:
             {
                 "name": job.name,
                 "key": job.tag.key,
-                "compile": job.request,
+                # Workers stand in directories of their own.
+                "compile": {**job.request, "object": str(Path(job.request["object"]).absolute())},
                 "remote": self.remote,
                 "modules": list(self.modules),
                 "timeout": self.timeout,

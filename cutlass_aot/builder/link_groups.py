@@ -1,17 +1,22 @@
-"""Link a bundle's libraries, of kernels and the launcher; what the store has is not linked again."""
+"""Link a bundle's libraries while its kernels are compiled; what the store has is not linked again."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from cutlass_aot.builder.events import Linked, Linking, Listener
+from cutlass_aot.builder.groups import group_names, named_groups, pack
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.bundle.write import GroupPlan, LinkedLibrary
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.blobs import LIBRARY_LEVEL
 from cutlass_aot.store.store import Store
 
@@ -19,183 +24,187 @@ LINK_SCHEMA = 1
 LAUNCHER = "launcher"
 """Stem of the launcher's file; libraries of kernels begin with their target."""
 
-KERNELS_A_LIBRARY = 128
-"""Kernels up to which groups share a library: enough to make its copy of the CUDA runtime (0.75 MB) small
-beside them, few enough that verifying it at first use takes milliseconds."""
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A library as a file in the workspace.
+
+    Attributes:
+        path: the file.
+        sha256: digest of its bytes.
+        key: what it is kept under in the store.
+        seconds: how long linking took; None if the store had it.
+    """
+
+    path: Path
+    sha256: str
+    key: str
+    seconds: float | None
 
 
-def link_groups(
-    entries: Sequence[KernelEntry],
-    linkers: Mapping[str, LinkToolchain],
-    store: Store,
-    workspace: Path,
-    tell: Listener,
-) -> list[GroupPlan]:
-    """Libraries of every group.
+class Libraries:
+    """The libraries of a bundle in the making; use it as a context manager.
+
+    Each is linked, by a thread, as soon as all of its kernels are there; the launchers at once.
 
     Args:
-        entries: kernels, with the digests of their objects.
+        kernels: all kernels of the bundle.
         linkers: host to toolchain.
         store: has the objects, and takes the libraries.
         workspace: a private directory.
-        tell: called with an event for the start, if anything has to be linked, and for each library.
-
-    Raises:
-        LinkError: if the linker fails.
-        StoreError: if an object is gone since it was planned.
+        tell: called with an event for each library, and for the libraries left when there is nothing else to
+            wait for; always in the caller's thread.
     """
-    groups = named_groups(entries)
-    packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
-    wanted = _wanted(groups, packs, linkers)
-    found = {link_key: _library(store, link_key, workspace) for *_, link_key in wanted}
-    missing = sum(library is None for library in found.values())
-    if missing:
-        tell(Linking(missing))
-    libraries: dict[str, dict[str, LinkedLibrary]] = {}
-    for pack_name, host, members, link_key in wanted:
-        library = found[link_key]
-        if library is None:
-            start = time.monotonic()
-            library = _link(members, linkers[host], link_key, store, workspace)
-            size = library[0].stat().st_size
-            tell(Linked(pack_name, len(members), size, time.monotonic() - start))
-        libraries.setdefault(pack_name, {})[host] = LinkedLibrary(pack_name, *library)
-    return [
-        GroupPlan(name=name, entries=tuple(groups[name]), libraries=libraries[pack_name])
-        for pack_name, names in packs.items()
-        for name in names
-    ]
 
+    def __init__(
+        self,
+        kernels: Iterable[Kernel],
+        linkers: Mapping[str, LinkToolchain],
+        store: Store,
+        workspace: Path,
+        tell: Listener,
+    ) -> None:
+        self._linkers = dict(sorted(linkers.items()))
+        self._store = store
+        self._workspace = workspace
+        self._tell = tell
+        # One at a time: the linker uses several threads of its own, and the compilers need the cores.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="link")
+        members: dict[str, list[Kernel]] = {}
+        for kernel in kernels:
+            members.setdefault(kernel.group, []).append(kernel)
+        names = group_names(own[0] for own in members.values())
+        groups = {names[group]: own for group, own in members.items()}
+        self._packs = pack({name: (own[0].target, len(own)) for name, own in groups.items()})
+        self._members = {
+            library: {kernel.digest: kernel for name in own for kernel in groups[name]}
+            for library, own in self._packs.items()
+        }
+        self._library_of = {kernel: library for library, own in self._members.items() for kernel in own}
+        self._objects: dict[str, dict[str, str]] = {library: {} for library in self._packs}
+        self._made: dict[tuple[str, str], Future[_Made]] = {}
+        self._told: set[tuple[str, str]] = set()
 
-def library_keys(entries: Sequence[KernelEntry], linkers: Mapping[str, LinkToolchain]) -> list[str]:
-    """Keys in the store of the libraries that :func:`link_groups` gives, and of the launchers."""
-    groups = named_groups(entries)
-    packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
-    keys = [link_key for *_, link_key in _wanted(groups, packs, linkers)]
-    return [*keys, *(_launcher_key(linker) for _, linker in sorted(linkers.items()))]
+    def __enter__(self) -> Libraries:
+        for host in self._linkers:
+            self._made[LAUNCHER, host] = self._thread.submit(self._launcher, host)
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
-def _wanted(
-    groups: Mapping[str, Sequence[KernelEntry]],
-    packs: Mapping[str, Sequence[str]],
-    linkers: Mapping[str, LinkToolchain],
-) -> list[tuple[str, str, list[KernelEntry], str]]:
-    """Every library: its name, host, kernels, and key in the store."""
-    wanted = []
-    for name, group_names in packs.items():
-        members = [entry for group in group_names for entry in groups[group]]
-        wanted += [(name, host, members, _link_key(members, linkers[host])) for host in sorted(linkers)]
-    return wanted
+    def add(self, kernel: Kernel, object_sha256: str) -> None:
+        """Be told that the store has the object of a kernel."""
+        library = self._library_of[kernel.digest]
+        objects = self._objects[library]
+        objects[kernel.symbol] = object_sha256
+        if len(objects) == len(self._members[library]):
+            for host in self._linkers:
+                if (library, host) not in self._made:
+                    linking = self._thread.submit(self._library, library, host, objects)
+                    self._made[library, host] = linking
+        self._tell_linked()
 
+    def groups(self, entries: Sequence[KernelEntry]) -> list[GroupPlan]:
+        """Every group with its libraries, when all of them are linked.
 
-def named_groups(entries: Sequence[KernelEntry]) -> dict[str, list[KernelEntry]]:
-    """Functionally equivalent kernels by the name of their group.
+        Args:
+            entries: the kernels that were given, every one of them added by now.
 
-    The readable name leaves out alignment and divisibility: groups that differ in nothing else get eight
-    digits of their digest in it.
-    """
-    groups: dict[str, list[KernelEntry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.kernel.group, []).append(entry)
-    names = [members[0].kernel.group_name for members in groups.values()]
-    named = {}
-    for group, members in groups.items():
-        name = members[0].kernel.group_name
-        named[name if names.count(name) == 1 else f"{name}-{group[:8]}"] = members
-    return named
+        Raises:
+            LinkError: if the linker fails.
+            StoreError: if an object is gone since it was planned.
+        """
+        left = sum(not future.done() for future in self._made.values())
+        if left:
+            self._tell(Linking(left))
+        own = named_groups(entries)
+        plans = []
+        for library, names in self._packs.items():
+            linked = {host: self._result(library, host) for host in self._linkers}
+            plans += [GroupPlan(name=name, entries=tuple(own[name]), libraries=linked) for name in names]
+        return plans
 
+    def launchers(self) -> dict[str, LinkedLibrary]:
+        """The launcher for each host.
 
-def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
-    """Which groups share a library: neighbours of one target, until a library has enough kernels.
+        Raises:
+            LinkError: if the compiler or the linker fails.
+        """
+        return {host: self._result(LAUNCHER, host) for host in self._linkers}
 
-    Args:
-        groups: name to target and number of kernels.
+    def store_keys(self) -> list[str]:
+        """Keys in the store of all libraries that are linked."""
+        return sorted(future.result().key for future in self._made.values())
 
-    Returns:
-        Name of each library to its groups, both in order. A group is never split.
-    """
-    packs: dict[str, list[str]] = {}
-    sizes: dict[str, int] = {}
-    current: dict[str, str] = {}
-    for name in sorted(groups):
-        target, count = groups[name]
-        library = current.get(target)
-        if library is None or sizes[library] + count > KERNELS_A_LIBRARY:
-            library = f"{target}-{sum(other.startswith(f'{target}-') for other in packs)}"
-            current[target], packs[library], sizes[library] = library, [], 0
-        packs[library].append(name)
-        sizes[library] += count
-    return packs
+    def _result(self, library: str, host: str) -> LinkedLibrary:
+        made = self._made[library, host].result()
+        self._tell_linked()
+        return LinkedLibrary(library, made.path, made.sha256)
 
+    def _tell_linked(self) -> None:
+        for (library, host), future in list(self._made.items()):
+            if (library, host) in self._told or not future.done() or future.exception() is not None:
+                continue
+            self._told.add((library, host))
+            made = future.result()
+            if made.seconds is not None and library != LAUNCHER:
+                size = made.path.stat().st_size
+                self._tell(Linked(library, len(self._members[library]), size, made.seconds))
 
-def link_launchers(
-    linkers: Mapping[str, LinkToolchain], store: Store, workspace: Path
-) -> dict[str, LinkedLibrary]:
-    """The launcher for each host.
+    # --- in the thread
 
-    Args:
-        linkers: host to toolchain.
-        store: takes the libraries.
-        workspace: a private directory.
+    def _launcher(self, host: str) -> _Made:
+        linker = self._linkers[host]
+        key = digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
+        found = self._stored(key)
+        if found is not None:
+            return found
+        start = time.monotonic()
+        path = self._workspace / f"{key}.so"
+        linker.link_launcher(path, self._workspace / "cache")
+        return self._keep(path, key, start)
 
-    Raises:
-        LinkError: if the compiler or the linker fails.
-    """
-    launchers = {}
-    for host, linker in sorted(linkers.items()):
-        link_key = _launcher_key(linker)
-        library = _library(store, link_key, workspace)
-        if library is None:
-            made = workspace / f"{link_key}.so"
-            linker.link_launcher(made, workspace / "cache")
-            library = _keep(made, link_key, store)
-        launchers[host] = LinkedLibrary(LAUNCHER, *library)
-    return launchers
+    def _library(self, library: str, host: str, objects: Mapping[str, str]) -> _Made:
+        linker = self._linkers[host]
+        key = digest(encode({"schema": LINK_SCHEMA, "objects": objects, "linker": linker.fingerprint}))
+        found = self._stored(key)
+        if found is not None:
+            return found
+        start = time.monotonic()
+        path = self._workspace / f"{key}.so"
+        linker.link(self._extracted(library, objects), path, self._workspace / "cache")
+        return self._keep(path, key, start)
 
+    def _stored(self, key: str) -> _Made | None:
+        """A library that the store has."""
+        record = self._store.get_record("library", key)
+        if not isinstance(record, dict):
+            return None
+        sha256 = str(record.get("sha256"))
+        path = self._workspace / f"{key}.so"
+        return _Made(path, sha256, key, None) if self._store.extract_blob(sha256, path) else None
 
-def _link(
-    members: Sequence[KernelEntry], linker: LinkToolchain, link_key: str, store: Store, workspace: Path
-) -> tuple[Path, str]:
-    library = workspace / f"{link_key}.so"
-    linker.link(_objects(members, store, workspace), library, workspace / "cache")
-    return _keep(library, link_key, store)
+    def _keep(self, path: Path, key: str, start: float) -> _Made:
+        """Keep a library in the store; its file in the workspace stays, for the bundle."""
+        data = path.read_bytes()
+        sha256 = self._store.put_blob(data, LIBRARY_LEVEL)
+        self._store.put_record("library", key, {"sha256": sha256}, blobs={sha256: len(data)})
+        return _Made(path, sha256, key, time.monotonic() - start)
 
-
-def _keep(library: Path, link_key: str, store: Store) -> tuple[Path, str]:
-    """Keep a library in the store; its file in the workspace stays, for the bundle."""
-    data = library.read_bytes()
-    sha256 = store.put_blob(data, LIBRARY_LEVEL)
-    store.put_record("library", link_key, {"sha256": sha256}, blobs={sha256: len(data)})
-    return library, sha256
-
-
-def _launcher_key(linker: LinkToolchain) -> str:
-    return digest(encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint}))
-
-
-def _link_key(members: Sequence[KernelEntry], linker: LinkToolchain) -> str:
-    objects = {entry.kernel.symbol: entry.object_sha256 for entry in members}
-    return digest(encode({"schema": LINK_SCHEMA, "objects": objects, "linker": linker.fingerprint}))
-
-
-def _library(store: Store, link_key: str, workspace: Path) -> tuple[Path, str] | None:
-    """A library that the store has, as a file in the workspace, and its digest."""
-    record = store.get_record("library", link_key)
-    if not isinstance(record, dict):
-        return None
-    sha256 = str(record.get("sha256"))
-    path = workspace / f"{link_key}.so"
-    return (path, sha256) if store.extract_blob(sha256, path) else None
-
-
-def _objects(members: Sequence[KernelEntry], store: Store, workspace: Path) -> list[tuple[str, Path]]:
-    """Verified copies of a group's objects: what is linked is what was checked."""
-    found = []
-    for entry in members:
-        path = workspace / f"{entry.kernel.symbol}.o"
-        if not store.extract_blob(entry.object_sha256, path):
-            raise StoreError(
-                f"the object of {entry.kernel.name} is gone or damaged since it was planned: build again"
-            )
-        found.append((entry.kernel.symbol, path))
-    return found
+    def _extracted(self, library: str, objects: Mapping[str, str]) -> list[tuple[str, Path]]:
+        """Verified copies of a library's objects: what is linked is what was checked."""
+        found = []
+        for kernel in self._members[library].values():
+            path = self._workspace / f"{kernel.symbol}.o"
+            if not self._store.extract_blob(objects[kernel.symbol], path):
+                raise StoreError(
+                    f"the object of {kernel.name} is gone or damaged since it was planned: build again"
+                )
+            found.append((kernel.symbol, path))
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,26 +15,37 @@ from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.answer import Answer, keep_answer
 from cutlass_aot.builder.assemble import assemble
 from cutlass_aot.builder.dependencies import Files
-from cutlass_aot.builder.events import Enumerating, Failed, Finished, Listener, Planned, Ranking, UpToDate
+from cutlass_aot.builder.events import (
+    Compiled,
+    Enumerating,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    Planned,
+    Ranking,
+    Shared,
+    UpToDate,
+)
 from cutlass_aot.builder.explain import explain, keep_parts
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
+from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Executor, Pool
 from cutlass_aot.builder.recipe import Recipe, inputs_digest
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, write_shard
+from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
 from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.builder.tuned import check_planned, read_tunings
 from cutlass_aot.bundle.write import bundle_is
-from cutlass_aot.errors import BundleError, ToolchainError
+from cutlass_aot.errors import ToolchainError
 from cutlass_aot.manifest.model import device_text
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.store.artifacts import copy_artifact, read_artifact
 from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.store import Store
 
@@ -207,30 +218,26 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     first = shards[0]
     linkers = {host: LinkToolchain.detect(host) for host in first.recipe.hosts}
     _check_same_builder(first, linkers)
-    store = Store(store_path)
-    artifacts: dict[str, Artifact] = {}
-    for shard in shards:
-        own = Store(shard.path, create=False)
-        share = shard.share.of(shard.keys)
-        for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
-            if key in share:
-                artifact, why = read_artifact(own, key, kernel)
-                if artifact is None:
-                    raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
-                copy_artifact(own, store, key, kernel, artifact)
-                artifacts[key] = artifact
-    outcome = assemble(
-        first.recipe,
-        first.selection,
-        first.origins,
-        linkers,
-        first.keys,
-        artifacts,
-        store,
-        output / first.recipe.name,
-        tell,
-    )
-    bundle = output / first.recipe.name
+    store, bundle = Store(store_path), output / first.recipe.name
+    with (
+        store.workspace() as workspace,
+        Libraries(first.selection.kernels, linkers, store, workspace, tell) as libraries,
+    ):
+        artifacts: dict[str, Artifact] = {}
+        for shard in shards:
+            artifacts |= take_artifacts(shard, store, libraries.add)
+        linker = linkers[first.recipe.hosts[0]]
+        outcome = assemble(
+            first.recipe,
+            first.selection,
+            first.origins,
+            first.keys,
+            artifacts,
+            libraries,
+            linker,
+            store,
+            bundle,
+        )
     result = BuildResult(bundle, len(first.keys), 0, (), outcome.written, outcome.catalog_sha256)
     return _finish(result, tell)
 
@@ -270,20 +277,19 @@ class _Making:
         if not self.settings.whole and bundle_is(bundle, catalog):
             tell(UpToDate(len(keys)))
             return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
-        artifacts, failures, compiled = self._compile(keys)
-        if failures:
-            return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
-        outcome = assemble(
-            self.recipe,
-            self.selection,
-            origins,
-            self.tools.linkers,
-            keys,
-            artifacts,
-            self.store,
-            bundle,
-            tell,
-        )
+        linkers = self.tools.linkers
+        # From here on no collection takes what the store has: see Store.workspace.
+        with (
+            self.store.workspace() as workspace,
+            Libraries(self.selection.kernels, linkers, self.store, workspace, tell) as libraries,
+        ):
+            artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
+            if failures:
+                return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
+            first = linkers[self.recipe.hosts[0]]
+            outcome = assemble(
+                self.recipe, self.selection, origins, keys, artifacts, libraries, first, self.store, bundle
+            )
         self.store.put_record("bundle", name, {"catalog_sha256": outcome.catalog_sha256})
         result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
@@ -292,11 +298,12 @@ class _Making:
         """Compile what the store lacks of a share, and write it."""
         keys = self._keys()
         path = output / share.directory(self.recipe.name)
-        artifacts, failures, compiled = self._compile(keys, share.of(keys))
-        if not failures:
-            shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
-            write_shard(shard, artifacts, self.store)
-            set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
+        with self.store.workspace() as workspace:
+            artifacts, failures, compiled = self._compile(keys, workspace, wanted=share.of(keys))
+            if not failures:
+                shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
+                write_shard(shard, artifacts, self.store)
+                set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
         result = BuildResult(path, len(share.of(keys)), compiled, failures, not failures)
         return _finish(result, self.settings.tell)
 
@@ -305,23 +312,39 @@ class _Making:
         return planning.kernel_keys(self.selection, origins.generators, origins.toolchain)
 
     def _compile(
-        self, keys: Sequence[str], wanted: frozenset[str] | None = None
+        self,
+        keys: Sequence[str],
+        workspace: Path,
+        add: Callable[[Kernel, str], None] = lambda _kernel, _object: None,
+        wanted: frozenset[str] | None = None,
     ) -> tuple[dict[str, Artifact], tuple[Failure, ...], int]:
-        """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now."""
+        """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now.
+
+        ``add`` is told of every object as soon as the store has it.
+        """
         settings, tools = self.settings, self.tools
+
+        def tell(event: Event) -> None:
+            settings.tell(event)
+            if isinstance(event, (Compiled, Shared)):
+                add(event.kernel, event.artifact.object_sha256)
+
         check_planned(self.recipe.tuning, self.selection.kernels, tools.origins.provenance)
         planned = planning.against_store(self.selection, keys, self.store)
         if wanted is not None:
             planned = [item for item in planned if item.key in wanted]
         settings.tell(Planned(tuple(planned), self.selection.remarks))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
+        for item in planned:
+            if item.artifact is not None:
+                add(item.kernel, item.artifact.object_sha256)
         failures = () if settings.retry else self._failed_before(planned)
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):
             return artifacts, failures, 0
-        with self.store.workspace() as workspace, self._executor() as executor:
+        with self._executor() as executor:
             done = compiling.compile_missing(
-                executor, planned, tools.sources, self.store, workspace, settings.tell, tools.origins.versions
+                executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
             )
         return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
 

@@ -8,7 +8,7 @@ generator and no DSL.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from cutlass_aot.builder.records import Selection
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.store.artifacts import copy_artifact
+from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.store.artifacts import copy_artifact, read_artifact
 from cutlass_aot.store.store import Store
 
 _KEY = digest(b"shard")
@@ -131,6 +132,31 @@ def read_shard(path: Path) -> Shard:
         )
     except (KeyError, TypeError, ValueError, CorruptFile) as error:
         raise BundleError(f"{path}: the shard's record is malformed ({error}): build it again") from None
+
+
+def take_artifacts(shard: Shard, store: Store, add: Callable[[Kernel, str], None]) -> dict[str, Artifact]:
+    """Copy a shard's objects into a store; returns their artifacts by key.
+
+    Args:
+        shard: the shard.
+        store: takes the objects.
+        add: told of each kernel and the digest of its object when the store has it.
+
+    Raises:
+        BundleError: if an object is missing or damaged.
+        StoreError: if the disk refuses.
+    """
+    own, share = Store(shard.path, create=False), shard.share.of(shard.keys)
+    taken = {}
+    for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
+        if key in share:
+            artifact, why = read_artifact(own, key, kernel)
+            if artifact is None:
+                raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
+            copy_artifact(own, store, key, kernel, artifact)
+            add(kernel, artifact.object_sha256)
+            taken[key] = artifact
+    return taken
 
 
 def check_whole(shards: Sequence[Shard]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.link_groups import named_groups
+from cutlass_aot.builder.groups import named_groups
 from cutlass_aot.runtime.files import MANIFEST_KIND
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import (

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.builder.link_groups import KERNELS_A_LIBRARY, pack
+from cutlass_aot.builder.groups import KERNELS_A_LIBRARY, pack
 
 GROUPS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
