@@ -35,14 +35,18 @@ def environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def in_fresh_process(script: str, worker: str, *arguments: object) -> Numbers:
-    """Run a worker of a script (its ``__file__``) in a fresh process.
+def in_fresh_process(
+    script: str, worker: str, *arguments: object, variables: Mapping[str, str] | None = None
+) -> Numbers:
+    """Run a worker of a script (its ``__file__``) in a fresh process, with these environment variables too.
 
     Raises:
         RuntimeError: with the last line of what it wrote, if it fails.
     """
     command = [sys.executable, str(Path(script).resolve()), "--worker", worker, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment() | dict(variables or {})
+    )
     if result.returncode:
         raise RuntimeError((result.stderr.strip().splitlines() or ["no output"])[-1])
     found: Numbers = json.loads(result.stdout.splitlines()[-1])
