@@ -21,6 +21,7 @@ check: $(VENV)/.installed
 # Benchmarks: docs/benchmarks.md is made of the numbers that these write, by tools/bench_gpu.py --report.
 bench: bundle
 	$(BIN)/python tools/bench_cpu.py -o build/bench-cpu.json
+	$(BIN)/python tools/bench_build.py --store build/bench -o build/bench-build.json
 
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed
