@@ -29,7 +29,7 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     # The C library's own, see mallopt(3) and "Memory Allocation Tunables" in its manual: the compiler
     # takes and gives back memory by the hundreds of megabytes for each kernel. Kept instead of given back,
-    # and in large pages, it costs a third of the page faults and 5 % less time.
+    # and in large pages, it costs a quarter of the page faults and 5 % less time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
