@@ -17,8 +17,9 @@ from cutlass_aot.words import plural
 @build_options
 @level_options
 @click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
+@click.option("--all", "every", is_flag=True, help="List the kernels that the store has, too.")
 @json_option
-def command(manifest: Path, explain: bool, as_json: bool, **settings: Any) -> int:
+def command(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: Any) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
     from cutlass_aot.builder.pipeline import make_plan
     from cutlass_aot.builder.settings import Settings
@@ -48,9 +49,10 @@ def command(manifest: Path, explain: bool, as_json: bool, **settings: Any) -> in
             f"planned again: {plan.difference}" if plan.difference else "the plan of the last build holds"
         )
     missing = sum(item.artifact is None for item in planned)
-    if planned:
-        rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
-        click.echo(table(rows, ("", "kernel", "why")))
+    rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
+    shown = rows if every else [row for row in rows if row[0] == "build"]
+    if shown:
+        click.echo(table(shown, ("", "kernel", "why")))
     for remark in selection.remarks:
         click.echo(f"note: {remark}")
     click.echo(f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present")
