@@ -8,12 +8,14 @@
      FAULTS_SEED     a number that decides which
      FAULTS_ERRORS   "EIO", "ENOSPC" or "EIO,ENOSPC"
      FAULTS_LOG      file that takes one line for each operation that failed: its name, the error, the path
+     FAULTS_KILL     the process kills itself before its so-many-th operation that changes something there
    The monotonic clock is left alone, as setting the time leaves it alone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -138,9 +140,20 @@ static void note(const char *operation, const char *what, const char *path) {
   close(descriptor);
 }
 
-/* Whether this operation is to fail; then errno is set and it is noted. */
+static _Atomic unsigned long changes;
+
+/* How many operations changed something below FAULTS_ROOT so far, in this process. */
+unsigned long faults_changes(void) { return atomic_load(&changes); }
+
+/* Whether this operation, which changes something, is to fail; then errno is set and it is noted. */
 static int fails(const char *operation, const char *path) {
-  if (getenv("FAULTS_RATE") == NULL || !below_root(path) || !happens("FAULTS_RATE")) return 0;
+  if (!below_root(path)) return 0;
+  const char *last = getenv("FAULTS_KILL");
+  if (atomic_fetch_add(&changes, 1) + 1 == (last == NULL ? 0 : strtoul(last, NULL, 10))) {
+    note(operation, "kill", path);
+    kill(getpid(), SIGKILL);
+  }
+  if (getenv("FAULTS_RATE") == NULL || !happens("FAULTS_RATE")) return 0;
   const char *errors = getenv("FAULTS_ERRORS");
   int full = errors != NULL && strstr(errors, "ENOSPC") != NULL;
   int broken = errors == NULL || strstr(errors, "EIO") != NULL;
@@ -152,16 +165,26 @@ static int fails(const char *operation, const char *path) {
 
 static int fails_at(const char *operation, int directory, const char *path) {
   char buffer[PATH_MAX];
-  return getenv("FAULTS_RATE") != NULL && fails(operation, path_at(directory, path, buffer, sizeof buffer));
+  return getenv("FAULTS_ROOT") != NULL && fails(operation, path_at(directory, path, buffer, sizeof buffer));
 }
 
 static int fails_on(const char *operation, int descriptor) {
   char buffer[PATH_MAX];
-  return getenv("FAULTS_RATE") != NULL && fails(operation, path_of(descriptor, buffer, sizeof buffer));
+  return getenv("FAULTS_ROOT") != NULL && fails(operation, path_of(descriptor, buffer, sizeof buffer));
 }
 
-/* A removal that fails makes a builder leave things behind, which is what a kill does; and opening for reading
-   fails as well, for that is how a bad disk shows. */
+/* Opening for reading fails as well, for that is how a bad disk shows; it changes nothing. */
+static int fails_to_open(int directory, const char *path, int flags) {
+  if ((flags & (O_WRONLY | O_RDWR | O_CREAT)) != 0) return fails_at("open", directory, path);
+  char buffer[PATH_MAX];
+  if (getenv("FAULTS_RATE") == NULL) return 0;
+  path = path_at(directory, path, buffer, sizeof buffer);
+  if (!below_root(path) || !happens("FAULTS_RATE")) return 0;
+  note("open", "EIO", path);
+  errno = EIO;
+  return 1;
+}
+
 #define OPEN(name)                                                       \
   SLOT(own_##name);                                                      \
   int name(const char *path, int flags, ...) {                           \
@@ -169,7 +192,7 @@ static int fails_on(const char *operation, int descriptor) {
     va_start(rest, flags);                                               \
     mode_t mode = va_arg(rest, mode_t);                                  \
     va_end(rest);                                                        \
-    if (fails("open", path)) return -1;                                  \
+    if (fails_to_open(AT_FDCWD, path, flags)) return -1;                                      \
     return ((open_type)real(&slot_own_##name, #name))(path, flags, mode); \
   }
 OPEN(open)
@@ -182,7 +205,7 @@ OPEN(open64)
     va_start(rest, flags);                                                                \
     mode_t mode = va_arg(rest, mode_t);                                                   \
     va_end(rest);                                                                         \
-    if (fails_at("open", directory, path)) return -1;                                     \
+    if (fails_to_open(directory, path, flags)) return -1;                                     \
     return ((openat_type)real(&slot_own_##name, #name))(directory, path, flags, mode);     \
   }
 OPENAT(openat)
@@ -233,6 +256,12 @@ SLOT(unlinkat);
 int unlinkat(int directory, const char *path, int flags) {
   if (fails_at("unlink", directory, path)) return -1;
   return REAL(unlinkat, int (*)(int, const char *, int))(directory, path, flags);
+}
+
+SLOT(rmdir);
+int rmdir(const char *path) {
+  if (fails("rmdir", path)) return -1;
+  return REAL(rmdir, int (*)(const char *))(path);
 }
 
 SLOT(mkdir);
