@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test check bench bench-gpu clean
+.PHONY: bundle test check bench bench-gpu torture clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -22,6 +22,10 @@ check: $(VENV)/.installed
 bench: bundle
 	$(BIN)/python tools/bench_cpu.py -o build/bench-cpu.json
 	$(BIN)/python tools/bench_build.py --store build/bench -o build/bench-build.json
+
+# Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
+torture: $(VENV)/.installed
+	$(BIN)/python tools/torture.py
 
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed

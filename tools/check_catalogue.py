@@ -390,7 +390,7 @@ def main(
         drawn = draw(pool, sources, compiler.versions["nvidia-cutlass-dsl"], count, seed)
     enumerated = time.monotonic() - start
     selection = Selection(tuple(drawn.kernels), ())
-    keys = planning.kernel_keys(selection, sources, compiler.fingerprint)
+    keys = planning.kernel_keys(selection, sources.versions, compiler.fingerprint)
     planned = planning.against_store(selection, keys, store)
     missing = [item for item in planned if item.artifact is None]
     _say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")

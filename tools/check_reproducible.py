@@ -136,7 +136,7 @@ def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> dict[str, Any]:
     """Build in the working directory and pack a wheel; the process is a builder's and nothing else's."""
     from cutlass_aot.builder import events
-    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.pipeline import Settings, build
     from cutlass_aot.builder.pool import Pool
     from cutlass_aot.bundle.wheel import build_wheel
 
@@ -158,7 +158,8 @@ def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> 
             print(event.failure.kernel.name, event.failure.reason, file=sys.stderr)
 
     def run() -> Path:
-        result = build(manifest, Path("store"), Path("out"), jobs=surroundings.jobs, timeout=600.0, tell=tell)
+        settings = Settings(Path("store"), surroundings.jobs, 600.0, tell)
+        result = build(manifest, Path("out"), settings)
         if result.failures:
             raise SystemExit(f"{len(result.failures)} kernels failed")
         return result.bundle

@@ -32,14 +32,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 from check_reproducible import describe_files, first_difference
 from faults import compile_shim
-from torture_builder import BROKEN, PHASES, Builder, Place
+from torture_builder import BROKEN, PHASES, Builder, Kill, Place
 from torture_damage import Damager, Disk
 
 MANIFESTS = {
@@ -111,6 +111,7 @@ class Count:
     compiled_twice: int = 0
     aside: int = 0
     longest_end: float = 0.0
+    left_for_a_day: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -144,17 +145,17 @@ class Torture:
 
     # --- builders
 
-    def start(self, manifest: str, **faults: Any) -> Builder:
-        """Start a builder of one of the manifests."""
+    def start(self, manifest: str, faults: Mapping[str, str], kill: Kill) -> Builder:
+        """Start a builder of one of the manifests; see :meth:`Builder.start`."""
         self.count.builds += 1
         path = self.place.scratch / f"{manifest}.toml"
         jobs = self.rng.randint(1, 2)
-        return Builder.start(f"builder-{self.count.builds}", path, self.place, jobs, **faults)
+        return Builder.start(f"builder-{self.count.builds}", path, self.place, jobs, faults, kill)
 
     def undisturbed(self) -> list[str]:
         """Build both manifests and wait; returns what went wrong."""
         for manifest in MANIFESTS:
-            builder = self.start(manifest, faults={})
+            builder = self.start(manifest, {}, Kill())
             while builder.poll():
                 time.sleep(0.01)
             builder.close()
@@ -175,13 +176,13 @@ class Torture:
     def round(self) -> None:
         """Builders at once, faults, kills; then look at what is left."""
         self.count.rounds += 1
-        chosen = {name for name in FAULTS if self.rng.random() < 0.18}
+        chosen = {name for name in FAULTS if self.rng.random() < 0.12}
         if "read-only" in chosen and not self.disk.can_be_read_only:
             chosen.discard("read-only")
         if not self.disk.mounted:
             chosen.discard("full disk")
         self.before(chosen)
-        builders = self.run(chosen)
+        builders = self.run_builders(chosen)
         self.disk.restore()
         for builder in builders:
             self.account(builder, undisturbed=chosen <= HARMLESS)
@@ -229,7 +230,7 @@ class Torture:
         """Faults of one builder, as faults.c takes them."""
         faults = {"FAULTS_SEED": str(self.rng.randrange(1 << 62))}
         if "bad disk" in chosen:
-            faults["FAULTS_RATE"] = str(self.rng.choice((300, 3000, 30000)))
+            faults["FAULTS_RATE"] = str(self.rng.choice((2000, 10000, 50000)))
             faults["FAULTS_SHORT"] = str(self.rng.choice((0, 100000)))
             faults["FAULTS_ERRORS"] = self.rng.choice(("EIO", "ENOSPC", "EIO,ENOSPC"))
         if "clock" in chosen:
@@ -239,10 +240,10 @@ class Torture:
             faults["FAULTS_CLOCK"] = f"{one},{other},1"
         return faults
 
-    def run(self, chosen: set[str]) -> list[Builder]:
+    def run_builders(self, chosen: set[str]) -> list[Builder]:
         """Run builders until all have ended."""
         length = statistics.median(self.seconds[-15:])
-        now = time.monotonic()
+        now = seen = time.monotonic()
         count = self.rng.randint(1, self.most)
         starts = [now, *sorted(now + self.rng.uniform(0, length / 2) for _ in range(count - 1))]
         # Kills by the clock, for the builders in order of their starts; the others are set when they start.
@@ -251,17 +252,16 @@ class Torture:
         actions = self.actions(chosen, now, length * (1 + count / 2))
         collector = self.gc() if "gc beside" in chosen and self.place.store.is_dir() else None
         deadline = now + _ROUND_SECONDS
-        while starts or [item for item in builders if item.poll()]:
+        while starts or running(builders):
             now = time.monotonic()
             if starts and now >= starts[0]:
                 starts.pop(0)
-                way = self.rng.choices(("time", "change", "none"), (5, 4, 1))[0]
-                at = self.rng.randint(1, int(statistics.median(self.changes[-15:]))) if way == "change" else 0
+                way = self.rng.choices(("time", "change", "phase", "none"), (10, 5, 8, 1))[0]
                 name = self.rng.choices(list(MANIFESTS), (3, 1))[0]
-                builder = self.start(name, faults=self.environment(chosen), kill_at=at)
-                builders.append(builder)
+                started = self.start(name, self.environment(chosen), self.choose_kill(way))
+                builders.append(started)
                 if way == "time":
-                    kills[builder.name] = now + self.rng.uniform(0, length * (1 + (count - 1) / 2))
+                    kills[started.name] = now + self.rng.uniform(0, length)
             for builder in builders:
                 if kills.get(builder.name, now + 1) <= now and builder.poll():
                     del kills[builder.name]
@@ -275,10 +275,24 @@ class Torture:
                 self.count.wrong.append(f"round {self.count.rounds}: builders did not end")
                 for builder in builders:
                     builder.kill(everything=True)
+            if now > seen + 0.2:
+                seen = now
+                for builder in builders:
+                    builder.see_the_end()
             time.sleep(0.005)
         if collector:
             self.ended(collector, may_refuse=bool(chosen & REFUSED))
         return builders
+
+    def choose_kill(self, way: str) -> Kill:
+        """What a builder is to kill itself before."""
+        if way == "change":
+            return Kill(self.rng.randint(1, int(statistics.median(self.changes[-15:]))))
+        if way == "phase":
+            phase = self.rng.choice(("storing", "linking", "writing the bundle"))
+            entry = self.rng.randint(1, 12) if phase == "storing" else 1
+            return Kill(self.rng.randint(1, 8 if phase == "storing" else 40), phase, entry)
+        return Kill()
 
     def actions(self, chosen: set[str], now: float, length: float) -> list[tuple[float, str]]:
         """What is to be done while builders run, and when."""
@@ -332,8 +346,8 @@ class Torture:
             self.count.kills += 1
             self.count.kills_by_phase[builder.killed_in] += 1
             self.count.kills_of_all += builder.killed_all
-            self.count.kills_at_change += builder.kill_at > 0
-            self.count.longest_end = max(self.count.longest_end, time.monotonic() - builder.ended)
+            self.count.kills_at_change += builder.kill_before.change > 0
+            self.count.longest_end = max(self.count.longest_end, builder.gone - builder.ended)
         elif status == 0:
             self.count.succeeded += 1
             if undisturbed:
@@ -346,7 +360,8 @@ class Torture:
                 self.wrong(f"{builder.name} succeeded, and its bundle differs in {difference}")
         else:
             self.count.failed += 1
-            if undisturbed or status == BROKEN or status < 0:
+            harmed = not undisturbed or builder.kill_before.change > 0
+            if not harmed or status == BROKEN or status < 0:
                 self.wrong(f"{builder.name} ended with {status}:\n{builder.words()}")
 
     def wrong(self, text: str) -> None:
@@ -400,11 +415,24 @@ class Torture:
                 self.wrong(f"at the end bundle {manifest} differs in {difference}")
         self.look("at the end")
         self.ended(self.gc(), may_refuse=False)
-        left = self.damager.files("tmp", "locks")
+        # A lock that writers of one bundle take stays beside it.
+        names = {*MANIFESTS, *(f".{name}.lock" for name in MANIFESTS)}
+        left = [path for path in self.place.out.iterdir() if path.name not in names]
+        left += self.damager.files("locks")
         left += sorted(self.place.root.rglob(".new-*"))
-        left += [path for path in self.place.out.iterdir() if path.name not in MANIFESTS]
+        for folder in (self.place.store / "tmp").iterdir():
+            # Without its owner's lock, such as after a removal that failed, it is left for a day.
+            if (folder / ".owner").exists():
+                left.append(folder)
+            else:
+                self.count.left_for_a_day += 1
         for path in left:
             self.wrong(f"left lying about: {path.relative_to(self.place.root)}")
+
+
+def running(builders: Sequence[Builder]) -> list[Builder]:
+    """Those that have not ended; all are asked, so that what they tell is read."""
+    return [builder for builder in builders if builder.poll()]
 
 
 def table(count: Count, damager: Damager, log: Path, seconds: float) -> str:
@@ -431,6 +459,7 @@ def table(count: Count, damager: Damager, log: Path, seconds: float) -> str:
         "files of the store": listed(damager.counts),
         "files set aside": f"{count.aside}, each damaged on purpose",
         "kernels compiled": f"{count.compiled:,}; twice in a round: {count.compiled_twice}",
+        "directories of killed builders left for a day": str(count.left_for_a_day),
         "wrong": str(len(count.wrong)),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +34,13 @@ FAILED, BROKEN = 1, 3
 
 def build_and_tell(task: Mapping[str, Any]) -> int:
     """Build, telling phases, kernels compiled and the number of changes on disk; returns the exit status."""
-    from cutlass_aot.builder import events, pipeline
+    from cutlass_aot.builder import events
+    from cutlass_aot.builder.answer import known_answer
+    from cutlass_aot.builder.pipeline import Settings, build
     from cutlass_aot.errors import CutlassAotError
     from cutlass_aot.store.store import Store
 
+    assembling = importlib.import_module("cutlass_aot.builder.assemble")
     sys.executable = task["interpreter"]
     descriptor = int(task["descriptor"])
     base = "starting"
@@ -43,10 +48,18 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     def say(text: str) -> None:
         os.write(descriptor, f"{text}\n".encode())
 
+    # The process's own counter of changes on disk, and what it is to kill itself before; see faults.c.
+    changes = ctypes.CDLL(None).faults_changes
+    kill_phase, kill_entry, kill_change = task["kill"]
+    entered: Counter[str] = Counter()
+
     def within(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def told(*arguments: Any, **named: Any) -> Any:
             say(f"phase {phase}")
+            entered[phase] += 1
+            if phase == kill_phase and entered[phase] == kill_entry:
+                os.environ["FAULTS_KILL"] = str(changes() + kill_change)
             try:
                 return function(*arguments, **named)
             finally:
@@ -57,7 +70,7 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     for name in ("adopt_blob", "put_blob", "put_record", "put_log"):
         setattr(Store, name, within("storing", getattr(Store, name)))
     for name, phase in (("link_groups", "linking"), ("write_bundle", "writing the bundle")):
-        setattr(pipeline, name, within(phase, getattr(pipeline, name)))
+        setattr(assembling, name, within(phase, getattr(assembling, name)))
 
     def tell(event: events.Event) -> None:
         nonlocal base
@@ -69,14 +82,10 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
             say(f"compiled {event.kernel.name}")
 
     try:
-        result = pipeline.build(
-            Path(task["manifest"]),
-            Path(task["store"]),
-            Path(task["out"]),
-            jobs=int(task["jobs"]),
-            timeout=120.0,
-            tell=tell,
-        )
+        manifest, store, out = (Path(task[name]) for name in ("manifest", "store", "out"))
+        if known_answer(manifest, store, out) is not None:
+            return 0
+        result = build(manifest, out, Settings(store, int(task["jobs"]), 120.0, tell))
     except CutlassAotError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -84,8 +93,7 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
         print(f"failed: {failure.kernel.name}: {failure.reason}", file=sys.stderr)
     if result.failures:
         return FAILED
-    if "LD_PRELOAD" in os.environ:
-        say(f"changes {ctypes.CDLL(None).faults_changes()}")
+    say(f"changes {changes()}")
     return 0
 
 
@@ -122,6 +130,21 @@ class Place:
         return self.scratch / "faults.log"
 
 
+@dataclass(frozen=True)
+class Kill:
+    """A change on disk that a builder kills itself before.
+
+    Attributes:
+        change: which one, counted from the beginning or from where a phase is entered; 0 for none.
+        phase: the phase, or ``""`` for the beginning.
+        entry: which time that phase is entered.
+    """
+
+    change: int = 0
+    phase: str = ""
+    entry: int = 0
+
+
 @dataclass
 class Builder:
     """A builder that runs, or has run.
@@ -134,7 +157,8 @@ class Builder:
         phase: what it said last that it does.
         compiled: kernels that it compiled.
         changes: how many changes on disk a build that succeeded took.
-        kill_at: the change on disk that it was to kill itself before, or 0.
+        kill_before: what it was to kill itself before.
+        gone: monotonic time at which its last process was seen to be gone, or 0.
         killed_in: the phase that it was killed in, or ``""``.
         killed_all: whether every process of the build was killed with it.
         ended: monotonic time at which it was seen to have ended, or 0.
@@ -148,7 +172,8 @@ class Builder:
     phase: str = "starting"
     compiled: list[str] = field(default_factory=list)
     changes: int = 0
-    kill_at: int = 0
+    kill_before: Kill = field(default_factory=Kill)
+    gone: float = 0.0
     killed_in: str = ""
     killed_all: bool = False
     ended: float = 0.0
@@ -157,7 +182,7 @@ class Builder:
 
     @classmethod
     def start(
-        cls, name: str, manifest: Path, place: Place, jobs: int, faults: Mapping[str, str], kill_at: int = 0
+        cls, name: str, manifest: Path, place: Place, jobs: int, faults: Mapping[str, str], kill: Kill
     ) -> Builder:
         """Start a builder.
 
@@ -167,7 +192,7 @@ class Builder:
             place: where.
             jobs: workers.
             faults: environment variables of faults.c, for the builder and its workers.
-            kill_at: the builder alone kills itself before this change on disk; 0 for never.
+            kill: what the builder, alone, kills itself before.
         """
         ours, theirs = os.pipe()
         os.set_blocking(ours, False)
@@ -183,10 +208,13 @@ class Builder:
             "store": str(place.store),
             "out": str(place.out),
             "jobs": jobs,
+            "kill": (kill.phase, kill.entry, kill.change),
             "descriptor": theirs,
             "interpreter": str(write_interpreter(place.scratch / f"{name}.sh", shared)),
         }
-        own = {**os.environ, **shared} | ({"FAULTS_KILL": str(kill_at)} if kill_at else {})
+        own = {**os.environ, **shared} | (
+            {"FAULTS_KILL": str(kill.change)} if kill.change and not kill.phase else {}
+        )
         log = place.scratch / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -199,7 +227,7 @@ class Builder:
                 start_new_session=True,
             )
         os.close(theirs)
-        return cls(name, manifest, process, time.monotonic(), log, kill_at=kill_at, _pipe=ours)
+        return cls(name, manifest, process, time.monotonic(), log, kill_before=kill, _pipe=ours)
 
     def poll(self) -> bool:
         """Read what it told; returns whether it still runs."""
@@ -229,6 +257,12 @@ class Builder:
             self.compiled.append(rest)
         elif word == "changes":
             self.changes = int(rest)
+
+    def see_the_end(self) -> bool:
+        """Whether it has ended, and all its processes with it."""
+        if not self.gone and not self.poll() and not self.processes():
+            self.gone = time.monotonic()
+        return self.gone > 0
 
     def close(self) -> None:
         """Forget it; it has ended."""

@@ -42,7 +42,7 @@ class Damager:
 
         Not FORMAT: without it a directory is no store any more.
         """
-        chosen = folders or ("blobs", "records", "roots", "logs", "locks", "tmp", "durations")
+        chosen = folders or ("blobs", "records", "roots", "logs", "locks", "notes", "tmp", "durations")
         found: list[Path] = []
         for folder in chosen:
             top = self.store / folder
@@ -53,13 +53,11 @@ class Damager:
         """Damage some of these files, each in one way."""
         for path in self.rng.sample(paths, min(count, len(paths))):
             kind = self.rng.choice(KINDS)
-            other = self.rng.choice(paths)
+            other = self.rng.choice([item for item in paths if item != path] or [path])
             try:
                 self._do(kind, path, other)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                continue  # A builder was quicker.
             except OSError:
-                continue  # The disk is read-only or full at this moment.
+                continue  # A builder has removed it by now, or the disk is read-only or full.
             self.counts[kind] += 1
 
     def _do(self, kind: str, path: Path, other: Path) -> None:
