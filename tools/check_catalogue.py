@@ -1,14 +1,15 @@
 """Compile kernels drawn at random from everything that ``cutlass.operators`` offers, and say what came of it.
 
-    python tools/check_catalogue.py [--count 1000] [--seed 0] [--store DIR] [-j JOBS] [-o FILE]
+    python tools/check_catalogue.py [--count 1000 | --each] [--seed 0] [--store DIR] [-j JOBS] [-o FILE]
 
 Needs the build extra, no GPU. Every combination of element types, accumulator and layouts is a question to
 our generator, in our workers, on sm_100a (with the numbers of a B200) and on sm_103a (GB300): asked for
 operands, the package offers kernels that its list without operands lacks. Kernels that are known to be bad
 are counted and not drawn. The draw depends on the seed and on what there is, and on nothing else: a larger
-count draws the same kernels and more.
+count draws the same kernels and more. ``--each`` draws one kernel of every family, element types, accumulator
+and target instead, which shows what a family offers and cannot do.
 
-What compiles is kept in the store: interrupted and started again, it goes on. What failed is tried again.
+What compiles is kept in the store, and so is what failed: interrupted and started again, it goes on.
 Prints Markdown: how many of each family and target compiled, with times, sizes, registers and spills, then
 every reason for a failure; the largest resident memory of any worker; the size of the store against that of
 the objects. ``-o`` writes the same as JSON, with every kernel.
@@ -34,6 +35,7 @@ from typing import Any
 import click
 from bench_machine import about
 
+import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import events
 from cutlass_aot.builder import plan as planning
@@ -90,8 +92,13 @@ def family_of(kernel: Kernel) -> tuple[str, str]:
     return str(dict(kernel.design)["family"]), kernel.target
 
 
-def draw(pool: Pool, sources: Sources, dsl_version: str, count: int, seed: int) -> Draw:
-    """Enumerate everything and draw ``count`` kernels.
+def combination_of(kernel: Kernel) -> str:
+    """Element types and accumulator of a kernel."""
+    return f"{'.'.join(operand.dtype for operand in kernel.operands)} {kernel.accumulator}"
+
+
+def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed: int) -> Draw:
+    """Enumerate everything and draw ``count`` kernels; None for one of each family, combination and target.
 
     Each kernel gets a number from the seed and its digest, and the least numbers are drawn: each set of
     ``count`` is as likely as any other, and no more than that many records are kept at a time.
@@ -117,7 +124,15 @@ def draw(pool: Pool, sources: Sources, dsl_version: str, count: int, seed: int) 
                     else:
                         yield hashlib.sha256(f"{seed} {kernel.digest}".encode()).hexdigest(), kernel
 
-    drawn = heapq.nsmallest(count, numbered(), key=lambda item: item[0])
+    if count is None:
+        least: dict[tuple[str, str, str], tuple[str, Kernel]] = {}
+        for number, kernel in numbered():
+            kind = (*family_of(kernel), combination_of(kernel))
+            if kind not in least or number < least[kind][0]:
+                least[kind] = number, kernel
+        drawn = list(least.values())
+    else:
+        drawn = heapq.nsmallest(count, numbered(), key=lambda item: item[0])
     result.kernels = sorted((kernel for _, kernel in drawn), key=lambda kernel: kernel.name)
     return result
 
@@ -203,6 +218,7 @@ class Reason:
         reason: in words, without what differs between kernels.
         count: how many kernels failed for it.
         families: families and targets of those kernels.
+        combinations: their element types, each with the accumulator.
         example: the name of one.
         log: the end of its log.
     """
@@ -210,6 +226,7 @@ class Reason:
     reason: str
     count: int
     families: tuple[str, ...]
+    combinations: tuple[str, ...]
     example: str
     log: str
 
@@ -267,6 +284,7 @@ def reasons(failures: Sequence[Failure]) -> list[Reason]:
             reason=reason,
             count=len(members),
             families=tuple(sorted({" ".join(family_of(item.kernel)) for item in members})),
+            combinations=tuple(sorted({combination_of(item.kernel) for item in members})),
             example=members[0].kernel.name,
             log=_log(members[0])[-4000:],
         )
@@ -284,7 +302,10 @@ def plain_reason(failure: Failure) -> str:
 
 
 def _log(failure: Failure) -> str:
-    return failure.log.read_text(encoding="utf-8", errors="replace")
+    try:
+        return failure.log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:  # A collection of the store may take it.
+        return ""
 
 
 def tables(found: Sequence[Row], why: Sequence[Reason]) -> str:
@@ -311,10 +332,17 @@ def tables(found: Sequence[Row], why: Sequence[Reason]) -> str:
         f"| {max((r.max_spill_bytes for r in found), default=0)} |"
     )
     if why:
-        lines += ["", "| reason | kernels | of | example |", "|---|--:|---|---|"]
+        lines += [
+            "",
+            "| reason | kernels | of | element types, accumulator | example |",
+            "|---|--:|---|---|---|",
+        ]
     for item in why:
         reason = item.reason.replace("|", "\\|")
-        lines.append(f"| {reason} | {item.count} | {', '.join(item.families)} | `{item.example}` |")
+        lines.append(
+            f"| {reason} | {item.count} | {', '.join(item.families)} "
+            f"| {', '.join(item.combinations)} | `{item.example}` |"
+        )
     return "\n".join(lines)
 
 
@@ -358,6 +386,9 @@ def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, directory: P
 
 @click.command()
 @click.option("--count", type=click.IntRange(1), default=1000, show_default=True, help="Kernels to draw.")
+@click.option(
+    "--each", is_flag=True, help="Instead, one of each family, element types, accumulator and target."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides which.")
 @click.option(
     "--store",
@@ -372,6 +403,7 @@ def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, directory: P
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON as well.")
 def main(
     count: int,
+    each: bool,
     seed: int,
     store_path: Path,
     jobs: int,
@@ -387,12 +419,15 @@ def main(
         tempfile.TemporaryDirectory() as folder,
         _pool(jobs, sources, compiler, Path(folder), timeout) as pool,
     ):
-        drawn = draw(pool, sources, compiler.versions["nvidia-cutlass-dsl"], count, seed)
+        drawn = draw(pool, sources, compiler.versions["nvidia-cutlass-dsl"], None if each else count, seed)
     enumerated = time.monotonic() - start
     selection = Selection(tuple(drawn.kernels), ())
     keys = planning.kernel_keys(selection, sources.versions, compiler.fingerprint)
     planned = planning.against_store(selection, keys, store)
-    missing = [item for item in planned if item.artifact is None]
+    missing = [item for item in planned if item.artifact is None and not item.failed]
+    failures = [
+        Failure(item.kernel, item.failed, store.log_path(item.key)) for item in planned if item.failed
+    ]
     _say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")
 
     start = time.monotonic()
@@ -402,18 +437,19 @@ def main(
         _pool(jobs, sources, compiler, workspace, timeout) as pool,
         watch,
     ):
-        done = compiling.compile_missing(
-            pool, missing, sources, store, workspace, Progress(total=len(missing))
-        )
+        tell = Progress(total=len(missing))
+        versions = {**compiler.versions, "cutlass-aot": cutlass_aot.__version__}
+        done = compiling.compile_missing(pool, missing, sources, store, workspace, tell, versions)
     seconds = time.monotonic() - start
 
     by_key = {item.key: item.artifact for item in planned if item.artifact is not None} | done.artifacts
     artifacts = {item.kernel.digest: by_key[item.key] for item in planned if item.key in by_key}
-    found, why = rows(drawn, artifacts, done.failures), reasons(done.failures)
+    failures += done.failures
+    found, why = rows(drawn, artifacts, failures), reasons(failures)
     object_bytes = sum({item.object_sha256: item.object_bytes for item in artifacts.values()}.values())
     kept = stored_bytes(store_path)
     numbers = {
-        "count": count,
+        "count": None if each else count,
         "seed": seed,
         "jobs": jobs,
         "problems": drawn.problems,

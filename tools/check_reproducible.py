@@ -136,8 +136,9 @@ def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> dict[str, Any]:
     """Build in the working directory and pack a wheel; the process is a builder's and nothing else's."""
     from cutlass_aot.builder import events
-    from cutlass_aot.builder.pipeline import Settings, build
+    from cutlass_aot.builder.pipeline import build
     from cutlass_aot.builder.pool import Pool
+    from cutlass_aot.builder.settings import Settings
     from cutlass_aot.bundle.wheel import build_wheel
 
     sys.executable = interpreter
@@ -187,13 +188,13 @@ def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> 
 
 
 def _shuffle(pool: Any, seed: int) -> None:
-    """Have a pool get its jobs in another order."""
+    """Have a pool take its jobs in another order: it begins with those that it expects to take longest."""
     run = pool.run
+    rng = random.Random(seed)  # noqa: S311
 
     def run_shuffled(self: Any, jobs: Iterable[Any], *rest: Any, **named: Any) -> Iterator[Any]:
-        shuffled = list(jobs)
-        random.Random(seed).shuffle(shuffled)  # noqa: S311
-        yield from run(self, shuffled, *rest, **named)
+        expected = [replace(job, seconds=rng.uniform(0.1, 10)) for job in jobs]
+        yield from run(self, expected, *rest, **named)
 
     pool.run = run_shuffled
 

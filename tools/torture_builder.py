@@ -36,7 +36,8 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     """Build, telling phases, kernels compiled and the number of changes on disk; returns the exit status."""
     from cutlass_aot.builder import events
     from cutlass_aot.builder.answer import known_answer
-    from cutlass_aot.builder.pipeline import Settings, build
+    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.settings import Settings
     from cutlass_aot.errors import CutlassAotError
     from cutlass_aot.store.store import Store
 
