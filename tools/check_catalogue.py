@@ -347,8 +347,8 @@ def tables(found: Sequence[Row], why: Sequence[Reason]) -> str:
 
 
 def stored_bytes(store: Path) -> int:
-    """Bytes of a store's blobs and records."""
-    folders = (store / "blobs", store / "records")
+    """Bytes of a store's blobs and of the records of kernels."""
+    folders = (store / "blobs", store / "records" / "kernel")
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 

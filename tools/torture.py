@@ -17,8 +17,9 @@ After each round:
 - builders that failed said why, and builders that nobody disturbed did not fail.
 
 At the end an undisturbed build on that store gives the bundles that a fresh store gives, and nothing is left
-lying about. Prints a line a round and a table; exits with 1 at the end if anything was wrong. Everything is
-drawn from the seed, but what a kill hits depends on the machine.
+lying about, but for directories of killed builders that a collection leaves for a day. Prints a line a round
+and a table; exits with 1 at the end if anything was wrong. Everything is drawn from the seed, but what a kill
+hits depends on the machine.
 """
 
 from __future__ import annotations
