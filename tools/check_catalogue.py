@@ -23,7 +23,6 @@ import itertools
 import json
 import re
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -380,8 +379,8 @@ class Progress:
                 _say(f"{self.done} of {self.total} in {seconds:.0f} s, {self.failed} failed")
 
 
-def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, directory: Path, timeout: float) -> Pool:
-    return Pool(jobs, sources.instances[GENERATOR].modules, directory, timeout, compiler.roots)
+def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: float) -> Pool:
+    return Pool(jobs, sources.instances[GENERATOR].modules, timeout, compiler.roots)
 
 
 @click.command()
@@ -415,10 +414,7 @@ def main(
     sources = planning.find_sources({GENERATOR})
     store = Store(store_path)
     start = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _pool(jobs, sources, compiler, Path(folder), timeout) as pool,
-    ):
+    with _pool(jobs, sources, compiler, timeout) as pool:
         drawn = draw(pool, sources, compiler.versions["nvidia-cutlass-dsl"], None if each else count, seed)
     enumerated = time.monotonic() - start
     selection = Selection(tuple(drawn.kernels), ())
@@ -434,7 +430,7 @@ def main(
     watch = MemoryWatch()
     with (
         store.workspace() as workspace,
-        _pool(jobs, sources, compiler, workspace, timeout) as pool,
+        _pool(jobs, sources, compiler, timeout) as pool,
         watch,
     ):
         tell = Progress(total=len(missing))

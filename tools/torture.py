@@ -455,7 +455,7 @@ def table(count: Count, damager: Damager, log: Path, seconds: float) -> str:
 
     rows = {
         "rounds": f"{count.rounds}, {seconds:.0f} s",
-        "builds": f"{count.builds}: {count.kills} killed, {count.succeeded} succeeded, {count.failed} failed",
+        "builds": f"{count.kills} killed, {count.succeeded} succeeded, {count.failed} failed",
         "kills by phase": listed(count.kills_by_phase, PHASES),
         "kills of every process of the build": str(count.kills_of_all),
         "kills before a change on disk": str(count.kills_at_change),

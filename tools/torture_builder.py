@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from faults import write_interpreter
 
 MARK = "TORTURE_BUILDER"
 PHASES = ("starting", "planning", "compiling", "storing", "linking", "writing the bundle", "ending")
+WITHIN = ("storing", "writing the bundle", "linking")
+"""Phases that happen within others, the innermost first."""
 FAILED, BROKEN = 1, 3
 """Exit statuses: an error that says what is wrong, and anything else that was raised."""
 
@@ -36,6 +39,7 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     """Build, telling phases, kernels compiled and the number of changes on disk; returns the exit status."""
     from cutlass_aot.builder import events
     from cutlass_aot.builder.answer import known_answer
+    from cutlass_aot.builder.native.link import LinkToolchain
     from cutlass_aot.builder.pipeline import build
     from cutlass_aot.builder.settings import Settings
     from cutlass_aot.errors import CutlassAotError
@@ -54,31 +58,44 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     kill_phase, kill_entry, kill_change = task["kill"]
     entered: Counter[str] = Counter()
 
+    # Libraries are linked by a thread of its own, beside the compiling.
+    active: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def say_phase() -> None:
+        say(f"phase {next((phase for phase in WITHIN if active[phase]), base)}")
+
     def within(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def told(*arguments: Any, **named: Any) -> Any:
-            say(f"phase {phase}")
-            entered[phase] += 1
-            if phase == kill_phase and entered[phase] == kill_entry:
-                os.environ["FAULTS_KILL"] = str(changes() + kill_change)
+            with lock:
+                active[phase] += 1
+                entered[phase] += 1
+                say_phase()
+                if phase == kill_phase and entered[phase] == kill_entry:
+                    os.environ["FAULTS_KILL"] = str(changes() + kill_change)
             try:
                 return function(*arguments, **named)
             finally:
-                say(f"phase {base}")
+                with lock:
+                    active[phase] -= 1
+                    say_phase()
 
         return told
 
     for name in ("adopt_blob", "put_blob", "put_record", "put_log"):
         setattr(Store, name, within("storing", getattr(Store, name)))
-    for name, phase in (("link_groups", "linking"), ("write_bundle", "writing the bundle")):
-        setattr(assembling, name, within(phase, getattr(assembling, name)))
+    for name in ("link", "link_launcher"):
+        setattr(LinkToolchain, name, within("linking", getattr(LinkToolchain, name)))
+    assembling.write_bundle = within("writing the bundle", assembling.write_bundle)  # type: ignore[attr-defined]
 
     def tell(event: events.Event) -> None:
         nonlocal base
         if isinstance(event, (events.Enumerating, events.Planned, events.Finished)):
             names = {events.Enumerating: "planning", events.Planned: "compiling", events.Finished: "ending"}
             base = names[type(event)]
-            say(f"phase {base}")
+            with lock:
+                say_phase()
         if isinstance(event, events.Compiled):
             say(f"compiled {event.kernel.name}")
 
