@@ -17,9 +17,8 @@ After each round:
 - builders that failed said why, and builders that nobody disturbed did not fail.
 
 At the end an undisturbed build on that store gives the bundles that a fresh store gives, and nothing is left
-lying about, but for directories of killed builders that a collection leaves for a day. Prints a line a round
-and a table; exits with 1 at the end if anything was wrong. Everything is drawn from the seed, but what a kill
-hits depends on the machine.
+lying about. Prints a line a round and a table; exits with 1 at the end if anything was wrong. Everything is
+drawn from the seed, but what a kill hits depends on the machine.
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ class Count:
     compiled_twice: int = 0
     aside: int = 0
     longest_end: float = 0.0
-    left_for_a_day: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -420,12 +418,7 @@ class Torture:
         left = [path for path in self.place.out.iterdir() if path.name not in names]
         left += self.damager.files("locks")
         left += sorted(self.place.root.rglob(".new-*"))
-        for folder in (self.place.store / "tmp").iterdir():
-            # Without its owner's lock, such as after a removal that failed, it is left for a day.
-            if (folder / ".owner").exists():
-                left.append(folder)
-            else:
-                self.count.left_for_a_day += 1
+        left += (self.place.store / "tmp").iterdir()
         for path in left:
             self.wrong(f"left lying about: {path.relative_to(self.place.root)}")
 
@@ -465,7 +458,6 @@ def table(count: Count, damager: Damager, log: Path, seconds: float) -> str:
         "files of the store": listed(damager.counts),
         "files set aside": f"{count.aside}, each damaged on purpose",
         "kernels compiled": f"{count.compiled:,}; twice in a round: {count.compiled_twice}",
-        "directories of killed builders left for a day": str(count.left_for_a_day),
         "wrong": str(len(count.wrong)),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Start
 from cutlass_aot.builder.messages import problem_record
 from cutlass_aot.builder.pool import Executor, Job, Pool, Result
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
-from cutlass_aot.errors import CorruptFile, GeneratorError
+from cutlass_aot.errors import CorruptFile, GeneratorError, StoreError
 from cutlass_aot.generators.device import DeviceProfile, device_record
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import decode
@@ -150,8 +151,10 @@ def compile_missing(
             work.settle(result)
     finally:
         store.unlock_all()
-        if work.seconds:
-            remember_durations(store, work.seconds)
+        # A hint for the next build: a disk that is full must not hide what came of this one.
+        with contextlib.suppress(StoreError):
+            if work.seconds:
+                remember_durations(store, work.seconds)
     ordered = [work.failures[item.key] for item in planned if item.key in work.failures]
     return Compilation(work.artifacts, ordered, work.compiled)
 

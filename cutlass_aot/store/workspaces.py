@@ -95,13 +95,14 @@ def _is_alive(path: Path, now: float) -> bool:
         youngest = path.stat().st_mtime
         if not path.name.startswith(NEW):
             owner = Lock(path / _OWNER)
-            with contextlib.suppress(FileNotFoundError):
-                if not owner.try_acquire(create=False):
-                    return True
-                if owner.supported:
-                    owner.release()
-                    return False
+            if not owner.try_acquire(create=False):
+                return True
+            if owner.supported:
+                owner.release()
+                return False
     except FileNotFoundError:
+        # It has its name only with the owner's file in it: somebody was removing it, and what a process that
+        # outlived its builder wrote meanwhile is left.
         return False
     except OSError:
         # Somebody else's, and closed to us: not ours to judge.
