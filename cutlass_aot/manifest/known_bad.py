@@ -9,10 +9,13 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.manifest.keys import known, strings, text, words
+from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 
-KEYS = ("generator", "targets", "dtypes", "layouts", "design", "since", "until", "reason")
+KEYS = (
+    "generator", "targets", "dtypes", "accumulator", "layouts", "design", "since", "until", "reason",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class KnownBad:
         targets: GPU code targets they are bad for.
         capability: compute capability of the GPUs they are bad on: every target that runs there.
         dtypes: element types of the operands, one pattern an operand, such as ``("i8", "i8", "*")``.
+        accumulator: element types of the accumulator.
         layouts: layouts of the operands.
         design: filters that all accept them.
         since: first version of the DSL that they are bad with.
@@ -36,6 +40,7 @@ class KnownBad:
     targets: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
     dtypes: tuple[tuple[str, ...], ...] = ()
+    accumulator: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     design: tuple[DesignFilter, ...] = ()
     since: str = ""
@@ -72,6 +77,7 @@ def _row(table: Mapping[str, Any], where: str) -> KnownBad:
         reason=text(table, "reason", where),
         targets=words(table, "targets", where, KNOWN_TARGETS, ()),
         dtypes=tuple(tuple(word.split(".")) for word in strings(table, "dtypes", where, ())),
+        accumulator=words(table, "accumulator", where, tuple(DTYPES), ()),
         layouts=tuple(strings(table, "layouts", where, ())),
         design=tuple(_filter(key, value, where) for key, value in design.items()),
         since=versions["since"],
