@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -100,7 +101,7 @@ cluster = ["1x1", "2x1", "4x1"]
     """ab = "f16"
 layouts = ["tnt"]
 family = "PersistentDenseGemm"
-tile = ["128x128", "256x128"]
+tile = ["128x64", "128x128", "256x128"]
 """,
 ]
 MEMORY_LIMIT = 1.2e9
@@ -436,24 +437,31 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         """Look five times a second."""
         while not self._done.wait(0.2):
-            for pid in _forked_workers():
+            for pid in _forked_workers(os.getpid()):
                 self._seen.add(pid)
                 self.peak = max(self.peak, _peak_bytes(pid))
 
 
-def _forked_workers() -> list[int]:
-    """Processes whose parent runs the same program as they do: workers, and no zygote."""
-    programs: dict[int, tuple[int, bytes]] = {}
+def _forked_workers(ancestor: int) -> list[int]:
+    """Descendants of a process whose parent runs the same program as they do: workers, and no zygote."""
+    parents: dict[int, int] = {}
+    programs: dict[int, bytes] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            line = (path / "cmdline").read_bytes()
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            programs[int(path.name)] = (path / "cmdline").read_bytes()
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if b"cutlass_aot.builder.zygote" in line:
-            programs[int(path.name)] = (parent, line)
+
+    def descends(pid: int) -> bool:
+        return pid == ancestor or (pid in parents and descends(parents[pid]))
+
     return [
-        pid for pid, (parent, line) in programs.items() if parent in programs and programs[parent][1] == line
+        pid
+        for pid, parent in parents.items()
+        if b"cutlass_aot.builder.zygote" in programs[pid]
+        and programs.get(parent) == programs[pid]
+        and descends(parent)
     ]
 
 

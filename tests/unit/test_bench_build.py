@@ -62,9 +62,10 @@ def test_only_forked_workers_are_watched(tools):
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as zygote:
         assert zygote.stdout is not None
         child = int(zygote.stdout.readline())
-        found = bench_build._forked_workers()
+        found = bench_build._forked_workers(os.getpid())
         assert child in found
         assert zygote.pid not in found
+        assert bench_build._forked_workers(child) == []
         zygote.communicate("")
 
 
