@@ -346,6 +346,8 @@ class _Making:
             done = compiling.compile_missing(
                 executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
             )
+        # Idle workers would keep gigabytes while libraries are linked.
+        self.pool.end()
         return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
 
     def _executor(self) -> AbstractContextManager[Executor]:

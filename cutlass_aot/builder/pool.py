@@ -82,8 +82,7 @@ class Pool:
         size: most workers at once.
         modules: what a worker needs imported.
         timeout: seconds a job may take.
-        dsl_roots: directories that the DSL may be imported from; empty for anywhere. Looked at when the
-            first worker is forked, so that they may be set after :meth:`warm`.
+        dsl_roots: directories that the DSL may be imported from; empty for anywhere.
     """
 
     size: int
@@ -118,10 +117,6 @@ class Pool:
             self._logs.cleanup()
         self._workers.clear()
         self._zygote = self._logs = None
-
-    def warm(self) -> None:
-        """Begin to import what workers need, in a process of its own; returns at once."""
-        self._warm_zygote()
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
@@ -213,18 +208,17 @@ class Pool:
         return Result(job, reply, log=log)
 
     def _new_worker(self) -> _Worker:
-        zygote = self._warm_zygote()
-        zygote.dsl_roots = self.dsl_roots
+        zygote = self._started_zygote()
         child = zygote.fork()
         self._started += 1
         worker = _Worker(child.pid, child.channel, zygote.directory / f"worker-{self._started}.log")
         self._workers.append(worker)
         return worker
 
-    def _warm_zygote(self) -> Zygote:
+    def _started_zygote(self) -> Zygote:
         if self._zygote is None:
             self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
-            self._zygote = Zygote(self.modules, Path(self._logs.name))
+            self._zygote = Zygote(self.modules, Path(self._logs.name), self.dsl_roots)
         self._zygote.start()
         return self._zygote
 
@@ -232,7 +226,7 @@ class Pool:
         """End a worker and return its exit status, negative for a signal."""
         self._workers.remove(worker)
         worker.channel.close()
-        return self._warm_zygote().bury(worker.pid)
+        return self._started_zygote().bury(worker.pid)
 
 
 def _failed(job: Job, trouble: Trouble, log: str) -> Result:

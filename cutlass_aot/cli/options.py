@@ -76,7 +76,7 @@ def build_options(function: Function) -> Function:
             "--jobs",
             type=click.IntRange(1, 1024),
             default=available_cores,
-            show_default="available cores",
+            show_default="what cores and memory allow",
             help="Kernels compiled at once.",
         ),
         click.option(
