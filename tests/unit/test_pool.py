@@ -223,14 +223,14 @@ def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
     assert order == ["raise", "undecodable"]
 
 
-def test_imports_begin_before_there_is_work(tmp_path):
+def test_what_has_ended_can_be_used_again(tmp_path):
     with pool_of(1) as pool:
-        pool.warm()
-        process = pool._zygote.process
-        assert process.poll() is None
         list(pool.run([job("raise", tmp_path)]))
-        assert pool._zygote.process is process
-    assert process.poll() is not None
+        process = pool._zygote.process
+        pool.end()
+        assert process.poll() is not None
+        (result,) = pool.run([job("raise", tmp_path)])
+    assert result.error == "ValueError: no such instruction"
 
 
 def test_an_idle_worker_that_dies_is_replaced(tmp_path):
