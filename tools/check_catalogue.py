@@ -38,7 +38,7 @@ import cutlass_aot
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import events
 from cutlass_aot.builder import plan as planning
-from cutlass_aot.builder.cores import available_cores
+from cutlass_aot.builder.cores import available_workers
 from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.builder.pool import Pool
 from cutlass_aot.builder.records import Enumeration, Failure, Selection, Sources
@@ -397,7 +397,7 @@ def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: flo
     show_default=True,
     help="Directory of compiled kernels; one of its own, since its size is told.",
 )
-@click.option("-j", "--jobs", type=click.IntRange(1), default=available_cores, help="Workers.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=available_workers, help="Workers.")
 @click.option("--timeout", type=click.FloatRange(1), default=600.0, help="Seconds one kernel may take.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON as well.")
 def main(

@@ -67,7 +67,12 @@ def known_answer(manifest: Path, store: Path, output: Path) -> Answer | None:
 
 
 def keep_answer(
-    manifest: Path, store: Path, answer: Answer, followed_from: Mapping[str, Seen], made: Mapping[str, str]
+    manifest: Path,
+    store: Path,
+    answer: Answer,
+    followed_from: Mapping[str, Seen],
+    packages: Iterable[str],
+    made: Mapping[str, str],
 ) -> None:
     """Note that a bundle is up to date.
 
@@ -76,6 +81,7 @@ def keep_answer(
         store: directory of the store.
         answer: the bundle.
         followed_from: every file that it follows from, by absolute path.
+        packages: folders of packages in which modules were found: another file there may be imported instead.
         made: the bundle's own files with their digests, by absolute path.
     """
     files = {**followed_from}
@@ -83,14 +89,19 @@ def keep_answer(
         # Without a stamp: the next build reads it once, and what is trusted is what that one saw.
         files[path] = Seen(sha256, (-1, -1, -1, -1))
     bundle = os.path.abspath(answer.bundle)  # noqa: PTH100 - as the files' names are
-    inside = {bundle, *(os.path.dirname(path) for path in made)}  # noqa: PTH120
+    inside = {
+        str(folder)
+        for path in made
+        for folder in (Path(path), *Path(path).parents)
+        if folder.is_relative_to(bundle) and folder.is_dir()
+    }
     write_note(
         store,
         _name(manifest, answer.bundle.parent),
         {
             "files": to_rows(files),
-            "search": to_rows(_looked({path for path in sys.path if path}, importable=True)),
-            "folders": to_rows(_looked(inside, importable=False)),
+            "search": to_rows(_looked({*packages, *filter(None, sys.path)}, importable=True)),
+            "folders": to_rows(_looked({bundle, *inside}, importable=False)),
             "bundle": answer.bundle.name,
             "kernels": answer.kernels,
         },

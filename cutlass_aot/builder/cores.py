@@ -20,7 +20,7 @@ _ROOT = Path("/")
 _NO_LIMIT = 1 << 62
 
 
-def available_cores() -> int:
+def available_workers() -> int:
     """Workers for this process: as many as it has cores, and as fit into its memory, but one at least."""
     return reasonable_workers(len(os.sched_getaffinity(0)), core_quota(_ROOT), available_bytes(_ROOT))
 

@@ -77,26 +77,26 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Linking:
-    """So many ``libraries`` have to be linked in all."""
+    """Everything is compiled; of so many ``libraries`` in all, some are still to be linked."""
 
     libraries: int
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A library was linked.
+    """A library is there.
 
     Attributes:
         library: stem of its file.
         kernels: how many it holds.
         size: its bytes.
-        seconds: how long it took.
+        seconds: how long linking took; None if the store had it.
     """
 
     library: str
     kernels: int
     size: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +140,4 @@ Event = (
     | Finished
 )
 Listener = Callable[[Event], None]
-"""Called with each event as it happens, in the builder's own thread."""
+"""Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

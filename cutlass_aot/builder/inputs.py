@@ -21,7 +21,7 @@ from cutlass_aot.builder.records import Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device import DeviceProfile, device_record, load_profile
-from cutlass_aot.generators.registry import source_digests, source_of
+from cutlass_aot.generators.registry import package_folders, source_digests, source_of
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.store.notes import read_note, write_note
@@ -122,6 +122,13 @@ class Inputs:
         """Digest of :attr:`parts`: the key of the selection in the store."""
         return digest(encode(self.parts))
 
+    @property
+    def packages(self) -> set[str]:
+        """Folders that the generators' and plugins' modules were found in, and those of this package."""
+        own = Path(cutlass_aot.__file__).parent
+        folders = {str(path.parent) for path in own.rglob("*.py")}
+        return folders | package_folders({*self.tools.modules, *self.manifest.plugins})
+
     def _plugin(self, module: str) -> str:
         path = source_of(module)
         return self.files.digest(path) if path else "without a source file"
@@ -168,7 +175,12 @@ def load_tools(generators: set[str], hosts: tuple[str, ...], store: Path) -> tup
 def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
     linkers = {host: LinkToolchain.detect(host) for host in hosts}
     for linker in linkers.values():
-        files.digest(linker.cudart)
+        for path in (linker.zig, linker.cudart, linker.tvm_ffi):
+            files.digest(path)
+    # What adds to the search path, and editable installations, whose folders are elsewhere.
+    for folder in filter(None, sys.path):
+        for path in (*Path(folder).glob("*.pth"), *Path(folder).glob("__editable__*")):
+            files.digest(path)
     return Tools(sources, detect_compiler(files), own_sources(files), linkers)
 
 
@@ -178,7 +190,9 @@ def naming(manifest_path: Path) -> Iterator[None]:
     try:
         yield
     except ManifestError as error:
-        raise ManifestError(f"{manifest_path}: {error}") from None
+        message = str(error)
+        named = message.startswith(f"{manifest_path}: ")
+        raise ManifestError(message if named else f"{manifest_path}: {message}") from None
 
 
 def remembered_files(store: Path) -> Files:

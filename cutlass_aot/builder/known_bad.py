@@ -52,7 +52,12 @@ TABLE = (
 
 def known_bad(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad] = TABLE) -> str:
     """Why a kernel is known to be bad with a version of the DSL, or ``""``."""
-    version = release(dsl_version)
+    row = row_of(kernel, dsl_version, table)
+    return row.reason if row else ""
+
+
+def row_of(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad]) -> KnownBad | None:
+    """The first row of a table that a kernel falls under, with a version of the DSL."""
     target = Target.parse(kernel.target)
     design = dict(kernel.design)
     dtypes = tuple(operand.dtype for operand in kernel.operands)
@@ -64,12 +69,19 @@ def known_bad(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad] = TABL
             and (not row.dtypes or any(_match(dtypes, patterns) for patterns in row.dtypes))
             and (not row.accumulator or kernel.accumulator in row.accumulator)
             and (not row.layouts or any(fnmatchcase(kernel.layouts, pattern) for pattern in row.layouts))
-            and not (row.since and version < release(row.since))
-            and not (row.until and release(row.until) <= version)
             and all(design_filter.accepts(design) for design_filter in row.design)
+            and in_force(row, dsl_version)
         ):
-            return row.reason
-    return ""
+            return row
+    return None
+
+
+def in_force(row: KnownBad, dsl_version: str) -> bool:
+    """Whether a row is about a version of the DSL."""
+    version = release(dsl_version)
+    return not (row.since and version < release(row.since)) and not (
+        row.until and release(row.until) <= version
+    )
 
 
 def _match(dtypes: Sequence[str], patterns: Sequence[str]) -> bool:

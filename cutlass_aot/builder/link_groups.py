@@ -120,9 +120,8 @@ class Libraries:
             LinkError: if the linker fails.
             StoreError: if an object is gone since it was planned.
         """
-        left = sum(not future.done() for future in self._made.values())
-        if left:
-            self._tell(Linking(left))
+        if not all(future.done() for future in self._made.values()):
+            self._tell(Linking(len(self._packs) * len(self._linkers)))
         own = named_groups(entries)
         plans = []
         for library, names in self._packs.items():
@@ -149,11 +148,12 @@ class Libraries:
 
     def _tell_linked(self) -> None:
         for (library, host), future in list(self._made.items()):
-            if (library, host) in self._told or not future.done() or future.exception() is not None:
+            if (library, host) in self._told or not future.done():
                 continue
-            self._told.add((library, host))
+            # A linker that does not work is an error now, not after hours of compiling.
             made = future.result()
-            if made.seconds is not None and library != LAUNCHER:
+            self._told.add((library, host))
+            if library != LAUNCHER:
                 size = made.path.stat().st_size
                 self._tell(Linked(library, len(self._members[library]), size, made.seconds))
 
@@ -178,7 +178,10 @@ class Libraries:
             return found
         start = time.monotonic()
         path = self._workspace / f"{key}.so"
-        linker.link(self._extracted(library, objects), path, self._workspace / "cache")
+        extracted = self._extracted(library, objects)
+        linker.link(extracted, path, self._workspace / "cache")
+        for _, file in extracted:
+            file.unlink()
         return self._keep(path, key, start)
 
     def _stored(self, key: str) -> _Made | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cutlass_aot
 from cutlass_aot.builder import compile as compiling
@@ -39,14 +40,15 @@ from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, tak
 from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.builder.tuned import check_planned, read_tunings
 from cutlass_aot.bundle.write import bundle_is
-from cutlass_aot.errors import ToolchainError
+from cutlass_aot.errors import CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.store.roots import set_root
+from cutlass_aot.store.layout import ROOTS
+from cutlass_aot.store.roots import keep_root, read_root, set_root
 from cutlass_aot.store.store import Store
 
 
@@ -160,23 +162,31 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         making = _Making(recipe, selection, inputs.tools, store, settings, pool)
         result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
-    made = _made(result)
+    made = _made(result, settings.store)
     if made:
         answer = Answer(result.bundle, result.kernels)
-        keep_answer(manifest_path, settings.store, answer, inputs.files.used, made)
+        used, packages = inputs.files.used, inputs.packages
+        keep_answer(manifest_path, settings.store, answer, used, packages, made)
     return result
 
 
-def _made(result: BuildResult) -> dict[str, str]:
-    """The files of a bundle with their digests, by absolute path; none if another build's is there by now."""
+def _made(result: BuildResult, store: Path) -> dict[str, str]:
+    """A bundle's files, and its root in the store, with their digests, by absolute path.
+
+    Nothing if another build's bundle is there by now.
+    """
     if not result.catalog_sha256:
         return {}
-    references = read_manifest(result.bundle)
-    if references[CATALOG_NAME].sha256 != result.catalog_sha256:
+    manifest, root = result.bundle / MANIFEST_NAME, store / ROOTS / result.bundle.name
+    try:
+        references = read_manifest(result.bundle)
+        if references[CATALOG_NAME].sha256 != result.catalog_sha256:
+            return {}
+        made = {result.bundle / path: item.sha256 for path, item in references.items()}
+        made |= {path: digest(path.read_bytes()) for path in (manifest, root)}
+    except (OSError, CutlassAotError):
         return {}
-    manifest = result.bundle / MANIFEST_NAME
-    files = {str((result.bundle / path).absolute()): item.sha256 for path, item in references.items()}
-    return files | {str(manifest.absolute()): digest(manifest.read_bytes())}
+    return {str(path.absolute()): sha256 for path, sha256 in made.items()}
 
 
 def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, settings: Settings) -> BuildResult:
@@ -272,9 +282,12 @@ class _Making:
         bundle, tell = output / self.recipe.name, self.settings.tell
         origins, keys = self.tools.origins, self._keys()
         name = inputs_digest(self.recipe, self.selection, origins, keys)
-        known = self.store.get_record("bundle", name)
-        catalog = str(known.get("catalog_sha256")) if isinstance(known, dict) else ""
+        record = self.store.get_record("bundle", name)
+        known: dict[str, Any] = record if isinstance(record, dict) else {}
+        catalog = str(known.get("catalog_sha256", ""))
         if not self.settings.whole and bundle_is(bundle, catalog):
+            # Another manifest's bundle of this name may have taken the root.
+            keep_root(self.store, self.recipe.name, known.get("references"))
             tell(UpToDate(len(keys)))
             return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
         linkers = self.tools.linkers
@@ -290,7 +303,9 @@ class _Making:
             outcome = assemble(
                 self.recipe, self.selection, origins, keys, artifacts, libraries, first, self.store, bundle
             )
-        self.store.put_record("bundle", name, {"catalog_sha256": outcome.catalog_sha256})
+        references = sorted(read_root(self.store, self.recipe.name) or ())
+        record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
+        self.store.put_record("bundle", name, record)
         result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
 
@@ -371,7 +386,9 @@ class _Making:
     def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
         """Kernels that the same toolchain has failed to compile: it would again."""
         log = self.store.log_path
-        failures = [Failure(item.kernel, item.failed, log(item.key)) for item in planned if item.failed]
+        failures = [
+            Failure(item.kernel, item.failed, log(item.key), before=True) for item in planned if item.failed
+        ]
         for failure in failures:
             self.settings.tell(Failed(failure))
         return tuple(failures)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.dependencies import Files
-from cutlass_aot.builder.known_bad import TABLE, known_bad
+from cutlass_aot.builder.known_bad import TABLE, in_force, known_bad, row_of
 from cutlass_aot.builder.recipe import Origins
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
+from cutlass_aot.manifest.known_bad import KnownBad
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES
@@ -37,6 +38,9 @@ def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
     sources = find_sources({table.generator for table in manifest.tables}, files)
     for table in manifest.tables:
         _check_table(table, sources.instances[table.generator])
+    for index, row in enumerate(manifest.known_bad):
+        generator = find(row.generator).load()
+        _check_filters(row.design, generator, f"known_bad[{index}].design", ())
     return sources
 
 
@@ -71,13 +75,22 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
                 f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
                 f"expected some of {', '.join(possible)}"
             )
-    for design_filter in (*table.filters, *(item for group in table.exclude for item in group)):
+    filters = (*table.filters, *(item for group in table.exclude for item in group))
+    _check_filters(filters, generator, table.where, TABLE_KEYS)
+
+
+def _check_filters(
+    filters: Iterable[DesignFilter], generator: Generator, where: str, others: Sequence[str]
+) -> None:
+    """Refuse filters on what the generator's kernels do not have."""
+    for design_filter in filters:
         if design_filter.name not in generator.design:
             short = {full: name for name, full in SHORT_NAMES.items()}
             known = [short.get(name, name) for name in generator.design]
+            possible = f"one of {', '.join(others)}, or of" if others else "one of"
             raise ManifestError(
-                f"{table.where}: unknown key {design_filter.written!r}: expected one of "
-                f"{', '.join(TABLE_KEYS)}, or of the design of {generator.name!r}: {', '.join(known)}"
+                f"{where}: unknown key {design_filter.written!r}: expected {possible} "
+                f"the design of {generator.name!r}: {', '.join(known)}"
             )
 
 
@@ -111,13 +124,16 @@ def select(
     chosen: dict[str, Kernel] = {}
     remarks: list[str] = []
     known = (*TABLE, *manifest.known_bad)
+    hit: set[KnownBad] = set()
     for index, table in enumerate(manifest.tables):
         own = [(question, kernels) for question, kernels in answers if question.table == index]
         found = [kernel for _, kernels in own for kernel in kernels]
         kept = _filtered(table, found)
         if not kept:
             raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
-        bad = {kernel.digest: why for kernel in kept if (why := known_bad(kernel, dsl_version, known))}
+        rows = {kernel.digest: row for kernel in kept if (row := row_of(kernel, dsl_version, known))}
+        hit.update(rows.values())
+        bad = {kernel: row.reason for kernel, row in rows.items()}
         for why in sorted(set(bad.values())):
             count = sum(reason == why for reason in bad.values())
             remarks.append(f"{table.where}: {count} left out as known to be bad: {why}")
@@ -137,6 +153,9 @@ def select(
             limit = table.max_per_group or len(members)
             for position in spread(len(members), limit):
                 chosen[members[position].digest] = members[position]
+    for index, row in enumerate(manifest.known_bad):
+        if row not in hit and in_force(row, dsl_version):
+            remarks.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
     return Selection(tuple(kernels), tuple(remarks))
 

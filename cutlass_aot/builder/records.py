@@ -122,9 +122,11 @@ class Failure:
         reason: one line.
         log: file with the compiler's own words.
         machine: whether the machine is to blame (memory, disk, time, a signal): it may compile next time.
+        before: whether it failed in an earlier build, and was not compiled again.
     """
 
     kernel: Kernel
     reason: str
     log: Path
     machine: bool = False
+    before: bool = False

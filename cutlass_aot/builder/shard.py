@@ -8,12 +8,15 @@ generator and no DSL.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cutlass_aot.builder.plan import kernel_keys
 from cutlass_aot.builder.recipe import Origins, Recipe, inputs_digest
 from cutlass_aot.builder.records import Selection
+from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.encoding import digest
@@ -80,17 +83,36 @@ class Shard:
 
 
 def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
-    """Write a shard's directory: objects and their records first, what makes it a shard last.
+    """Write a shard's directory beside its place, and put it there when it is whole.
 
     Args:
-        shard: what to write.
+        shard: what to write; a shard that is at its path is replaced.
         artifacts: by key, of at least this share's kernels.
         store: has the objects.
 
     Raises:
+        BundleError: if something else is at its path, or the disk refuses.
         StoreError: if an object is gone, or the disk refuses.
     """
-    own = Store(shard.path)
+    path = shard.path.absolute()
+    try:
+        if path.exists() and any(path.iterdir()):
+            Store(path, create=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+            made = Path(folder) / "new"
+            _fill(Store(made), shard, artifacts, store)
+            if not path.exists():
+                made.rename(path)
+            elif not exchange(made, path):
+                path.rename(Path(folder) / "old")
+                made.rename(path)
+    except (OSError, StoreError) as error:
+        raise BundleError(f"the shard {shard.path} cannot be written: {error}") from None
+
+
+def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
+    """Objects and their records first, what makes it a shard last."""
     share = shard.share.of(shard.keys)
     for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
         if key in share:
@@ -168,6 +190,10 @@ def check_whole(shards: Sequence[Shard]) -> None:
     if not shards:
         raise BundleError("there is nothing to merge: name the directories of all shards of a bundle")
     first = shards[0]
+    generators, toolchain = first.origins.generators, first.origins.toolchain
+    # Objects are taken by their keys: one that is not what it says must not get into the store.
+    if kernel_keys(first.selection, generators, toolchain) != list(first.keys):
+        raise BundleError(f"{first.path}: its keys are not those of its kernels: build this shard again")
     for shard in shards[1:]:
         what = f"{shard.path} and {first.path} are not of one build"
         if shard.share.count != first.share.count:

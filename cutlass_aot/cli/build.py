@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +98,13 @@ def _build(
     shown = make_report(quiet=as_json)
     listeners: list[Listener] = [EventLines(), shown] if as_json else [shown]
 
+    one_at_a_time = threading.Lock()
+
     def tell(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
+        # A notice may come from any thread.
+        with one_at_a_time:
+            for listener in listeners:
+                listener(event)
 
     def run() -> BuildResult:
         try:
@@ -125,7 +130,12 @@ def _tell_result(result: BuildResult, *, as_json: bool) -> int:
             click.echo(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
             for failure in result.failures:
                 click.echo(f"  {failure.kernel.name}\n    log: {failure.log}", err=True)
-        click.echo("no bundle was written; what compiled is in the store", err=True)
+        before = sum(failure.before for failure in result.failures)
+        if before:
+            click.echo(
+                f"{before} of them failed before with this toolchain: --retry compiles again", err=True
+            )
+        click.echo("nothing was written; what compiled is in the store", err=True)
         return 1
     if not as_json:
         state = "written" if result.written else "up to date"

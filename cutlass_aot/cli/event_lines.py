@@ -80,7 +80,7 @@ class EventLines:
                 "library": event.library,
                 "kernels": event.kernels,
                 "bytes": event.size,
-                "seconds": round(event.seconds, 3),
+                "seconds": None if event.seconds is None else round(event.seconds, 3),
             }
         if isinstance(event, events.Notice):
             return {"text": event.text}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from cutlass_aot.builder.cores import available_cores
-
-if TYPE_CHECKING:
-    pass
+from cutlass_aot.builder.cores import available_workers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -75,7 +72,7 @@ def build_options(function: Function) -> Function:
             "-j",
             "--jobs",
             type=click.IntRange(1, 1024),
-            default=available_cores,
+            default=available_workers,
             show_default="what cores and memory allow",
             help="Kernels compiled at once.",
         ),

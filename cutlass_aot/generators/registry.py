@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -182,6 +182,21 @@ def source_of(module: str) -> Path | None:
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
     return Path(spec.origin)
+
+
+def package_folders(modules: Iterable[str]) -> set[str]:
+    """Folders of the packages that modules stand in, also of those that are spread over several folders."""
+    found: set[str] = set()
+    for module in modules:
+        package = module.rpartition(".")[0]
+        while package:
+            try:
+                spec = importlib.util.find_spec(package)
+            except (ImportError, ValueError):
+                spec = None
+            found.update((spec.submodule_search_locations or ()) if spec else ())
+            package = package.rpartition(".")[0]
+    return found
 
 
 def version_of(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.design import full_name, matches
 from cutlass_aot.schema.kernel import DesignValue
 
@@ -42,6 +44,28 @@ class DesignFilter:
 
     def __str__(self) -> str:
         return f"{self.written} = {list(self.values)}"
+
+
+def design_filters(
+    table: Mapping[str, Any], where: str, reserved: Sequence[str] = ()
+) -> tuple[DesignFilter, ...]:
+    """The filters of a manifest's table: one for each key that is not ``reserved``.
+
+    Raises:
+        ManifestError: for a value that no design can have.
+    """
+    found = []
+    for key, value in table.items():
+        if key in reserved:
+            continue
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(item, (str, int, bool)) for item in values):
+            raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
+        if any(isinstance(item, int) and abs(item) >= 2**63 for item in values):
+            raise ManifestError(f"{where}.{key}: a number of more than 64 bits matches nothing")
+        typed: list[FilterValue] = values
+        found.append(DesignFilter.make(key, typed))
+    return tuple(found)
 
 
 def spread(count: int, limit: int) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.filters import DesignFilter
-from cutlass_aot.manifest.keys import known, strings, text, words
+from cutlass_aot.manifest.filters import DesignFilter, design_filters
+from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
@@ -76,19 +77,29 @@ def _row(table: Mapping[str, Any], where: str) -> KnownBad:
         generator=text(table, "generator", where),
         reason=text(table, "reason", where),
         targets=words(table, "targets", where, KNOWN_TARGETS, ()),
-        dtypes=tuple(tuple(word.split(".")) for word in strings(table, "dtypes", where, ())),
+        dtypes=_dtypes(table, where),
         accumulator=words(table, "accumulator", where, tuple(DTYPES), ()),
-        layouts=tuple(strings(table, "layouts", where, ())),
-        design=tuple(_filter(key, value, where) for key, value in design.items()),
+        layouts=_layouts(table, where),
+        design=design_filters(design, f"{where}.design"),
         since=versions["since"],
         until=versions["until"],
     )
 
 
-def _filter(key: str, value: Any, where: str) -> DesignFilter:
-    values: Sequence[Any] = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(item, (str, int, bool)) for item in values):
-        raise ManifestError(
-            f"{where}.design.{key}: {value!r}: expected a value, a pattern, or a list of them"
-        )
-    return DesignFilter.make(key, values)
+def _dtypes(table: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
+    rows = tuple(tuple(word.split(".")) for word in strings(table, "dtypes", where, ()))
+    for row in rows:
+        for pattern in row:
+            if not any(fnmatchcase(dtype, pattern) for dtype in DTYPES):
+                raise ManifestError(unknown(f"{where}.dtypes", pattern, tuple(DTYPES)) + ", or a pattern")
+    return rows
+
+
+def _layouts(table: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    words = tuple(strings(table, "layouts", where, ()))
+    for word in words:
+        if set(word) - set("tn*?"):
+            raise ManifestError(
+                f'{where}.layouts: {word!r}: expected t and n, one an operand, or a pattern such as "*nt"'
+            )
+    return words

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.filters import DesignFilter, FilterValue
+from cutlass_aot.manifest.filters import DesignFilter, design_filters
 from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
 from cutlass_aot.manifest.select import SelectSettings, parse_select
@@ -206,8 +206,8 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
         combinations=combinations,
         layouts=layouts,
         targets=words(table, "targets", where, targets, targets),
-        filters=_filters(table, where, TABLE_KEYS),
-        exclude=tuple(_filters(item, f"{where}.exclude", ()) for item in exclude),
+        filters=design_filters(table, where, TABLE_KEYS),
+        exclude=tuple(design_filters(item, f"{where}.exclude") for item in exclude),
         max_per_group=limit,
     )
 
@@ -240,18 +240,3 @@ def _combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, .
                 raise ManifestError(unknown(f"{where}.dtypes", dtype, tuple(DTYPES)))
     accumulators = words(table, "accumulator", where, tuple(DTYPES))
     return tuple((tuple(row), accumulator) for row, accumulator in product(rows, accumulators))
-
-
-def _filters(table: Mapping[str, Any], where: str, reserved: Sequence[str]) -> tuple[DesignFilter, ...]:
-    found = []
-    for key, value in table.items():
-        if key in reserved:
-            continue
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(item, (str, int, bool)) for item in values):
-            raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
-        if any(isinstance(item, int) and abs(item) >= 2**63 for item in values):
-            raise ManifestError(f"{where}.{key}: a number of more than 64 bits matches nothing")
-        typed: list[FilterValue] = values
-        found.append(DesignFilter.make(key, typed))
-    return tuple(found)

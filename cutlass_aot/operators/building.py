@@ -51,7 +51,8 @@ def build(
         out: directory under which the bundle's directory, named as the bundle, is put.
         store: directory of compiled kernels.
         version: version of the bundle's wheel.
-        jobs: kernels compiled at once; None for as many as there are cores.
+        jobs: kernels compiled at once; None for as many as cores and memory
+            allow.
         timeout: seconds one kernel may take.
         tell: called with every event of ``cutlass_aot.builder.events``; None writes to the logger
             ``cutlass_aot``.
@@ -66,7 +67,7 @@ def build(
         OperandError: for wrong targets, or an operator that does not serve its arguments on any of them.
         ToolchainError: if the build side is not installed.
     """
-    from cutlass_aot.builder.cores import available_cores
+    from cutlass_aot.builder.cores import available_workers
     from cutlass_aot.builder.pipeline import build_kernels
     from cutlass_aot.builder.recipe import Recipe
     from cutlass_aot.builder.settings import Settings
@@ -80,7 +81,7 @@ def build(
         recipe,
         kernels,
         Path(out),
-        Settings(Path(store), available_cores() if jobs is None else jobs, timeout, tell or _log),
+        Settings(Path(store), available_workers() if jobs is None else jobs, timeout, tell or _log),
     )
     if result.failures:
         lines = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.schema.encoding import seal, unseal
@@ -36,6 +38,28 @@ def set_root(store: Store, name: str, references: Iterable[Reference]) -> None:
         )
     body = {"name": name, "records": sorted(set(references))}
     publish(seal(_KIND, SCHEMA, body), store.root / ROOTS / name)
+
+
+def keep_root(store: Store, name: str, references: Any) -> None:
+    """Set a root again that is not what it was; a store that cannot be written to is left as it is.
+
+    Args:
+        store: the store.
+        name: the root's name.
+        references: kind and key of each record, as a record has them: what is something else is left out.
+    """
+    wanted = [
+        (item[0], item[1])
+        for item in references or ()
+        if isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, str) for part in item)
+    ]
+    with contextlib.suppress(StoreError):
+        try:
+            known = read_root(store, name)
+        except CorruptFile:
+            known = None
+        if wanted and known != frozenset(wanted):
+            set_root(store, name, wanted)
 
 
 def roots(store: Store) -> dict[str, frozenset[Reference]]:

@@ -232,7 +232,7 @@ def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
         f"    log: {first.log}",
         f"  {second.kernel.name}",
         f"    log: {second.log}",
-        "no bundle was written; what compiled is in the store",
+        "nothing was written; what compiled is in the store",
     ]
 
 

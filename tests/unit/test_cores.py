@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutlass_aot.builder.cores import available_bytes, available_cores, core_quota, reasonable_workers
+from cutlass_aot.builder.cores import available_bytes, available_workers, core_quota, reasonable_workers
 
 GIB = 1 << 30
 
@@ -94,4 +94,4 @@ def test_a_limit_that_makes_no_sense_is_none(root, text):
 
 
 def test_there_is_always_a_worker():
-    assert available_cores() >= 1
+    assert available_workers() >= 1
