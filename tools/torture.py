@@ -512,10 +512,10 @@ def main(kills: int, builders: int, minutes: float, seed: int, keep: Path | None
         if keep and torture.disk.mounted:
             shutil.copytree(place.root, scratch / "left", symlinks=True)
         torture.disk.close()
+        result = table(torture.count, torture.damager, place.fault_log, time.monotonic() - start)
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
-    seconds = time.monotonic() - start
-    click.echo(table(torture.count, torture.damager, place.fault_log, seconds))
+    click.echo(result)
     for text in torture.count.wrong:
         click.echo(f"wrong: {text}", err=True)
     if torture.count.kills < kills:
