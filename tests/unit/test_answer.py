@@ -27,7 +27,10 @@ def built(tmp_path):
     files.digest(manifest)
     files.digest(source)
     answer = Answer(tmp_path / "out" / "b", 3)
-    keep_answer(manifest, tmp_path / "store", answer, files.used, {str(library): Files().digest(library)})
+    made = {str(library): Files().digest(library)}
+    (tmp_path / "package").mkdir()
+    packages = [str(tmp_path / "package")]
+    keep_answer(manifest, tmp_path / "store", answer, files.used, packages, made)
     return tmp_path
 
 
@@ -45,6 +48,13 @@ def test_it_is_answered_again_and_again(built):
 )
 def test_a_file_that_changes_or_comes_along_is_a_difference(built, file):
     (built / file).write_bytes(b"other")
+    assert ask(built) is None
+
+
+def test_a_module_that_could_be_imported_instead_is_a_difference(built):
+    (built / "package" / "notes.txt").touch()
+    assert ask(built) is not None
+    (built / "package" / "module").mkdir()
     assert ask(built) is None
 
 
@@ -68,7 +78,7 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
     assert ask(built) is None
     note = Files()
     note.digest(built / "m.toml")
-    keep_answer(built / "m.toml", built / "store", Answer(built / "out" / "b", 3), note.used, {})
+    keep_answer(built / "m.toml", built / "store", Answer(built / "out" / "b", 3), note.used, [], {})
     assert ask(built) is not None
     (packages / "new-1.0.dist-info").mkdir()
     assert ask(built) is None
