@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NO_MEMORY = re.compile(
-    r"out of memory|bad_alloc|cannot allocate memory|allocation failed|memory exhausted", re.IGNORECASE
+# Of the machine's memory and disk alone: registers, shared memory and tensor memory run out for a kernel,
+# on every machine.
+_NO_ROOM = re.compile(
+    r"out of memory|\bbad_alloc\b|cannot allocate memory|virtual memory exhausted|no space left on device",
+    re.IGNORECASE,
 )
 _WORDS_AT_THE_END = 4000
 
@@ -57,4 +60,4 @@ def is_the_machines(trouble: Trouble, log: str) -> bool:
         return True
     if "MemoryError" in trouble.raised or "OSError" in trouble.raised:
         return True
-    return bool(_NO_MEMORY.search(trouble.message) or _NO_MEMORY.search(log[-_WORDS_AT_THE_END:]))
+    return bool(_NO_ROOM.search(trouble.message) or _NO_ROOM.search(log[-_WORDS_AT_THE_END:]))

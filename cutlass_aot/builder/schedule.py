@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 
@@ -27,6 +29,26 @@ class Job:
 
 
 @dataclass(slots=True)
+class _Group:
+    """The jobs of a group that are left, the longest last; each with the seconds of all up to it."""
+
+    name: str
+    order: int
+    jobs: list[Job]
+    sums: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """How long its longest job takes."""
+        return self.jobs[-1].seconds
+
+
+_Entry = tuple[float, int, str, int]
+"""A group in a heap: what it is ordered by, its order among equals, its name and how many jobs it had: with
+another number the entry is out of date, and a newer one is in the heap."""
+
+
+@dataclass(slots=True)
 class Queue:
     """Jobs that wait to be taken.
 
@@ -41,19 +63,27 @@ class Queue:
 
     jobs: Iterable[Job]
     workers: int
-    _groups: dict[str, list[Job]] = field(default_factory=dict)
+    _groups: dict[str, _Group] = field(default_factory=dict)
+    _longest: list[_Entry] = field(default_factory=list)
+    _most: list[_Entry] = field(default_factory=list)
     _left: float = 0.0
+    _count: int = 0
 
     def __post_init__(self) -> None:
+        members: dict[str, list[Job]] = {}
         for job in sorted(self.jobs, key=lambda job: -job.seconds):
-            self._groups.setdefault(job.group, []).append(job)
+            members.setdefault(job.group, []).append(job)
             self._left += job.seconds
-        # The longest of each group stands at its end, where it is taken from.
-        for group in self._groups.values():
-            group.reverse()
+            self._count += 1
+        for order, (name, jobs) in enumerate(members.items()):
+            # The longest of each group stands at its end, where it is taken from.
+            jobs.reverse()
+            group = _Group(name, order, jobs, list(accumulate(job.seconds for job in jobs)))
+            self._groups[name] = group
+            self._note(group)
 
     def __len__(self) -> int:
-        return sum(len(group) for group in self._groups.values())
+        return self._count
 
     def take(self, known: Collection[str], taken: Collection[str] = ()) -> Job | None:
         """The job to do next, which is then no longer in the queue; None if the queue is empty.
@@ -64,20 +94,50 @@ class Queue:
         """
         if not self._groups:
             return None
-        longest = max(self._groups.values(), key=lambda group: group[-1].seconds)[-1]
+        longest = self._first(self._longest)
         if longest.seconds >= self._left / self.workers:
             return self._remove(longest)
-        own = [group for name, group in self._groups.items() if name in known]
+        own = [self._groups[name] for name in known if name in self._groups]
         if own:
-            return self._remove(max(own, key=lambda group: group[-1].seconds)[-1])
-        free = [group for name, group in self._groups.items() if name not in taken]
-        most = max(free or self._groups.values(), key=lambda group: sum(job.seconds for job in group))
-        return self._remove(most[-1])
+            return self._remove(min(own, key=lambda group: (-group.seconds, group.order)))
+        return self._remove(self._most_work(taken))
 
-    def _remove(self, job: Job) -> Job:
-        group = self._groups[job.group]
-        group.remove(job)
-        if not group:
-            del self._groups[job.group]
+    def _most_work(self, taken: Collection[str]) -> _Group:
+        """The group with most work of those that nobody is at, or of all if there is none."""
+        passed = []
+        found: _Group | None = None
+        while len(passed) < len(self._groups):
+            group = self._first(self._most)
+            if group.name not in taken:
+                found = group
+                break
+            passed.append(heapq.heappop(self._most))
+        for entry in passed:
+            heapq.heappush(self._most, entry)
+        return found or self._first(self._most)
+
+    def _first(self, heap: list[_Entry]) -> _Group:
+        """The group of a heap's first entry that is still true; there has to be one."""
+        while True:
+            _, _, name, length = heap[0]
+            group = self._groups.get(name)
+            if group is not None and len(group.jobs) == length:
+                return group
+            heapq.heappop(heap)
+
+    def _remove(self, group: _Group) -> Job:
+        """Take the longest job of a group."""
+        job = group.jobs.pop()
+        group.sums.pop()
+        if group.jobs:
+            self._note(group)
+        else:
+            del self._groups[group.name]
         self._left -= job.seconds
+        self._count -= 1
         return job
+
+    def _note(self, group: _Group) -> None:
+        length = len(group.jobs)
+        heapq.heappush(self._longest, (-group.seconds, group.order, group.name, length))
+        heapq.heappush(self._most, (-group.sums[-1], group.order, group.name, length))
