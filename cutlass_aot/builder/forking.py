@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cutlass_aot
@@ -58,11 +59,13 @@ class Zygote:
         modules: what a worker needs imported.
         directory: a private directory for its log.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
+        sources: module to the SHA-256 that its source file has to have.
     """
 
     modules: tuple[str, ...]
     directory: Path
     dsl_roots: tuple[Path, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     _channel: socket.socket | None = None
     _ready: bool = False
@@ -98,8 +101,8 @@ class Zygote:
         """A new worker.
 
         Raises:
-            ToolchainError: if the build side cannot be imported, is another one than the builder's, or the
-                process has died.
+            ToolchainError: if the build side cannot be imported, is another one than the builder's, a source
+                file has changed, or the process has died.
         """
         self.start()
         channel = self._open_channel
@@ -174,6 +177,11 @@ class Zygote:
                 f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
                 f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
             )
+        changed = [
+            module for module, sha256 in self.sources.items() if answer["sources"].get(module) != sha256
+        ]
+        if changed:
+            raise ToolchainError(f"{', '.join(sorted(changed))} changed while the build ran: build again")
 
     def _died(self) -> ToolchainError:
         status: int | str = "unknown"

@@ -39,12 +39,14 @@ class Tools:
         compiler: the DSL.
         own_sources: this package's modules with their digests.
         linkers: host to linker; empty where nothing is linked.
+        generator_sources: the generators' modules with the digests that their versions were made from.
     """
 
     sources: Sources
     compiler: CompilerToolchain
     own_sources: Mapping[str, str]
     linkers: Mapping[str, LinkToolchain]
+    generator_sources: Mapping[str, str]
 
     @property
     def origins(self) -> Origins:
@@ -64,7 +66,7 @@ class Tools:
 
     def pool(self, jobs: int, timeout: float) -> Pool:
         """Workers on this machine; nothing is started before there is work."""
-        return Pool(jobs, self.modules, timeout, self.compiler.roots)
+        return Pool(jobs, self.modules, timeout, self.compiler.roots, self.generator_sources)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,9 @@ def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
     for folder in filter(None, sys.path):
         for path in (*Path(folder).glob("*.pth"), *Path(folder).glob("__editable__*")):
             files.digest(path)
-    return Tools(sources, detect_compiler(files), own_sources(files), linkers)
+    generators = sources.instances.values()
+    modules = {m: sha256 for g in generators for m, sha256 in source_digests(g, files.digest).items()}
+    return Tools(sources, detect_compiler(files), own_sources(files), linkers, modules)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +67,6 @@ class _Worker:
     log: Path
     job: Job | None = None
     deadline: float = 0.0
-    killed: bool = False
     known: set[str] = field(default_factory=set)
 
 
@@ -83,12 +82,15 @@ class Pool:
         modules: what a worker needs imported.
         timeout: seconds a job may take.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
+        sources: module to the SHA-256 of the source file that keys were made from: workers that import
+            another one are refused. What is not named here is not compared.
     """
 
     size: int
     modules: tuple[str, ...]
     timeout: float = 600.0
     dsl_roots: tuple[Path, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
     _zygote: Zygote | None = None
     _logs: tempfile.TemporaryDirectory[str] | None = None
     _workers: list[_Worker] = field(default_factory=list)
@@ -129,7 +131,7 @@ class Pool:
             admit: see :data:`Admit`.
 
         Raises:
-            ToolchainError: if workers cannot be started.
+            ToolchainError: if workers cannot be started, or import other sources than those expected.
         """
         queue = Queue(jobs, self.size)
         put_off: dict[Job, float] = {}
@@ -171,7 +173,7 @@ class Pool:
             messages.send(worker.channel, {**job.request, "log": str(worker.log)})
 
     def _collect(self) -> list[Result]:
-        """Wait for answers for a moment; then look for workers past their time."""
+        """Wait for answers for a moment; then end workers past their time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 if worker.job is not None:
@@ -182,11 +184,20 @@ class Pool:
             ready = [key.data for key, _ in selector.select(_POLL_SECONDS)]
         done = [self._finish(worker) for worker in ready]
         now = time.monotonic()
-        for worker in self._workers:
-            if worker.job is not None and now > worker.deadline and not worker.killed:
-                worker.killed = True
-                os.kill(worker.pid, signal.SIGKILL)
+        for worker in list(self._workers):
+            if worker.job is not None and now > worker.deadline:
+                done.append(self._kill(worker, worker.job))
         return done
+
+    def _kill(self, worker: _Worker, job: Job) -> Result:
+        """End a worker past its time, without waiting for its channel to close: what its job has started may
+        hold the other end of it."""
+        os.kill(worker.pid, signal.SIGKILL)
+        log = read_log(worker.log)
+        status = self._retire(worker)
+        if status == -signal.SIGKILL:
+            return _failed(job, Trouble(timed_out=self.timeout), log)
+        return _failed(job, _crash(status), log)
 
     def _finish(self, worker: _Worker) -> Result:
         reply = messages.receive(worker.channel)
@@ -195,12 +206,8 @@ class Pool:
             raise RuntimeError("a worker without a job was collected")
         log = read_log(worker.log)
         if reply is None:
-            status = self._retire(worker)
-            if worker.killed:
-                return _failed(job, Trouble(timed_out=self.timeout), log)
-            return _failed(job, Trouble(signal=max(0, -status), status=max(0, status)), log)
-        # One that answered just as its time was up has been killed all the same.
-        if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES or worker.killed:
+            return _failed(job, _crash(self._retire(worker)), log)
+        if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES:
             self._retire(worker)
         if "error" in reply:
             trouble = Trouble(raised=tuple(reply["raised"]), message=str(reply["error"]))
@@ -218,7 +225,7 @@ class Pool:
     def _started_zygote(self) -> Zygote:
         if self._zygote is None:
             self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
-            self._zygote = Zygote(self.modules, Path(self._logs.name), self.dsl_roots)
+            self._zygote = Zygote(self.modules, Path(self._logs.name), self.dsl_roots, self.sources)
         self._zygote.start()
         return self._zygote
 
@@ -233,7 +240,14 @@ def _failed(job: Job, trouble: Trouble, log: str) -> Result:
     return Result(job, {}, trouble.reason, log, is_the_machines(trouble, log))
 
 
+def _crash(status: int) -> Trouble:
+    """A worker that ended by itself, with an exit status, negative for a signal."""
+    return Trouble(signal=max(0, -status), status=max(0, status))
+
+
 def _has_ended(worker: _Worker) -> bool:
     """Whether an idle worker is gone: nothing else can make its channel readable."""
-    readable, _, _ = select.select([worker.channel], [], [], 0)
-    return bool(readable)
+    # Not select(), which takes no descriptor from 1024 on.
+    poll = select.poll()
+    poll.register(worker.channel, select.POLLIN)
+    return bool(poll.poll(0))

@@ -104,7 +104,7 @@ class Queue:
 
     def _most_work(self, taken: Collection[str]) -> _Group:
         """The group with most work of those that nobody is at, or of all if there is none."""
-        passed = []
+        passed: list[_Entry] = []
         found: _Group | None = None
         while len(passed) < len(self._groups):
             group = self._first(self._most)

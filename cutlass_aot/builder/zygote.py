@@ -20,6 +20,8 @@ from typing import Any
 import cutlass_aot
 from cutlass_aot.builder import messages
 from cutlass_aot.builder.worker import serve
+from cutlass_aot.generators.registry import source_of
+from cutlass_aot.schema.encoding import digest
 
 
 def main(descriptor: int) -> None:
@@ -31,16 +33,21 @@ def main(descriptor: int) -> None:
         return
     # What is imported stays: to look for cycles in it meanwhile takes a quarter of the time, for nothing.
     gc.disable()
+    sources = {}
     try:
         for module in request["modules"]:
             importlib.import_module(module)
+            # Read at once: the builder compares with what it made the kernels' keys from.
+            path = source_of(module)
+            sources[module] = digest(path.read_bytes()) if path else ""
     except BaseException:
         messages.send(channel, {"error": traceback.format_exc()})
         return
     # No worker's collector has to look through it, or writes to its pages, which workers share until then.
     gc.freeze()
     dsl = sys.modules.get("cutlass")
-    messages.send(channel, {"dsl": getattr(dsl, "__file__", None), "package": cutlass_aot.__file__})
+    answer = {"dsl": getattr(dsl, "__file__", None), "package": cutlass_aot.__file__, "sources": sources}
+    messages.send(channel, answer)
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:

@@ -14,7 +14,7 @@ def inputs(manifest, devices, heuristics=None, compiler="4.8.1"):
     """What a parsed manifest leads to."""
     toolchain = CompilerToolchain({"nvidia-cutlass-dsl": compiler}, {"nvidia-cutlass-dsl": compiler}, ())
     model = SimpleNamespace(packages=heuristics) if heuristics else None
-    tools = Tools(load_sources(manifest), toolchain, {"cli/build.py": "0" * 64}, {})
+    tools = Tools(load_sources(manifest), toolchain, {"cli/build.py": "0" * 64}, {}, {})
     return Inputs(manifest, devices, model, tools, Files())
 
 

@@ -48,6 +48,11 @@ class Misbehaving:
         print(f"about to {does}")
         if does == "crash":
             os.abort()
+        if does == "fork":
+            if os.fork() == 0:
+                time.sleep(30)
+                os._exit(0)
+            os.abort()
         if does == "exit":
             os._exit(3)
         if does == "hang":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from cutlass_aot.builder import compile as compiling
 from cutlass_aot.builder import pool as pool_module
 from cutlass_aot.builder.events import Failed, Started
+from cutlass_aot.builder.inputs import load_inputs
 from cutlass_aot.builder.plan import against_store, enumerations, kernel_keys, load_sources, select
 from cutlass_aot.builder.pool import Job, Pool
 from cutlass_aot.errors import GeneratorError, ToolchainError
@@ -243,13 +247,48 @@ def test_an_idle_worker_that_dies_is_replaced(tmp_path):
     assert first.error == second.error == "ValueError: no such instruction"
 
 
-def test_a_worker_that_answers_as_its_time_is_up_is_replaced(tmp_path):
-    with pool_of(1) as pool:
+def test_a_worker_whose_channel_somebody_else_holds_ends_in_time(tmp_path):
+    with pool_of(1, timeout=1) as pool:
         list(pool.run([job("raise", tmp_path)]))
-        pool._workers[0].killed = True
-        (second,) = pool.run([job("raise", tmp_path)])
-        (third,) = pool.run([job("raise", tmp_path)])
-    assert second.error == third.error == "ValueError: no such instruction"
+        start = time.monotonic()
+        forked, after = pool.run([job("fork", tmp_path), job("raise", tmp_path)])
+    assert time.monotonic() - start < 20
+    assert forked.error == f"the compiler crashed (signal {int(signal.SIGABRT)})"
+    assert after.error == "ValueError: no such instruction"
+
+
+def test_a_builder_may_have_many_files_open(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"no process may have more than {hard} files open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.enter_context(Path(os.devnull).open())
+        pool = stack.enter_context(pool_of(1))
+        first, second = pool.run([job("raise", tmp_path), job("raise", tmp_path)])
+    assert first.error == second.error == "ValueError: no such instruction"
+
+
+def test_sources_that_changed_while_the_build_ran_are_refused(tmp_path):
+    module = "tests.unit.misbehaving"
+    digest = hashlib.sha256((REPOSITORY / "tests" / "unit" / "misbehaving.py").read_bytes()).hexdigest()
+    with pool_of(1, sources={module: digest}) as pool:
+        (result,) = pool.run([job("raise", tmp_path)])
+    assert result.error == "ValueError: no such instruction"
+    with (
+        pool_of(1, sources={module: "0" * 64}) as pool,
+        pytest.raises(ToolchainError, match=f"{module} changed while the build ran: build again"),
+    ):
+        list(pool.run([job("raise", tmp_path)]))
+
+
+def test_a_build_tells_its_pool_what_its_keys_come_from(tmp_path):
+    (tmp_path / "m.toml").write_bytes(MANIFEST)
+    tools = load_inputs(tmp_path / "m.toml", tmp_path / "store", linkers=False).tools
+    digest = hashlib.sha256((REPOSITORY / "tests" / "unit" / "misbehaving.py").read_bytes()).hexdigest()
+    assert tools.pool(1, 1.0).sources == {"tests.unit.misbehaving": digest}
 
 
 def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
