@@ -6,11 +6,13 @@ machines share, or put them into a remote store.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +30,13 @@ _WORKERLESS_SECONDS = 120.0
 """How long a scheduler may be without any worker, also at the beginning."""
 _AHEAD = 2
 """Kernels submitted for each thread of a worker: enough for the next one to be there when one is done."""
+_LOSSES = 3
+"""How often a kernel that the cluster has lost, as when it is restarted, is submitted again."""
+_CLOSE_SECONDS = 10
+
+# What a client raises that has no scheduler any more, or gave up looking for it. asyncio's TimeoutError is
+# one of its own until Python 3.11.
+_NO_SCHEDULER = (OSError, asyncio.TimeoutError, RuntimeError)
 
 
 @dataclass(slots=True)
@@ -45,7 +54,8 @@ class DaskExecutor:
             file system; None if all do.
 
     Raises:
-        ExecutorError: if dask is not installed, the scheduler cannot be reached, or a worker refuses.
+        ExecutorError: if dask is not installed, the scheduler cannot be reached or is gone, or a worker
+            refuses.
     """
 
     address: str
@@ -57,6 +67,7 @@ class DaskExecutor:
     remote: str | None = None
     _client: Any = None
     _running: dict[Any, Job] = field(default_factory=dict)
+    _losses: dict[Job, int] = field(default_factory=dict)
 
     def __enter__(self) -> DaskExecutor:
         try:
@@ -80,10 +91,11 @@ class DaskExecutor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(*_NO_SCHEDULER, CancelledError):
             self._client.cancel(list(self._running), force=True)
         self._running.clear()
-        self._client.close()
+        with contextlib.suppress(*_NO_SCHEDULER, CancelledError):
+            self._client.close(timeout=_CLOSE_SECONDS)
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, the longest first, yielding each result as it comes.
@@ -93,13 +105,14 @@ class DaskExecutor:
             admit: see :data:`~cutlass_aot.builder.pool.Admit`.
 
         Raises:
-            ExecutorError: if there are no workers, or one refuses.
+            ExecutorError: if there are no workers, one refuses, or the scheduler is gone.
         """
         waiting = deque(sorted(jobs, key=lambda job: -job.seconds))
         put_off: dict[Job, float] = {}
         workers_seen = time.monotonic()
         while waiting or put_off or self._running:
-            threads = sum(self._client.nthreads().values())
+            with self._asking():
+                threads = sum(self._client.nthreads().values())
             if threads:
                 workers_seen = time.monotonic()
             elif time.monotonic() - workers_seen > _WORKERLESS_SECONDS:
@@ -138,7 +151,9 @@ class DaskExecutor:
             }
         )
         key = f"cutlass-aot-{uuid.uuid4().hex}"
-        self._running[self._client.submit(compile_on_worker, request, key=key, pure=False)] = job
+        with self._asking():
+            future = self._client.submit(compile_on_worker, request, key=key, pure=False)
+        self._running[future] = job
 
     def _collect(self) -> Iterator[Result]:
         done = [future for future in self._running if future.done()]
@@ -147,26 +162,58 @@ class DaskExecutor:
             time.sleep(_POLL_SECONDS if not self._running else _POLL_SECONDS / 10)
         for future in done:
             job = self._running.pop(future)
-            yield self._result(job, future)
-            future.release()
+            result = self._result(job, future)
+            with self._asking():
+                future.release()
+            if result is not None:
+                yield result
 
-    def _result(self, job: Job, future: Any) -> Result:
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Have what a client raises without its scheduler say so."""
+        try:
+            yield
+        except _NO_SCHEDULER as error:
+            raise ExecutorError(
+                f"the dask scheduler {self.address} is gone: {error}; what was compiled is in the store, "
+                "build again"
+            ) from error
+
+    def _result(self, job: Job, future: Any) -> Result | None:
+        """What came of a job; None if the cluster has lost it and it was submitted again."""
         from distributed.scheduler import KilledWorker
 
-        if future.status != "finished":
-            error = future.exception() if future.status == "error" else future.status
+        status = future.status
+        if status in ("cancelled", "lost"):
+            return self._again(job)
+        if status != "finished":
+            with self._asking():
+                error = future.exception()
             if isinstance(error, KilledWorker):
                 return Result(job, {}, f"every worker that had it died ({error})", machine=True)
             raise ExecutorError(
                 f"a worker of {self.address} could not begin with {job.name}: {error!r}; expected the same "
                 "cutlass-aot on every machine"
             )
-        answer = decode(future.result(), "a worker's answer")
+        try:
+            with self._asking():
+                data = future.result()
+        except CancelledError:
+            return self._again(job)
+        answer = decode(data, "a worker's answer")
         if "refused" in answer:
             raise ExecutorError(f"a worker of {self.address} refused {job.name}: {answer['refused']}")
         if answer["pushed"]:
             self._fetch(job, str(answer["reply"]["sha256"]))
         return Result(job, answer["reply"], answer["error"], answer["log"], answer["machine"])
+
+    def _again(self, job: Job) -> Result | None:
+        """Submit a job that was lost once more, unless that was in vain too often."""
+        self._losses[job] = self._losses.get(job, 0) + 1
+        if self._losses[job] > _LOSSES:
+            return Result(job, {}, f"the dask cluster lost it {_LOSSES + 1} times", machine=True)
+        self._submit(job)
+        return None
 
     def _fetch(self, job: Job, sha256: str) -> None:
         """Put an object that a worker has pushed where one of a worker nearby would be."""

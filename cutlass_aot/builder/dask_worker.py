@@ -6,17 +6,19 @@ kills neither the worker nor the build. Everything here runs on the worker's mac
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import closing
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.pool import Job, Pool
+from cutlass_aot.builder.dependencies import Files, Seen
+from cutlass_aot.builder.pool import Job, Pool, Result
 from cutlass_aot.builder.toolchain import detect_compiler
-from cutlass_aot.errors import CutlassAotError, ExecutorError
-from cutlass_aot.generators.registry import GeneratorReference, version_of
+from cutlass_aot.errors import CutlassAotError, ExecutorError, ToolchainError
+from cutlass_aot.generators.registry import source_of
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernel import Kernel
@@ -24,7 +26,15 @@ from cutlass_aot.store.artifacts import keep_artifact
 from cutlass_aot.store.remote import RemoteStore
 from cutlass_aot.store.store import Store
 
+_IDLE_SECONDS = 300.0
+"""A thread's pool ends after so long without work: an idle one keeps up to a gigabyte."""
+_ATTEMPTS = 2
+"""How often a job is begun, if the process that compiles dies or files change meanwhile."""
+
 _local = threading.local()
+_looking = threading.Lock()
+_seen: dict[str, Seen] = {}
+"""Digests of files that a thread of this process has read, for the others."""
 
 
 def compile_on_worker(request: bytes) -> bytes:
@@ -42,29 +52,16 @@ def compile_on_worker(request: bytes) -> bytes:
     """
     message = decode(request, "a request to a worker")
     try:
-        _check(message)
         reply = _compile(message)
     except CutlassAotError as error:
         reply = {"refused": str(error)}
     return encode(reply)
 
 
-def _check(message: dict[str, Any]) -> None:
-    """Refuse to make an object that its key would be wrong for, or that nobody would find."""
-    reference = GeneratorReference(*message["compile"]["generator"])
-    found = {"toolchain": _toolchain(), "generator_version": _generator_version(reference)}
-    for what, value in found.items():
-        if value != message[what]:
-            raise ExecutorError(
-                f"its {what.replace('_', ' ')} is {value[:16]}, the builder's is {message[what][:16]}: "
-                "install the same cutlass-aot, DSL, operators and plugins on every machine"
-            )
-
-
 def _compile(message: dict[str, Any]) -> dict[str, Any]:
     folder = Path(message["compile"]["object"]).parent
     if folder.is_dir():
-        return {**_run(message, message["compile"]), "pushed": False}
+        return _run(message, message["compile"])
     if message["remote"] is None:
         raise ExecutorError(
             f"it does not see {folder}: the store has to be a directory that all machines share, by one "
@@ -79,50 +76,161 @@ def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
     made = folder / "made.o"
     answer = _run(message, {**message["compile"], "object": str(made)})
     if answer["error"]:
-        return {**answer, "pushed": False}
+        return answer
     reply = answer["reply"]
     artifact = Artifact(
         str(reply["sha256"]), int(reply["size"]), Facts.from_record(reply["facts"]), reply["seconds"]
     )
     trouble: list[str] = []
-    remote = RemoteStore(message["remote"], tell=trouble.append)
-    with closing(Store(folder / "store", behind=[remote])) as store:
-        kernel = Kernel.from_record(message["compile"]["kernel"])
-        keep_artifact(store, message["key"], kernel, artifact, made)
+    try:
+        remote = RemoteStore(message["remote"], tell=trouble.append)
+        with closing(Store(folder / "store", behind=[remote])) as store:
+            kernel = Kernel.from_record(message["compile"]["kernel"])
+            keep_artifact(store, message["key"], kernel, artifact, made)
+    except (CutlassAotError, OSError) as error:
+        trouble.append(str(error))
     if trouble:
-        raise ExecutorError(trouble[0])
+        return _machines(f"compiled, and not put into {message['remote']}: {trouble[0]}", answer["log"])
     return {**answer, "pushed": True}
 
 
 def _run(message: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    pool = _pool(tuple(message["modules"]), float(message["timeout"]))
-    (result,) = pool.run([Job(name=str(message["name"]), request=request)])
-    return {
-        "reply": result.reply,
-        "error": result.error,
-        "log": result.log,
-        "machine": result.machine,
-    }
+    """Compile in this thread's pool; with a new one if it is broken or no longer what is installed.
+
+    Raises:
+        ExecutorError: if what is installed here is not what the builder has.
+    """
+    why = ""
+    for _ in range(_ATTEMPTS):
+        bench: _Bench | None = getattr(_local, "bench", None)
+        try:
+            if bench is None or bench.modules != tuple(message["modules"]) or not bench.is_current():
+                if bench is not None:
+                    bench.end()
+                bench = _local.bench = _Bench(tuple(message["modules"]))
+            result = bench.compile(message, request)
+        except (ToolchainError, OSError) as error:
+            why = str(error)
+            _local.bench = None
+            if bench is not None:
+                bench.end()
+            continue
+        return {
+            "reply": result.reply,
+            "error": result.error,
+            "log": result.log,
+            "machine": result.machine,
+            "pushed": False,
+        }
+    return _machines(why)
 
 
-@lru_cache(maxsize=1)
-def _toolchain() -> str:
-    return detect_compiler().fingerprint
+def _machines(error: str, log: str = "") -> dict[str, Any]:
+    """The answer for a failure of this machine, which says nothing of the kernel."""
+    return {"reply": {}, "error": error, "log": log, "machine": True, "pushed": False}
 
 
-@lru_cache(maxsize=64)
-def _generator_version(reference: GeneratorReference) -> str:
-    return version_of(reference.load())
+class _Bench:
+    """What a thread compiles with: a pool of one, and the digests of what it has imported.
+
+    Args:
+        modules: what a worker needs imported.
+
+    Raises:
+        ExecutorError: if the build side is not installed, or a module is missing.
+    """
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.modules = modules
+        self._versions: dict[tuple[str, str], str] = {}
+        self._busy = threading.Lock()
+        self._idle: threading.Timer | None = None
+        with _looking:
+            files = Files(_seen)
+            try:
+                compiler = detect_compiler(files)
+            except ToolchainError as error:
+                raise ExecutorError(str(error)) from error
+            # What was installed since this process began is found as well.
+            importlib.invalidate_caches()
+            paths = {module: _source_of(module) for module in modules}
+            sources = {module: files.digest(path) for module, path in paths.items()}
+            _seen.update(files.used)
+        self._files = files
+        self._toolchain = compiler.fingerprint
+        self._digests = {str(path): sources[module] for module, path in paths.items()}
+        self._pool = Pool(1, modules, dsl_roots=compiler.roots, sources=sources)
+
+    def is_current(self) -> bool:
+        """Whether every file that the toolchain and the generators consist of is what it was."""
+        now = Files(self._files.used)
+        same = all(now.digest(Path(name)) == seen.digest for name, seen in self._files.used.items())
+        if same:
+            # Stamps that could not be trusted yet may be by now.
+            self._files = now
+        return same
+
+    def compile(self, message: Mapping[str, Any], request: dict[str, Any]) -> Result:
+        """Compile a kernel.
+
+        Raises:
+            ExecutorError: if its key would be wrong for what is installed here.
+            ToolchainError: if workers cannot be started, or files changed meanwhile.
+        """
+        with self._busy:
+            if self._idle is not None:
+                self._idle.cancel()
+            try:
+                self._pool.timeout = float(message["timeout"])
+                self._check(message)
+                (result,) = self._pool.run([Job(str(message["name"]), request)])
+                if not self.is_current():
+                    raise ToolchainError("the toolchain or a generator changed while it compiled")
+                return result
+            finally:
+                self._idle = threading.Timer(_IDLE_SECONDS, self.end)
+                self._idle.daemon = True
+                self._idle.start()
+
+    def end(self) -> None:
+        """End the processes, once no job runs; another job starts them again."""
+        with self._busy:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._pool.end()
+
+    def _check(self, message: Mapping[str, Any]) -> None:
+        """Refuse to make an object that its key would be wrong for."""
+        _compare("toolchain", self._toolchain, message["toolchain"])
+        _compare("generator version", self._version(message), message["generator_version"])
+
+    def _version(self, message: Mapping[str, Any]) -> str:
+        """A generator's version, as the pool's process has imported it: this one may have older code."""
+        name, location = message["compile"]["generator"]
+        if (name, location) not in self._versions:
+            request = {"do": "version", "generator": [name, location], "digests": self._digests}
+            (result,) = self._pool.run([Job(f"the version of {name}", request)])
+            if result.error and result.machine:
+                raise ToolchainError(result.error)
+            if result.error:
+                raise ExecutorError(f"its generator {name!r} cannot be looked at: {result.error}")
+            self._versions[name, location] = str(result.reply["version"])
+        return self._versions[name, location]
 
 
-def _pool(modules: tuple[str, ...], timeout: float) -> Pool:
-    """This thread's own process to compile in; it ends with the thread, or with the worker."""
-    known = getattr(_local, "pool", None)
-    if known is not None and (known.modules, known.timeout) == (modules, timeout):
-        pool: Pool = known
-        return pool
-    if known is not None:
-        known.__exit__(None, None, None)
-    _local.pool = Pool(1, modules, timeout, detect_compiler().roots)
-    made: Pool = _local.pool
-    return made
+def _compare(what: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise ExecutorError(
+            f"its {what} is {found[:40]}, the builder's is {expected[:40]}: "
+            "install the same cutlass-aot, DSL, operators and plugins on every machine"
+        )
+
+
+def _source_of(module: str) -> Path:
+    path = source_of(module)
+    if path is None:
+        raise ExecutorError(
+            f"it has no module {module}, which the builder's generators consist of: "
+            "install the same cutlass-aot, DSL, operators and plugins on every machine"
+        )
+    return path

@@ -71,7 +71,11 @@ class Zygote:
     _ready: bool = False
 
     def start(self) -> None:
-        """Start the process and return at once; it imports while the builder does other things."""
+        """Start the process and return at once; it imports while the builder does other things.
+
+        Raises:
+            ToolchainError: if the machine cannot start one.
+        """
         if self.process is not None:
             return
         ours, theirs = socket.socketpair()
@@ -83,15 +87,19 @@ class Zygote:
             f"from cutlass_aot.builder.zygote import main; main({theirs.fileno()})"
         )
         with theirs, self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                pass_fds=[theirs.fileno()],
-                env=environment | SETTINGS,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    pass_fds=[theirs.fileno()],
+                    env=environment | SETTINGS,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise ToolchainError(f"the process that forks workers cannot be started: {error}") from None
         self._channel = ours
         # One that dies at once shows when its answer is awaited.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a worker does with a request: enumerate kernels, rank them, or compile one to a file."""
+"""What a worker does with a request: enumerate kernels, rank them, compile one, or tell a version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cutlass_aot.builder import messages
 from cutlass_aot.builder.audit import audit, inspect_object
 from cutlass_aot.generators.device import device_from_record
 from cutlass_aot.generators.protocol import Generator, Ranker
-from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.generators.registry import GeneratorReference, version_of
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
@@ -118,4 +118,10 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_DO = {"enumerate": _enumerate, "rank": _rank, "compile": _compile}
+def _version(request: dict[str, Any]) -> dict[str, Any]:
+    """The version of a generator as it was imported here; the request has its source files' digests."""
+    digests = {Path(path): sha256 for path, sha256 in request["digests"].items()}
+    return {"version": version_of(_generator(*request["generator"]), digests.__getitem__)}
+
+
+_DO = {"enumerate": _enumerate, "rank": _rank, "compile": _compile, "version": _version}
