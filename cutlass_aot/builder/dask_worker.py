@@ -35,6 +35,9 @@ _local = threading.local()
 _looking = threading.Lock()
 _seen: dict[str, Seen] = {}
 """Digests of files that a thread of this process has read, for the others."""
+_OWN = ("dask_worker", "forking", "messages", "pool")
+_own: dict[str, str] = {}
+"""Digests of the modules that run in this process, as they were at its first job."""
 
 
 def compile_on_worker(request: bytes) -> bytes:
@@ -55,6 +58,8 @@ def compile_on_worker(request: bytes) -> bytes:
         reply = _compile(message)
     except CutlassAotError as error:
         reply = {"refused": str(error)}
+    except OSError as error:
+        reply = _machines(str(error))
     return encode(reply)
 
 
@@ -137,7 +142,8 @@ class _Bench:
         modules: what a worker needs imported.
 
     Raises:
-        ExecutorError: if the build side is not installed, or a module is missing.
+        ExecutorError: if the build side is not installed, a module is missing, or cutlass-aot is another one
+            than this process runs.
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
@@ -151,6 +157,7 @@ class _Bench:
                 compiler = detect_compiler(files)
             except ToolchainError as error:
                 raise ExecutorError(str(error)) from error
+            _compare_own(files)
             # What was installed since this process began is found as well.
             importlib.invalidate_caches()
             paths = {module: _source_of(module) for module in modules}
@@ -224,6 +231,14 @@ def _compare(what: str, found: str, expected: str) -> None:
             f"its {what} is {found[:40]}, the builder's is {expected[:40]}: "
             "install the same cutlass-aot, DSL, operators and plugins on every machine"
         )
+
+
+def _compare_own(files: Files) -> None:
+    """Refuse to go on with code of our own that is no longer what is installed."""
+    for name in _OWN:
+        sha256 = files.digest(Path(__file__).with_name(f"{name}.py"))
+        if _own.setdefault(name, sha256) != sha256:
+            raise ExecutorError("cutlass-aot was updated since this dask worker began: restart it")
 
 
 def _source_of(module: str) -> Path:

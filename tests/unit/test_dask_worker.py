@@ -148,6 +148,26 @@ def test_a_machine_that_cannot_start_processes_fails_kernels_and_refuses_nothing
     assert len(begun) == 2
 
 
+def test_a_machine_without_room_fails_kernels_and_refuses_nothing(machine, monkeypatch):
+    def no_folder(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dask_worker.tempfile, "TemporaryDirectory", no_folder)
+    message = machine.request(remote=f"file://{machine.folder}/remote")
+    message["compile"]["object"] = "/nowhere/x.o"
+    answer = machine.ask(message)
+    assert answer["machine"]
+    assert "No space left on device" in answer["error"]
+
+
+def test_an_update_of_cutlass_aot_asks_for_a_new_worker(machine, monkeypatch):
+    machine.ask()
+    dask_worker._local.bench.end()
+    dask_worker._local.bench = None
+    monkeypatch.setitem(dask_worker._own, "forking", "0" * 64)
+    assert "updated since this dask worker began: restart it" in machine.ask()["refused"]
+
+
 def test_a_module_that_is_not_installed_is_refused(machine):
     assert "it has no module elsewhere" in machine.ask(modules=["elsewhere"])["refused"]
 
