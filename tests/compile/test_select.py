@@ -11,6 +11,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.builder import pipeline
+from cutlass_aot.builder.forking import Zygote
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.cli.progress import PlainReport
 from cutlass_aot.errors import CutlassAotError, ManifestError
@@ -189,11 +190,10 @@ def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     assert (built.kernels, built.compiled, built.failures) == (2, 2, ())
     _check_choices(built.bundle)
 
-    class NoPool:
-        def __init__(self, *arguments):
-            raise AssertionError("a worker, which imports the DSL, was asked for")
+    def refuse(_):
+        raise AssertionError("a worker, which imports the DSL, was asked for")
 
-    monkeypatch.setattr(pipeline, "Pool", NoPool)
+    monkeypatch.setattr(Zygote, "start", refuse)
     selection, planned = plan(path, "store")
     assert [item.why for item in planned] == ["present", "present"]
     (ranking,) = selection.rankings
