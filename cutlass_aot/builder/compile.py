@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.durations import expected_seconds
+from cutlass_aot.builder.estimates import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.messages import problem_record
 from cutlass_aot.builder.pool import Executor, Job, Pool, Result

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +16,7 @@ from cutlass_aot.cli.doctor import _STEPS
 from cutlass_aot.cli.doctor import command as doctor_command
 from cutlass_aot.cli.event_lines import NAMES, EventLines
 from cutlass_aot.report import page
+from tests.contract.commands import run_commands
 from tests.unit.told import samples, tell_all
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,18 +55,7 @@ def test_the_bounds_of_a_page_are_those_it_has():
 @pytest.mark.compile
 def test_the_commands_run_as_they_are_written():
     assert len(COMMANDS) >= 3
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for line in COMMANDS:
-        result = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+    run_commands(COMMANDS)
     lines = (REPOSITORY / "build" / "smoke.events").read_text().splitlines()
     assert json.loads(lines[-1])["event"] == "finished"
     assert "</html>" in (REPOSITORY / "build" / "smoke.html").read_text()

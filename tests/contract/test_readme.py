@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from cutlass_aot.manifest.model import _BUNDLE_KEYS, _COMMON_KEYS, _OPERAND_KEYS
 from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
+from tests.contract.commands import run_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -48,18 +48,7 @@ def test_the_tour_runs_as_it_is_written():
         if line and not line.startswith("source ")
     ]
     assert any(line.startswith("cutlass-aot build") for line in commands)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for line in commands:
-        result = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+    run_commands(commands)
     python = "\n".join(blocks("python"))
     result = subprocess.run(
         [sys.executable, "-c", python], cwd=REPOSITORY, capture_output=True, text=True, check=False

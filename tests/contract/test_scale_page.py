@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.plan import command as plan_command
 from cutlass_aot.manifest.known_bad import KEYS
 from cutlass_aot.manifest.model import load_manifest
+from tests.contract.commands import run_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "scale.md").read_text(encoding="utf-8")
@@ -38,20 +36,7 @@ def test_the_table_of_bad_kernels_is_read_and_has_every_key(tmp_path):
 
 @pytest.mark.compile
 def test_the_commands_run_as_they_are_written():
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    said = []
-    for line in COMMANDS:
-        result = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
-        said.append(result.stdout)
+    said = run_commands(COMMANDS)
     assert "the plan of the last build holds" in said[1]
     # Byte for byte what a single build had written there.
     assert said[-1].strip().endswith("5 kernels, 2 shards, up to date")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cutlass_aot.builder.durations import expected_seconds
+from cutlass_aot.builder.estimates import expected_seconds
 from cutlass_aot.builder.failures import Trouble, is_the_machines
 from cutlass_aot.builder.schedule import Job, Queue
 from tests.unit.kernels import gemm
