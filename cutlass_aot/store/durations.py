@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping
 
@@ -51,7 +52,12 @@ def durations_problem(store: Store) -> str | None:
         _read(store)
     except SchemaTooNew:
         return None
-    except (CorruptFile, StoreError) as error:
+    except CorruptFile as error:
+        return str(error)
+    except StoreError as error:
+        # What cannot be read from here and now need not be damaged.
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (errno.EIO, errno.EISDIR):
+            raise
         return str(error)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from pathlib import Path
 
 from cutlass_aot.errors import StoreError
 from cutlass_aot.store.layout import NEW
+
+Identity = tuple[int, int]
+"""Which file it is that stands, or stood, under a name: device and inode."""
 
 
 @contextmanager
@@ -64,19 +68,42 @@ def read(path: Path, limit: int) -> bytes | None:
     Raises:
         StoreError: if it cannot be read, or has more than ``limit`` bytes.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except FileNotFoundError:
+    found = read_found(path, limit)
+    if found is None:
         return None
-    except OSError as error:
-        raise StoreError(
-            f"cannot read {path}: {error.strerror or error}; check permissions and the disk, "
-            "or choose another --store"
-        ) from None
-    if len(data) > limit:
+    if len(found[0]) > limit:
         raise StoreError(f"{path} is larger than {limit} bytes: it is not ours; remove it")
-    return data
+    return found[0]
+
+
+def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
+    """A file's bytes, and what the operating system says of the file they are of; None if it is not there.
+
+    Of one that is larger than ``limit`` bytes, one byte more.
+
+    Raises:
+        StoreError: if it cannot be read. Its cause is the ``OSError``.
+    """
+    for _ in range(2):
+        try:
+            with path.open("rb") as file:
+                return file.read(limit + 1), os.fstat(file.fileno())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            # Another client of a network file system has replaced or removed it: it is opened once more.
+            if error.errno == errno.ESTALE:
+                continue
+            raise StoreError(
+                f"cannot read {path}: {error.strerror or error}; check permissions and the disk, "
+                "or choose another --store"
+            ) from error
+    return None
+
+
+def identity(status: os.stat_result) -> Identity:
+    """Which file this is."""
+    return status.st_dev, status.st_ino
 
 
 def touch(path: Path) -> bool:

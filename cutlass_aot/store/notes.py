@@ -7,6 +7,7 @@ about, stands under ``notes/`` of the store, and is no record: nothing is reacha
 from __future__ import annotations
 
 import contextlib
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ def note_problem(store: Path, name: str) -> str | None:
         _read(store / NOTES / name)
     except (FileNotFoundError, SchemaTooNew):
         return None
-    except (OSError, CorruptFile) as error:
+    except CorruptFile as error:
         return str(error)
+    except OSError as error:
+        # What cannot be read from here and now need not be damaged.
+        if error.errno in (errno.EIO, errno.EISDIR):
+            return str(error.strerror)
+        raise
     return None
 
 

@@ -75,7 +75,7 @@ def roots(store: Store) -> dict[str, frozenset[Reference]]:
             continue
         try:
             references = read_root(store, entry.name)
-        except CorruptFile as error:
+        except (CorruptFile, StoreError) as error:
             raise StoreError(
                 f"root {entry.name!r} of {store.root} cannot be read ({error}): what it keeps is not known; "
                 "build its bundle again, or give it up with `cutlass-aot store forget`"
@@ -108,9 +108,13 @@ def read_root(store: Store, name: str) -> frozenset[Reference] | None:
 
 def drop_root(store: Store, name: str) -> bool:
     """Give up a root, also a damaged one; its records are left to age. False if there is none."""
-    if not _NAME.fullmatch(name):
+    # Also one that could not be set: it stops every collection, whatever it is called.
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     path = store.root / ROOTS / name
+    if path.is_dir() and not path.is_symlink():
+        # None of ours: not to be lost, but out of the way.
+        return store.set_aside(path)
     with reported("remove", path):
         try:
             path.unlink()

@@ -18,7 +18,17 @@ from typing import Any
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
-from cutlass_aot.store.files import entries, publish, read, reported, touch, tree
+from cutlass_aot.store.files import (
+    Identity,
+    entries,
+    identity,
+    publish,
+    read,
+    read_found,
+    reported,
+    touch,
+    tree,
+)
 from cutlass_aot.store.layout import (
     BLOB_SUFFIX,
     BLOBS,
@@ -278,40 +288,44 @@ class Store:
                 if not entry.name.startswith(".") and self.record_path(kind.name, entry.name) == path:
                     yield kind.name, entry.name, path
 
-    def set_aside(self, path: Path) -> None:
-        """Move a file that is not what its name says to where it serves nobody, and can be looked at."""
+    def set_aside(self, path: Path, seen: Identity | None = None) -> bool:
+        """Move a file that is not what its name says to where it serves nobody, and can be looked at.
+
+        Args:
+            path: the file.
+            seen: the file that was found bad; another one that stands there by now is left.
+
+        Returns:
+            Whether it has been moved.
+        """
         with reported("set aside", path):
-            self._move_aside(path)
+            return self._move_aside(path, seen)
 
     def _own_blob(self, sha256: str) -> bytes | None:
         path = self.blob_path(sha256)
-        data = read(path, packed_bound(MAX_BLOB_BYTES))
-        if data is None:
+        found = read_found(path, packed_bound(MAX_BLOB_BYTES))
+        if found is None:
             return None
         try:
-            return opened(data, sha256)
+            return opened(found[0], sha256)
         except CorruptFile:
-            self._set_aside(path)
+            self._set_aside(path, identity(found[1]))
             return None
 
     def _own_record(self, kind: str, key: str) -> Record | None:
         path = self.record_path(kind, key)
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_RECORD_BYTES + 1)
-                modified = os.fstat(file.fileno()).st_mtime
-        except FileNotFoundError:
+        found = read_found(path, MAX_RECORD_BYTES)
+        if found is None:
             return None
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+        data, status = found
         # A use is noted before it is relied on: a collection that took the file before is seen here, and one
         # that comes later sees the note.
-        if not self._note_use(path, modified):
+        if not self._note_use(path, status.st_mtime):
             return None
         try:
             return Record.from_bytes(data, kind, key, str(path))
         except CorruptFile:
-            self._set_aside(path)
+            self._set_aside(path, identity(status))
             return None
 
     def _note_use(self, path: Path, modified: float) -> bool:
@@ -333,19 +347,29 @@ class Store:
         """The bytes of one of this store's files."""
         return read(self.root / name, packed_bound(MAX_BLOB_BYTES))
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, seen: Identity) -> None:
         """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
         with contextlib.suppress(OSError):
-            self._move_aside(path)
+            self._move_aside(path, seen)
 
-    def _move_aside(self, path: Path) -> None:
+    def _move_aside(self, path: Path, seen: Identity | None) -> bool:
         damaged = self.root / DAMAGED
         damaged.mkdir(parents=True, exist_ok=True)
         # The kind of a record is in its path alone.
         kind = path.relative_to(self.root).parts[1:-2]
-        # Another reader may have been quicker.
-        with contextlib.suppress(FileNotFoundError):
-            path.replace(damaged / "-".join((*kind, path.name)))
+        target = damaged / "-".join((*kind, path.name))
+        if path.is_dir() or target.is_dir():
+            # A directory does not take another's place.
+            target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+        try:
+            # Another builder may have put a good one there since.
+            if seen is not None and identity(path.lstat()) != seen:
+                return False
+            path.replace(target)
+        except FileNotFoundError:
+            # Another reader was quicker.
+            return False
+        return True
 
     # --- levels behind
 

@@ -88,6 +88,37 @@ def test_a_damaged_blob_is_set_aside_and_absent(store, tmp_path, damage, how):
     assert store.get_blob(sha256) == DATA
 
 
+def test_a_blob_that_is_mended_while_a_reader_finds_it_damaged_stays(store, monkeypatch):
+    sha256 = store.put_blob(DATA)
+    store.blob_path(sha256).write_bytes(b"bad")
+
+    def mended(data, *arguments):
+        monkeypatch.undo()
+        Store(store.root).put_blob(DATA)
+        return opened(data, *arguments)
+
+    monkeypatch.setattr("cutlass_aot.store.store.opened", mended)
+    store.get_blob(sha256)
+    assert Store(store.root).get_blob(sha256) == DATA
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_stale_handle_is_opened_again_and_then_absent(store, monkeypatch, times):
+    sha256 = store.put_blob(DATA)
+    store.put_record("kernel", KEY, {"x": 1})
+    original, failed = type(store.root).open, []
+
+    def stale(self, *arguments, **options):
+        if self.name.startswith((KEY, sha256)) and failed.count(self.name) < times:
+            failed.append(self.name)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr("pathlib.Path.open", stale)
+    assert store.get_blob(sha256) == (DATA if times == 1 else None)
+    assert store.get_record("kernel", KEY) == ({"x": 1} if times == 1 else None)
+
+
 def test_a_damaged_blob_is_replaced_by_the_next_writer(store):
     sha256 = store.put_blob(DATA)
     store.blob_path(sha256).write_bytes(b"")

@@ -12,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot import cli
+from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store import check as checking
 from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.check import check
+from cutlass_aot.store.collect import collect
 from cutlass_aot.store.durations import MOST, durations, remember_durations
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.notes import read_note, write_note
-from cutlass_aot.store.roots import set_root
+from cutlass_aot.store.roots import drop_root, set_root
 from cutlass_aot.store.stats import measure
 from cutlass_aot.store.store import Store
 from tests.unit.stores import KEY, OTHER_KEY, age_all, files, together
@@ -87,7 +89,6 @@ def test_a_record_whose_blob_is_gone_is_found(store):
         (f"records/kernel/cd/{OTHER_KEY}", b""),
         (f"records/kernel/cd/{KEY}", b""),
         (f"records/unknown/cd/{OTHER_KEY}", b"foreign"),
-        ("roots/other", b"foreign"),
         ("durations", b"foreign"),
         ("notes/other", b"foreign"),
     ],
@@ -98,6 +99,82 @@ def test_whatever_is_not_ours_is_found(store, path, data):
     assert list(found(store, repair=True)) == [path]
     assert found(store) == {}
     assert store.get_record("kernel", KEY) == {"x": 1}
+
+
+def test_a_damaged_root_is_named_and_left_so_that_a_collection_keeps_what_it_kept(store):
+    root = store.root / "roots" / "nightly"
+    root.write_bytes(b"x")
+    age_all(store, hours=1000)
+    (damage,) = check(store, repair=True)
+    assert (damage.path, damage.set_aside) == ("roots/nightly", False)
+    assert "`cutlass-aot store forget nightly`" in damage.problem
+    with pytest.raises(StoreError, match="root 'nightly'"):
+        collect(store)
+    assert store.get_record("kernel", KEY) == {"x": 1}
+    set_root(store, "nightly", [("kernel", KEY)])
+    assert found(store) == {}
+
+
+@pytest.mark.parametrize("name", ["foo", ".odd", "a b", "x" * 200])
+def test_whatever_stands_among_the_roots_is_forgotten(store, name):
+    (store.root / "roots" / name).write_bytes(b"x")
+    assert drop_root(store, name)
+    assert not drop_root(store, name)
+    assert found(store) == {}
+
+
+def test_stray_directories_stop_nothing(store):
+    for name in ("notes/foo", "roots/foo", "damaged/foo"):
+        (store.root / name / "bar").mkdir(parents=True)
+        (store.root / name / "bar" / "file").touch()
+    assert list(found(store, repair=True)) == ["roots/foo", "notes/foo"]
+    with pytest.raises(StoreError, match=r"root 'foo'.*store forget"):
+        collect(store)
+    assert drop_root(store, "foo")
+    assert [item.what for item in collect(store)] == ["damaged"] * 3
+    assert list((store.root / "damaged").iterdir()) == []
+    (store.root / "notes" / "foo").mkdir()
+    assert collect(store) == []
+
+
+@pytest.mark.parametrize("folder", ["records", "notes", "durations"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_what_cannot_be_read_from_here_is_no_damage(store, monkeypatch, folder, number):
+    original = type(store.root).open
+
+    def fails(self, *arguments, **options):
+        if self.is_relative_to(store.root / folder):
+            raise OSError(number, os.strerror(number))
+        return original(self, *arguments, **options)
+
+    before = files(store)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.open", fails)
+        with pytest.raises(StoreError, match=os.strerror(number)):
+            found(store, repair=True)
+    assert files(store) == before
+
+
+def test_what_another_builder_has_mended_meanwhile_is_left(store, monkeypatch):
+    sha256 = digest(DATA)
+    store.blob_path(sha256).write_bytes(b"bad")
+    original = checking._blob_problem
+
+    def mended(store, path):
+        problem = original(store, path)
+        if problem:
+            assert Store(store.root).put_blob(DATA) == sha256
+            # As a builder that renames its own copy over it does.
+            store.adopt_blob(write(store.root.parent / "x.o"), sha256)
+        return problem
+
+    def write(path):
+        path.write_bytes(DATA)
+        return path
+
+    monkeypatch.setattr(checking, "_blob_problem", mended)
+    list(check(store, repair=True))
+    assert Store(store.root).get_blob(sha256) == DATA
 
 
 def test_what_is_not_finished_is_no_damage(store):
@@ -159,7 +236,8 @@ def test_any_altered_file_is_found_or_does_no_harm(tmp_path_factory, data):
     sha256 = store.put_blob(DATA)
     store.put_record("kernel", KEY, {"x": 1}, blobs={sha256: len(DATA)})
     set_root(store, "nightly", [("kernel", KEY)])
-    path = store.root / data.draw(st.sampled_from([name for name in files(store) if name != "FORMAT"]))
+    left = ("FORMAT", "roots/nightly")
+    path = store.root / data.draw(st.sampled_from([name for name in files(store) if name not in left]))
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)))]))
@@ -280,7 +358,7 @@ def test_check_says_what_it_set_aside(run, store, capsys):
 
 
 def test_gc_stats_roots_and_forget(run, store, capsys):
-    age_all(store, hours=1)
+    age_all(store, hours=2)
     assert run("gc", "--days", "0", "--grace", "0", "--dry-run", "--json") == 0
     freed = json.loads(capsys.readouterr().out)
     assert [item["what"] for item in freed["freed"]] == ["log", "note"]
