@@ -9,7 +9,11 @@ put back.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shutil
+import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +36,15 @@ from cutlass_aot.store.notes import NOTES
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.roots import Reference, roots
 from cutlass_aot.store.store import TOUCH_AFTER, Store
-from cutlass_aot.store.workspaces import running, workspace
+from cutlass_aot.store.workspaces import Workspace, abandoned, running, workspace
 
 DAYS = 30.0
 GRACE = 7200.0
 """Seconds; longer than :data:`~cutlass_aot.store.store.TOUCH_AFTER`, so that every use of late is seen."""
+
+FLOOR = TOUCH_AFTER + 600.0
+"""Seconds within which nothing is taken, whatever is asked for: a use within the last hour need not be noted,
+and what has been found so is relied on a moment later. Nor has a file that is being written its name yet."""
 
 _DAY = 86_400.0
 
@@ -65,32 +73,60 @@ def collect(store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: 
     Args:
         store: the store; the levels behind it are left alone.
         days: how long ago something may have been used last and is still kept.
-        grace: seconds within which nothing is taken, whatever ``days`` says.
-        dry_run: only say what would be taken.
+        grace: seconds within which nothing is taken, whatever ``days`` says; less than :data:`FLOOR` counts as that.
+        dry_run: only say what would be taken. Nothing is written, so that a store may be one that is only read.
 
     Raises:
+        ValueError: if a time is negative or not finite.
         StoreError: if something cannot be removed, or a root cannot be read: what it keeps is not known.
         SchemaTooNew: if a newer release wrote a root or a record.
     """
-    with workspace(store.root / WORKSPACES) as own:
-        builders = [item for item in running(own.path.parent, own.began) if item.path != own.path]
-        horizon = own.began - max(days * _DAY, grace)
-        # What a build reads is touched only if its last touch is so long ago.
-        horizon = min([horizon, *(builder.began - TOUCH_AFTER for builder in builders)])
-        collection = _Collection(store, own.path, horizon, own.began - grace, dry_run)
-        return list(collection.run())
+    if not (math.isfinite(days) and math.isfinite(grace) and days >= 0 and grace >= 0):
+        raise ValueError(f"{days} days and {grace} s of grace: expected finite times of at least 0")
+    parent = store.root / WORKSPACES
+    grace = max(grace, FLOOR)
+    if dry_run:
+        with reported("collect", store.root):
+            now = _time(store.root)
+            return list(_Collection(store, None, now, days * _DAY, grace).run())
+    with workspace(parent, tidy=False) as own:
+        return list(_Collection(store, own, own.began, days * _DAY, grace).run())
+
+
+def _time(folder: Path) -> float:
+    """The file system's time, of a file without a name; where that cannot be had, this machine's."""
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
 
 
 class _Collection:
-    """One run: records first, then blobs that no record that is left names, then what lies about."""
+    """One run: records first, then blobs that no record that is left names, then what lies about.
 
-    def __init__(self, store: Store, workspace: Path, horizon: float, grace: float, dry_run: bool) -> None:
+    Args:
+        store: the store.
+        own: where to work; None to only say what would be taken.
+        now: the file system's time.
+        keep: seconds since its last use for which something is kept.
+        grace: seconds for which anything is kept.
+    """
+
+    def __init__(self, store: Store, own: Workspace | None, now: float, keep: float, grace: float) -> None:
         self._store = store
-        self._workspace = workspace
-        self._horizon = horizon
-        self._grace = grace
-        self._dry_run = dry_run
+        self._own = own
+        self._now = now
+        builders = running(store.root / WORKSPACES, now)
+        # What a build reads is touched only if its last touch is so long ago.
+        began = [item.began - FLOOR for item in builders if own is None or item.path != own.path]
+        self._horizon = min([now - max(keep, grace), *began])
+        self._grace = now - grace
         self._named: set[str] = set()
+        self._condemned: set[Path] = set()
         self._count = 0
 
     def run(self) -> Iterator[Freed]:
@@ -111,6 +147,7 @@ class _Collection:
         for kind, key, path in condemned:
             freed = self._take("record", path)
             if freed:
+                self._condemned.add(path)
                 yield freed
             else:
                 self._name_blobs(kind, key, path)
@@ -125,19 +162,21 @@ class _Collection:
     def _logs(self) -> Iterator[Freed]:
         """Logs of kernels that are not known to fail: nobody finds them any more."""
         for entry in tree(self._store.root / LOGS):
-            key = entry.name.removesuffix(".txt")
+            record = self._store.record_path("failure", entry.name.removesuffix(".txt"))
             path = Path(entry.path)
-            known = self._store.record_path("failure", key).is_file()
+            known = record not in self._condemned and record.is_file()
             if not entry.name.startswith(".") and not known and not self._is_recent(path):
                 yield from self._remove("log", path)
 
     def _leavings(self) -> Iterator[Freed]:
         root = self._store.root
+        for path in abandoned(root / WORKSPACES, self._now):
+            yield from self._remove("temporary", path)
         for entry in entries(root / DAMAGED):
             yield from self._remove("damaged", Path(entry.path))
         for entry in entries(root / NOTES):
             path = Path(entry.path)
-            if not entry.name.startswith(".") and not self._is_recent(path):
+            if not entry.name.startswith(".") and entry.is_file() and not self._is_recent(path):
                 yield from self._remove("note", path)
         kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
         found = [*entries(root), *entries(root / ROOTS), *entries(root / NOTES)]
@@ -148,7 +187,7 @@ class _Collection:
                 yield from self._remove("temporary", path)
         for entry in entries(root / LOCKS):
             path = Path(entry.path)
-            if _modified(path) < self._grace and not self._dry_run:
+            if self._own is not None and _modified(path) < self._grace:
                 lock = Lock(path)
                 with contextlib.suppress(FileNotFoundError):
                     if lock.try_acquire(create=False):
@@ -170,10 +209,10 @@ class _Collection:
     def _take(self, what: str, path: Path) -> Freed | None:
         """Remove a file unless somebody has begun to use it."""
         freed = self._freed(what, path)
-        if self._dry_run or freed is None:
+        if self._own is None or freed is None:
             return freed
         self._count += 1
-        aside = self._workspace / f"taken-{self._count}"
+        aside = self._own.path / f"taken-{self._count}"
         try:
             path.rename(aside)
         except FileNotFoundError:
@@ -190,15 +229,26 @@ class _Collection:
     def _remove(self, what: str, path: Path) -> Iterator[Freed]:
         freed = self._freed(what, path)
         if freed is not None:
-            if not self._dry_run:
-                path.unlink(missing_ok=True)
+            if self._own is not None:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             yield freed
 
     def _freed(self, what: str, path: Path) -> Freed | None:
         try:
-            return Freed(what, str(path.relative_to(self._store.root)), path.stat().st_size)
+            status = path.lstat()
         except FileNotFoundError:
             return None
+        size = status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            size = 0
+            for folder, _, names in os.walk(path):
+                for name in names:
+                    with contextlib.suppress(OSError):
+                        size += os.lstat(f"{folder}/{name}").st_size
+        return Freed(what, str(path.relative_to(self._store.root)), size)
 
 
 def _modified(path: Path) -> float:

@@ -32,6 +32,8 @@ class Lock:
     def try_acquire(self, *, create: bool = True) -> bool:
         """Take it without waiting; False while another holds it. True, too, where there are no locks.
 
+        A file that may not be opened is another user's, and counts as held.
+
         Args:
             create: whether to make the file; else it has to be there.
 
@@ -42,7 +44,12 @@ class Lock:
         while True:
             # Not inherited by programs that are started; kept in the object before it is locked, so that an
             # interrupt between the two leaves nothing that release() misses.
-            self._descriptor = os.open(self.path, flags, 0o666)
+            try:
+                self._descriptor = os.open(self.path, flags, 0o666)
+            except PermissionError:
+                if not self.path.exists():
+                    raise
+                return False
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -57,12 +64,17 @@ class Lock:
                 return True
             self._close()
 
-    def release(self) -> None:
-        """Give it back and remove its file. One that is not held is left alone."""
+    def release(self, *, remove: bool = True) -> None:
+        """Give it back and remove its file. One that is not held is left alone.
+
+        Args:
+            remove: whether to remove the file; not one that is somebody else's.
+        """
         if self._descriptor is not None:
             # While it is held: whoever opened the file before finds that it is gone, and opens the new one.
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            if remove:
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
             self._close()
 
     def _is_current(self, descriptor: int) -> bool:

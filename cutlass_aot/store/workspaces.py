@@ -18,6 +18,7 @@ ABANDONED_AFTER = 86_400.0
 """Seconds without a new file after which a builder counts as dead where locks cannot tell."""
 
 _OWNER = ".owner"
+_MAX_OWNER_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class Workspace:
 
 
 @contextmanager
-def workspace(parent: Path) -> Iterator[Workspace]:
+def workspace(parent: Path, *, tidy: bool = True) -> Iterator[Workspace]:
     """A directory of one's own in ``parent``, removed at the end whatever happens.
 
-    What builders that were killed have left is removed first: each directory is locked as long as its owner
-    lives.
+    Each directory says on which machine its owner is, and is locked as long as the owner lives.
+
+    Args:
+        parent: the directory of all of them.
+        tidy: whether what builders that were killed have left is removed first.
 
     Raises:
         StoreError: if it cannot be made.
@@ -51,15 +55,18 @@ def workspace(parent: Path) -> Iterator[Workspace]:
         owner = Lock(unnamed / _OWNER)
         try:
             unnamed.mkdir()
-            os.close(create(owner.path))
+            with os.fdopen(create(owner.path), "wb") as file:
+                file.write(_machine().encode())
             owner.try_acquire()
             began = owner.path.stat().st_mtime
             unnamed.rename(path)
-            remove_abandoned(parent, began)
+            if tidy:
+                for left in abandoned(parent, began):
+                    shutil.rmtree(left, ignore_errors=True)
         except BaseException:
             owner.release()
-            for left in (unnamed, path):
-                shutil.rmtree(left, ignore_errors=True)
+            for mine in (unnamed, path):
+                shutil.rmtree(mine, ignore_errors=True)
             raise
     try:
         yield Workspace(path, began)
@@ -68,12 +75,10 @@ def workspace(parent: Path) -> Iterator[Workspace]:
         owner.release()
 
 
-def remove_abandoned(parent: Path, now: float) -> None:
-    """Remove the directories of builders that are dead; ``now`` is the file system's time."""
-    for entry in entries(parent):
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False) and not _is_alive(path, now):
-            shutil.rmtree(path, ignore_errors=True)
+def abandoned(parent: Path, now: float) -> list[Path]:
+    """Directories of builders that are dead; ``now`` is the file system's time."""
+    found = [Path(entry.path) for entry in entries(parent) if entry.is_dir(follow_symlinks=False)]
+    return [path for path in found if not _is_alive(path, now)]
 
 
 def running(parent: Path, now: float) -> list[Workspace]:
@@ -91,15 +96,22 @@ def running(parent: Path, now: float) -> list[Workspace]:
 
 
 def _is_alive(path: Path, now: float) -> bool:
+    """Whether a directory's owner lives.
+
+    A lock that is held says so, wherever it is seen. One that is free says the contrary only on the owner's own
+    machine: where a file system keeps locks to each machine, nobody sees those of the others.
+    """
     try:
-        youngest = path.stat().st_mtime
         if not path.name.startswith(NEW):
             owner = Lock(path / _OWNER)
+            with owner.path.open("rb") as file:
+                words = file.read(_MAX_OWNER_BYTES).decode("ascii", "replace")
             if not owner.try_acquire(create=False):
                 return True
-            if owner.supported:
-                owner.release()
+            owner.release(remove=False)
+            if owner.supported and _is_here(words):
                 return False
+        youngest = _youngest(path)
     except FileNotFoundError:
         # It has its name only with the owner's file in it: somebody was removing it, and what a process that
         # outlived its builder wrote meanwhile is left.
@@ -108,3 +120,28 @@ def _is_alive(path: Path, now: float) -> bool:
         # Somebody else's, and closed to us: not ours to judge.
         return True
     return now - youngest < ABANDONED_AFTER
+
+
+def _machine() -> str:
+    """This machine's name, and what tells this run of it from those before the last start."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    with contextlib.suppress(OSError):
+        return f"{os.uname().nodename} {boot.read_text(encoding='ascii').strip()}\n"
+    return f"{os.uname().nodename} -\n"
+
+
+def _is_here(owner: str) -> bool:
+    """Whether an owner is, or was, on this machine: containers share its run, a restart keeps its name."""
+    name, _, boot = _machine().strip().partition(" ")
+    their_name, _, their_boot = owner.strip().partition(" ")
+    return (boot != "-" and boot == their_boot) or name == their_name
+
+
+def _youngest(path: Path) -> float:
+    """When something in a directory was last written."""
+    youngest = path.stat().st_mtime
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                youngest = max(youngest, os.lstat(f"{folder}/{name}").st_mtime)
+    return youngest

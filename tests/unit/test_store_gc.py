@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -103,6 +104,63 @@ def test_a_running_build_keeps_what_it_published_or_used(store):
     collect(store, days=0, grace=0)
     assert kernels(store) == set()
     assert forgotten not in kernels(store)
+
+
+def test_what_a_build_that_begins_meanwhile_relies_on_is_kept_without_any_grace(store, monkeypatch):
+    """A use within the hour is not noted: what was used then may be relied on at any moment."""
+    key = keep(store, b"x")
+    age_all(store, hours=0.9)
+    (store.root / "blobs" / "sha256" / ".new-half").write_bytes(b"half")
+    late = Store(store.root)
+    original = collecting.roots
+
+    def begins(of):
+        assert late.get_record("kernel", key) == {}
+        return original(of)
+
+    monkeypatch.setattr(collecting, "roots", begins)
+    assert collect(store, days=0, grace=0) == []
+    assert late.get_blob(digest(b"x")) == b"x"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_is_none_is_refused(store, value):
+    keep(store, b"x")
+    age_all(store, hours=1000)
+    for options in ({"days": value}, {"grace": value}):
+        with pytest.raises(ValueError, match="expected finite times"):
+            collect(store, **options)
+    assert len(kernels(store)) == 1
+
+
+def test_a_dry_run_says_all_and_changes_nothing(store, monkeypatch):
+    failure = "cd" * 32
+    keep(store, b"x")
+    store.put_log(failure, "words")
+    store.put_record("failure", failure, {})
+    left = store.root / "tmp" / "left"
+    left.mkdir(parents=True)
+    (left / "half.o").write_bytes(b"half")
+    age_all(store, hours=1000)
+
+    def snapshot():
+        return {path: path.lstat() for path in store.root.rglob("*")}
+
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    before = snapshot()
+    with monkeypatch.context() as patch:
+        for name in ("os.utime", "os.mkdir", "os.unlink", "os.rmdir", "os.rename", "os.replace"):
+            patch.setattr(name, fails)
+        planned = collect(store, dry_run=True)
+    assert [item.what for item in planned] == ["record", "record", "blob", "log", "temporary"]
+    assert {path: s.st_mtime_ns for path, s in snapshot().items()} == {
+        path: s.st_mtime_ns for path, s in before.items()
+    }
+    assert collect(store) == planned
+    assert files(store) == ["FORMAT"]
+    assert planned[-1].bytes == 4
 
 
 def test_this_machines_clock_does_not_matter(store, monkeypatch):
@@ -212,8 +270,10 @@ def test_a_record_that_is_taken_at_the_very_moment_is_a_miss(store, monkeypatch)
 
 def test_collections_and_builders_at_once_lose_nothing(tmp_path):
     code = """
+from cutlass_aot.store import collect as collecting
 from cutlass_aot.store.collect import collect
-import os
+# What has not been used for a moment is taken here, and after an hour otherwise.
+collecting.FLOOR = 0.05
 store = Store(root)
 def keep(number):
     blobs = {store.put_blob(b"blob %d %d" % (number % 7, part)): 8 for part in range(3)}
@@ -223,7 +283,7 @@ deadline = time.monotonic() + 2
 count = 0
 if me < 2:
     while time.monotonic() < deadline:
-        collect(store, days=0, grace=0.05)
+        collect(store, days=0, grace=0)
         count += 1
 else:
     while time.monotonic() < deadline:
@@ -326,5 +386,6 @@ def test_a_malformed_root_is_damaged(store, body):
     path.write_bytes(seal("cutlass-aot root", SCHEMA, body))
     with pytest.raises(StoreError, match="root 'r'"):
         roots(store)
-    assert [item.path for item in check(store, repair=True)] == ["roots/r"]
+    assert [(item.path, item.set_aside) for item in check(store, repair=True)] == [("roots/r", False)]
+    assert drop_root(store, "r")
     assert roots(store) == {}

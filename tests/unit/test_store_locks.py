@@ -14,7 +14,7 @@ import pytest
 from cutlass_aot.errors import StoreError
 from cutlass_aot.store.collect import collect
 from cutlass_aot.store.store import Store
-from cutlass_aot.store.workspaces import ABANDONED_AFTER
+from cutlass_aot.store.workspaces import ABANDONED_AFTER, _machine
 from tests.unit.stores import KEY, age, together
 
 
@@ -88,9 +88,10 @@ def test_without_locks_a_build_goes_on(store, monkeypatch, number):
         assert theirs.is_dir()
         left = store.root / "tmp" / "left"
         left.mkdir()
-        (left / ".owner").touch()
+        (left / ".owner").write_bytes((mine / ".owner").read_bytes())
         with store.workspace():
             assert left.is_dir()
+        age(left / ".owner", hours=ABANDONED_AFTER / 3600 + 1)
         age(left, hours=ABANDONED_AFTER / 3600 + 1)
         with store.workspace():
             assert not left.exists()
@@ -129,7 +130,7 @@ assert held
 def test_what_a_killed_builder_left_is_removed_and_no_other(store):
     left = store.root / "tmp" / "left"
     left.mkdir(parents=True)
-    (left / ".owner").touch()
+    (left / ".owner").write_text(_machine())
     begun = store.root / "tmp" / ".new-begun"
     begun.mkdir()
     with store.workspace() as mine, Store(store.root).workspace() as other:
@@ -140,6 +141,53 @@ def test_what_a_killed_builder_left_is_removed_and_no_other(store):
     age(begun, hours=ABANDONED_AFTER / 3600 + 1)
     with store.workspace() as mine:
         assert list((store.root / "tmp").iterdir()) == [mine]
+
+
+def test_a_builder_elsewhere_whose_lock_is_not_seen_is_judged_by_what_it_writes(store):
+    """Some network file systems keep locks to each machine: there a free lock says nothing."""
+    left = store.root / "tmp" / "left"
+    (left / "worker").mkdir(parents=True)
+    (left / ".owner").write_text("elsewhere 01234567-89ab-cdef-0123-456789abcdef\n")
+    (left / "worker" / "x.o").touch()
+    for path in (left / ".owner", left / "worker", left):
+        age(path, hours=ABANDONED_AFTER / 3600 + 1)
+    with store.workspace():
+        assert (left / ".owner").is_file()
+    keep = store.put_blob(b"x")
+    age(store.blob_path(keep), hours=ABANDONED_AFTER / 3600)
+    assert collect(store, days=0) == []
+    age(left / "worker" / "x.o", hours=ABANDONED_AFTER / 3600 + 1)
+    with store.workspace():
+        assert not left.exists()
+
+
+@pytest.mark.parametrize("same", ["name", "start"])
+def test_a_free_lock_of_this_machine_says_that_its_owner_is_dead(store, same):
+    """Also before the last start, and in a container that is called otherwise."""
+    name, start = _machine().split()
+    left = store.root / "tmp" / "left"
+    left.mkdir(parents=True)
+    (left / ".owner").write_text(f"{name} another" if same == "name" else f"another {start}")
+    with store.workspace() as mine:
+        assert list((store.root / "tmp").iterdir()) == [mine]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_lock_that_may_not_be_opened_is_held(store, monkeypatch, number):
+    (store.root / "locks").mkdir()
+    (store.root / "locks" / f"{KEY}.lock").touch()
+    original = os.open
+
+    def closed(path, *arguments, **options):
+        if str(path).endswith(".lock"):
+            raise OSError(number, os.strerror(number))
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr("os.open", closed)
+    assert not store.try_lock(KEY)
+    (store.root / "locks" / f"{KEY}.lock").unlink()
+    with pytest.raises(StoreError, match=os.strerror(number)):
+        store.try_lock(KEY)
 
 
 def test_a_workspace_goes_whatever_happens(store):
