@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,15 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
             facts=Facts.from_record(record["facts"]),
             seconds=float(record["seconds"]),
         )
-    except (KeyError, TypeError, ValueError, CorruptFile):
+    except (KeyError, TypeError, ValueError, OverflowError, CorruptFile):
         return None, "its record is malformed"
-    if store.get_blob(artifact.object_sha256) is None:
+    if artifact.object_bytes < 0 or not math.isfinite(artifact.seconds) or artifact.seconds < 0:
+        return None, "its record is malformed"
+    content = store.get_blob(artifact.object_sha256)
+    if content is None:
         return None, "its object is missing or damaged"
+    if len(content) != artifact.object_bytes:
+        return None, "its object has another size than its record says"
     return artifact, "present"
 
 
@@ -132,7 +138,7 @@ def read_failure(store: Store, kernel_key: str) -> RecordedFailure | None:
     """What a kernel failed with, if that is known; one that has been compiled since did not fail."""
     record = store.get_record("failure", kernel_key)
     try:
-        if record is None or store.record_path("kernel", kernel_key).is_file():
+        if record is None or store.has_record("kernel", kernel_key):
             return None
         versions = {str(name): str(version) for name, version in record["versions"].items()}
         return RecordedFailure(str(record["reason"]), str(record["log"]), versions)

@@ -45,8 +45,13 @@ def create(path: Path) -> int:
         return os.open(path, flags, 0o666)
 
 
-def publish(data: bytes, path: Path) -> None:
+def publish(data: bytes, path: Path, *, sync: bool = False) -> None:
     """Have a file appear, whole, in place of whatever was there.
+
+    Args:
+        data: its bytes.
+        path: where.
+        sync: whether it is to be whole also after a power cut. What has a digest can do without.
 
     Raises:
         StoreError: if it cannot be written; then nothing of it is left.
@@ -56,6 +61,9 @@ def publish(data: bytes, path: Path) -> None:
         try:
             with os.fdopen(create(new), "wb") as file:
                 file.write(data)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             new.replace(path)
         except BaseException:
             new.unlink(missing_ok=True)
@@ -104,6 +112,14 @@ def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
 def identity(status: os.stat_result) -> Identity:
     """Which file this is."""
     return status.st_dev, status.st_ino
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and can be seen."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def touch(path: Path) -> bool:

@@ -80,7 +80,10 @@ def check_format(data: bytes, where: str) -> None:
     text = data[:_MAX_FORMAT_BYTES].decode("ascii", "replace").strip()
     kind, _, version = text.rpartition(" ")
     if kind != "cutlass-aot store" or not version.isdecimal():
-        raise StoreError(f"{where} is not a cutlass-aot store (FORMAT says {text!r})")
+        raise StoreError(
+            f"{where} is not a cutlass-aot store: FORMAT says {text!r}, expected {format_text().decode().strip()!r}; "
+            "name another one, or delete it if it was one"
+        )
     if int(version) > SCHEMA:
         raise SchemaTooNew(
             f"{where} has store version {version}, this cutlass-aot reads up to {SCHEMA}: "

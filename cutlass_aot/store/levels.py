@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cutlass_aot.errors import StoreError
-from cutlass_aot.store.files import read, reported
+from cutlass_aot.store.files import is_there, read, reported
 from cutlass_aot.store.layout import FORMAT_NAME, MAX_RECORD_BYTES, check_format
 
 Reader = Callable[[str], bytes | None]
@@ -73,7 +73,10 @@ class DirectoryLevel:
         with reported("open the store", root):
             marker = read(root / FORMAT_NAME, MAX_RECORD_BYTES)
         if marker is None:
-            raise StoreError(f"{root} is not a cutlass-aot store: it has no FORMAT file")
+            raise StoreError(
+                f"{root} is not a cutlass-aot store: it has no FORMAT file; name the directory of one that a "
+                "build has made"
+            )
         check_format(marker, str(root))
 
     def fetch(self, wanted: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
@@ -86,7 +89,7 @@ class DirectoryLevel:
 
     def has(self, name: str) -> bool:
         """Whether the file is there."""
-        return (self.root / name).is_file()
+        return is_there(self.root / name)
 
     def reject(self, name: str) -> None:
         """Nothing: this store is somebody else's to mend."""

@@ -22,6 +22,7 @@ from cutlass_aot.store.files import (
     Identity,
     entries,
     identity,
+    is_there,
     publish,
     read,
     read_found,
@@ -77,14 +78,20 @@ class Store:
         with reported("open the store", root):
             if not marker.is_file():
                 if not create:
-                    raise StoreError(f"{root} is not a cutlass-aot store: it has no FORMAT file")
+                    raise StoreError(
+                        f"{root} is not a cutlass-aot store: it has no FORMAT file; name the directory of one "
+                        "that a build has made"
+                    )
                 root.mkdir(parents=True, exist_ok=True)
                 foreign = [path for path in root.iterdir() if not path.name.startswith(NEW)]
                 # Another builder may make the same store at this moment: then the marker is there by now.
                 if foreign and not marker.is_file():
-                    raise StoreError(f"{root} holds something that is no cutlass-aot store")
+                    raise StoreError(
+                        f"{root} holds something that is no cutlass-aot store: expected one, or an empty "
+                        "directory; name another one"
+                    )
                 if not foreign:
-                    publish(format_text(), marker)
+                    publish(format_text(), marker, sync=True)
         check_format(read(marker, MAX_RECORD_BYTES) or b"", str(root))
 
     def close(self) -> None:
@@ -107,7 +114,9 @@ class Store:
             level: how hard to compress them.
         """
         if len(data) > MAX_BLOB_BYTES:
-            raise StoreError(f"a blob of {len(data)} bytes cannot be kept: at most {MAX_BLOB_BYTES} can")
+            raise StoreError(
+                f"a blob of {len(data)} bytes cannot be kept: at most {MAX_BLOB_BYTES} can; split the bundle"
+            )
         sha256 = digest(data)
         # Noted before it is looked at: from then on no collection takes it.
         if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
@@ -187,6 +196,10 @@ class Store:
                     break
         return None if record is None else record.body
 
+    def has_record(self, kind: str, key: str) -> bool:
+        """Whether a record seems to be in this store, not behind it."""
+        return is_there(self.record_path(kind, key))
+
     def drop_record(self, kind: str, key: str) -> None:
         """Forget a record of this store; its blobs are left to the next collection."""
         path = self.record_path(kind, key)
@@ -194,21 +207,27 @@ class Store:
             path.unlink(missing_ok=True)
 
     def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
-        """Copy what this store lacks of these records from the levels that are copied, all at once.
+        """Copy what this store and the levels before lack of these records from the levels that are copied.
 
-        What cannot be had is left out.
+        All at once. What cannot be had is left out.
 
         Args:
             kind: what they are of.
             keys: their keys.
             anew: whether to ask for what was absent before, too: somebody else has put it there since.
         """
+        if kind not in SHARED_KINDS:
+            return
+        missing = list(keys)
         for level in self.behind:
-            if level.copies and kind in SHARED_KINDS:
-                missing = [key for key in keys if not self.record_path(kind, key).is_file()]
+            missing = [key for key in missing if not self.has_record(kind, key)]
+            if level.copies:
                 if anew:
                     level.forget([record_name(kind, key) for key in missing])
                 self._copy(level, kind, missing)
+            else:
+                # It is read through.
+                missing = [key for key in missing if not level.has(record_name(kind, key))]
 
     # --- logs, locks, room to work
 
@@ -384,7 +403,7 @@ class Store:
         return None
 
     def _reaches(self, level: Level, sha256: str) -> bool:
-        return self.blob_path(sha256).is_file() or level.has(blob_name(sha256))
+        return is_there(self.blob_path(sha256)) or level.has(blob_name(sha256))
 
     def _opened(self, level: Level, kind: str, key: str, data: bytes | None) -> Record | None:
         if data is None:

@@ -18,6 +18,7 @@ from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact, read_failure
 from cutlass_aot.store.blobs import LIBRARY_LEVEL, opened, packed, packed_bound, unpacked
 from cutlass_aot.store.layout import SCHEMA
+from cutlass_aot.store.levels import DirectoryLevel
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from tests.unit.kernels import gemm
@@ -280,6 +281,22 @@ def test_a_store_of_another_version_is_refused(tmp_path):
         Store(tmp_path)
 
 
+def test_what_may_not_be_looked_at_is_not_there(store, monkeypatch, tmp_path):
+    behind = Store(tmp_path / "behind")
+    behind.put_record("kernel", KEY, {}, blobs={behind.put_blob(DATA): len(DATA)})
+    level = DirectoryLevel(behind.root)
+
+    def closed(_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    keep_failure(store, OTHER_KEY, gemm(), "reason", "log", {})
+    monkeypatch.setattr("pathlib.Path.is_file", closed)
+    store.behind = (level,)
+    assert store.get_record("kernel", KEY) is None
+    store.prefetch("kernel", [KEY])
+    assert read_failure(store, OTHER_KEY).reason == "reason"
+
+
 @pytest.mark.parametrize(
     "text", ["", "cutlass-aot store", "cutlass-aot store x", "cutlass-aot bundle 2", "\0" * 99]
 )
@@ -414,6 +431,20 @@ def test_an_artifact_of_another_kernel_does_not_count(store, tmp_path, artifact)
     assert read_artifact(store, KEY, other) == (None, "its record is another kernel's")
     store.blob_path(artifact.object_sha256).unlink()
     assert read_artifact(store, KEY, kernel) == (None, "its object is missing or damaged")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"size": float("inf")}, {"size": -5}, {"size": 7}, {"seconds": float("nan")}, {"seconds": -1.0},
+     {"seconds": float("inf")}, {"seconds": "x"}, {"size": None}],
+)  # fmt: skip
+def test_an_artifact_whose_figures_are_none_does_not_count(store, tmp_path, artifact, change):
+    keep(store, artifact, tmp_path, gemm())
+    record = store.get_record("kernel", KEY)
+    store.put_record("kernel", KEY, {**record, **change}, blobs={digest(DATA): len(DATA)})
+    found, why = read_artifact(store, KEY, gemm())
+    assert found is None
+    assert "its record" in why
 
 
 def test_a_failure_is_kept_until_the_kernel_compiles(store, tmp_path, artifact):

@@ -69,6 +69,18 @@ def test_a_directory_behind_is_read_through_and_never_written(other, tmp_path):
     assert not store.blob_path(BLOB).exists()
 
 
+def test_what_an_earlier_level_has_is_not_copied_from_a_later_one(other, tmp_path):
+    later = Store(tmp_path / "later")
+    keep(later)
+    keep(later, OTHER_KEY, b"more")
+    levels = [DirectoryLevel(other.root), DirectoryLevel(later.root, copies=True)]
+    store = Store(tmp_path / "store", behind=levels)
+    store.prefetch("kernel", [KEY, OTHER_KEY])
+    assert not store.has_record("kernel", KEY)
+    assert not store.blob_path(BLOB).exists()
+    assert store.has_record("kernel", OTHER_KEY)
+
+
 def test_a_directory_behind_can_be_copied_from(other, tmp_path):
     store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root, copies=True)])
     assert store.get_record("kernel", KEY) == {"of": KEY}
