@@ -206,10 +206,16 @@ class Torture:
         if "dates" in chosen:
             self.damager.date(self.damager.files())
         if "gc before" in chosen:
-            self.ended(self.gc(), may_refuse="damage before" in chosen)
+            self.ended(self.gc(old=True), may_refuse="damage before" in chosen)
 
-    def gc(self) -> subprocess.Popen[str]:
-        """Collect what nothing needs, with no grace."""
+    def gc(self, *, old: bool = False) -> subprocess.Popen[str]:
+        """Collect what nothing needs, with no grace.
+
+        Args:
+            old: whether all looks long unused: else what was used of late is kept. Only while nobody builds.
+        """
+        if old:
+            self.damager.age()
         command = ["store", "gc", "--store", str(self.place.store), "--days", "0", "--grace", "0"]
         return subprocess.Popen(
             [sys.executable, "-m", "cutlass_aot", *command],
@@ -248,7 +254,7 @@ class Torture:
         builders: list[Builder] = []
         kills: dict[str, float] = {}
         actions = self.actions(chosen, now, length * (1 + count / 2))
-        collector = self.gc() if "gc beside" in chosen and self.place.store.is_dir() else None
+        collector = self.gc(old=True) if "gc beside" in chosen and self.place.store.is_dir() else None
         deadline = now + _ROUND_SECONDS
         while starts or running(builders):
             now = time.monotonic()
@@ -376,6 +382,10 @@ class Torture:
         if not (self.place.store / "FORMAT").is_file():
             return
         damage = self.check()
+        # A check leaves a damaged root, so that nothing it kept is collected: a person gives it up.
+        for item in damage:
+            if str(item["path"]).startswith("roots/") and not item["set_aside"]:
+                self.forget_root(str(item["path"]).removeprefix("roots/"))
         folder = self.place.store / "damaged"
         aside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         self.count.aside += len(aside)
@@ -402,6 +412,15 @@ class Torture:
             self.wrong(f"store check found {len(found)} and ended with {done.returncode}")
         return found
 
+    def forget_root(self, name: str) -> None:
+        """Give up a root that is damaged."""
+        command = ["store", "forget", name, "--store", str(self.place.store)]
+        done = subprocess.run(
+            [sys.executable, "-m", "cutlass_aot", *command], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            self.wrong(f"store forget {name} ended with {done.returncode}: {done.stderr.strip()}")
+
     def finish(self) -> None:
         """An undisturbed build on what is left gives what a fresh store gives, and nothing lies about."""
         shutil.rmtree(self.place.out, ignore_errors=True)
@@ -412,7 +431,7 @@ class Torture:
             if difference:
                 self.wrong(f"at the end bundle {manifest} differs in {difference}")
         self.look("at the end")
-        self.ended(self.gc(), may_refuse=False)
+        self.ended(self.gc(old=True), may_refuse=False)
         # A lock that writers of one bundle take stays beside it.
         names = {*MANIFESTS, *(f".{name}.lock" for name in MANIFESTS)}
         left = [path for path in self.place.out.iterdir() if path.name not in names]

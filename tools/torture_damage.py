@@ -102,6 +102,13 @@ class Damager:
                     continue
                 self.counts["dated"] += 1
 
+    def age(self) -> None:
+        """Have every file look as if it had last been used half a day ago; that is no damage."""
+        when = time.time() - 43200
+        for path in self.store.rglob("*"):
+            if path.is_file():
+                os.utime(path, (when, when))
+
     def _name(self, path: Path) -> str:
         return path.relative_to(self.store).as_posix()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +16,17 @@ from cutlass_aot.cli.render import json_option, print_json, table
 from cutlass_aot.store.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
 from cutlass_aot.words import plural, size
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, and no other thing that Python takes for a float."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read an option's text."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 @click.group("store")
@@ -51,24 +64,24 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
 @store_option
 @click.option(
     "--days",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=DAYS,
     show_default=True,
     help="Keep what was used within so many days.",
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=GRACE / 3600,
     show_default=True,
-    help="Hours within which nothing is taken, whatever --days says.",
+    help="Hours within which nothing is taken, whatever --days says; never less than 70 minutes.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be taken.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be taken; write nothing.")
 @json_option
 def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: bool) -> int:
     """Take away what no root keeps and nobody has used for long, and what lies about.
 
-    What a running build has published or used is kept.
+    What a running build has published or used is kept, and whatever was used in the last 70 minutes.
     """
     freed = collect(Store(store, create=False), days=days, grace=grace * 3600, dry_run=dry_run)
     total = sum(item.bytes for item in freed)
@@ -87,6 +100,9 @@ def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: b
         f"{count} {what}" if what in ("damaged", "temporary") else plural(count, what)
         for what, count in counts.items()
     ]
+    if dry_run:
+        for item in freed:
+            click.echo(f"{item.what}  {item.path}  {size(item.bytes)}")
     done = "would free" if dry_run else "freed"
     click.echo(f"{store}: {done} {size(total)}" + (f": {', '.join(parts)}" if parts else ""))
     return 0
@@ -102,7 +118,7 @@ def stats_command(store: Path, as_json: bool) -> int:
     stats = measure(Store(store, create=False))
     if as_json:
         kinds = {kind: {**asdict(value), "ratio": value.ratio} for kind, value in stats.kinds.items()}
-        print_json({**asdict(stats), "kinds": kinds})
+        print_json({"store": str(store), **asdict(stats), "kinds": kinds})
         return 0
     rows = [
         (

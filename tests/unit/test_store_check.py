@@ -362,10 +362,17 @@ def test_gc_stats_roots_and_forget(run, store, capsys):
     assert run("gc", "--days", "0", "--grace", "0", "--dry-run", "--json") == 0
     freed = json.loads(capsys.readouterr().out)
     assert [item["what"] for item in freed["freed"]] == ["log", "note"]
+    assert run("gc", "--days", "0", "--dry-run") == 0
+    assert capsys.readouterr().out.startswith(f"log  logs/cd/{OTHER_KEY}.txt  5 B\n")
+    for value in ("nan", "inf", "-1"):
+        assert run("gc", "--days", value) == 2
+        assert run("gc", "--grace", value) == 2
+    capsys.readouterr()
     assert run("stats") == 0
     assert "kernel        1" in capsys.readouterr().out
     assert run("stats", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["kinds"]["kernel"]["count"] == 1
+    stats = json.loads(capsys.readouterr().out)
+    assert (stats["store"], stats["kinds"]["kernel"]["count"]) == (str(store.root), 1)
     assert run("roots") == 0
     assert capsys.readouterr().out == "nightly  1 record\n"
     assert run("roots", "--json") == 0
@@ -373,6 +380,7 @@ def test_gc_stats_roots_and_forget(run, store, capsys):
     assert run("forget", "nobody") == 1
     assert "has no root 'nobody'" in capsys.readouterr().err
     assert run("forget", "nightly") == 0
+    age_all(store, hours=2)
     assert run("gc", "--days", "0", "--grace", "0") == 0
     assert "freed" in capsys.readouterr().out
     assert list(store.records()) == []
