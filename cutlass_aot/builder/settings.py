@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Settings:
     def open_store(self, path: Path | None = None) -> Iterator[Store]:
         """The store, with the levels behind it; what is to be pushed has been when this ends.
 
+        An error or an interrupt does not wait for that.
+
         Args:
             path: another directory than the settings name.
 
@@ -58,5 +60,10 @@ class Settings:
 
             push = not self.remote_read_only
             levels.append(RemoteStore(self.remote, push=push, tell=lambda text: self.tell(Notice(text))))
-        with closing(Store(path or self.store, behind=levels)) as store:
+        store = Store(path or self.store, behind=levels)
+        try:
             yield store
+        except BaseException:
+            store.abandon()
+            raise
+        store.close()

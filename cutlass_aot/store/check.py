@@ -95,7 +95,9 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
                 except SchemaTooNew as error:
                     yield damage(Path(entry.path), str(error))
                 except (CorruptFile, StoreError) as error:
-                    way_out = f"build its bundle again, or `cutlass-aot store forget {shlex.quote(entry.name)}`"
+                    way_out = (
+                        f"build its bundle again, or `cutlass-aot store forget {shlex.quote(entry.name)}`"
+                    )
                     yield damage(Path(entry.path), f"a damaged root ({error}): {way_out}")
         for entry in entries(store.root / NOTES):
             seen = _seen(Path(entry.path))

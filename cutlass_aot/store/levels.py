@@ -54,6 +54,9 @@ class Level(Protocol):
     def close(self) -> None:
         """Finish what is under way, within a bounded time."""
 
+    def abandon(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+
 
 class DirectoryLevel:
     """Another store directory, never written: not even a use is noted there.
@@ -101,4 +104,7 @@ class DirectoryLevel:
         """Nothing: it is never written."""
 
     def close(self) -> None:
+        """Nothing is under way."""
+
+    def abandon(self) -> None:
         """Nothing is under way."""

@@ -18,12 +18,15 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.store.crew import Crew, Task
 from cutlass_aot.store.layout import FORMAT_NAME, check_format, format_text
 from cutlass_aot.store.levels import Reader
-from cutlass_aot.store.transport import TooLarge, Transport, persistently
+from cutlass_aot.store.transport import TooLarge, Transport, persistently, shown_url
+from cutlass_aot.words import plural
 
 TIMEOUT = 10.0
 """Seconds for one file, beside what its size takes."""
 CLOSE_SECONDS = 300.0
 """Seconds that the end of a build waits at most for what is being pushed."""
+QUIET_SECONDS = 2.0
+"""Seconds of that which pass without a word."""
 
 _PULLERS = 16
 _PUSHERS = 4
@@ -38,7 +41,7 @@ class RemoteStore:
     """A level behind a store, at a URL. What is found there is copied into the store.
 
     Args:
-        url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``.
+        url: of the directory or prefix; attribute ``url`` is what of it may be shown. Such as ``https://host/store`` or ``s3://bucket/store``.
         options: for fsspec's file system: headers, credentials.
         timeout: seconds that one file may take, beside what its size takes.
         push: whether what is new in the store is put there too.
@@ -59,7 +62,7 @@ class RemoteStore:
         push: bool = True,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.url = url
+        self.url = shown_url(url)
         self._transport = Transport(url, options or {})
         self._timeout = timeout
         self._tell = tell
@@ -70,6 +73,7 @@ class RemoteStore:
         # Whether there is a store to pull from; None before the first look.
         self._exists: bool | None = None
         self._marked = False
+        self._said = False
         self._looking = threading.Lock()
         self._absent: set[str] = set()
         self._damaged: set[str] = set()
@@ -129,17 +133,39 @@ class RemoteStore:
 
     def close(self) -> None:
         """Wait for what is being pushed: as long as it goes on, and at most :data:`CLOSE_SECONDS`."""
-        deadline = time.monotonic() + CLOSE_SECONDS
+        began = time.monotonic()
+        told = False
+        heard = began
         with self._changed:
             while self._waiting and self._pushes:
-                patience = min(self._patience, deadline - time.monotonic())
-                if patience <= 0 or not self._changed.wait(patience):
+                now = time.monotonic()
+                if not told and now >= began + QUIET_SECONDS:
+                    told = True
+                    left = plural(self._waiting, "record")
+                    self._tell(f"waiting for {left} to be put into the store at {self.url}")
+                patience = min(heard + self._patience, began + CLOSE_SECONDS) - now
+                if patience <= 0:
                     break
+                if self._changed.wait(patience if told else min(patience, QUIET_SECONDS)):
+                    heard = time.monotonic()
             left = self._waiting
+            silent = time.monotonic() >= heard + self._patience
         if left and self._pushes:
-            self._stop_pushing(f"{left} records are left, and it has stopped answering")
+            why = "it has stopped answering" if silent else f"a build waits {CLOSE_SECONDS:g} s at most"
+            self._stop_pushing(f"{left} records are left, and {why}")
+
+    def abandon(self) -> None:
+        """Put nothing more there; what is being put there at this moment is not waited for."""
+        with self._changed:
+            self._pushes = False
 
     # --- pulling
+
+    def _say_that_there_is_none(self) -> None:
+        if not self._said:
+            self._said = True
+            begun = "this build begins one" if self._pushes else "check the URL"
+            self._tell(f"there is no store at {self.url}: {begun}")
 
     def _look(self) -> bool:
         """Whether there is a store to pull from; found out at the first use."""
@@ -151,13 +177,13 @@ class RemoteStore:
                     check_format(task.result(self._timeout), self.url)
                     self._exists = self._marked = True
                 except FileNotFoundError:
-                    pass
+                    self._say_that_there_is_none()
                 except CutlassAotError as error:
                     self._pushes = False
                     self._stop_pulling(str(error))
                 except Exception as error:  # Whatever the file system raises.
                     self._pushes = False
-                    self._stop_pulling(_words(error))
+                    self._stop_pulling(self._words(error))
             return self._pulls and bool(self._exists)
 
     def _begin(self, name: str, limit: int, seconds: float) -> Task[bytes]:
@@ -172,12 +198,13 @@ class RemoteStore:
             return name, None
         try:
             return name, task.result(seconds)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
+            # FORMAT could be read. Storage that lists no files says that what is absent is forbidden.
             self._absent.add(name)
         except TooLarge:
             self.reject(name)
         except Exception as error:  # Whatever the file system raises.
-            self._stop_pulling(_words(error))
+            self._stop_pulling(self._words(error))
         return name, None
 
     def _stop_pulling(self, why: str) -> None:
@@ -197,9 +224,10 @@ class RemoteStore:
                     return
                 self._put(name, content, new)
             if self._put(record, data, new):
-                self._pushed += 1
+                with self._changed:
+                    self._pushed += 1
         except Exception as error:  # Whatever the file system raises, or the store's own disk.
-            self._stop_pushing(_words(error))
+            self._stop_pushing(self._words(error))
         finally:
             with self._changed:
                 self._waiting -= 1
@@ -233,6 +261,6 @@ class RemoteStore:
             self._pushes = False
         self._tell(f"nothing more is put into the store at {self.url}: {why}")
 
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    def _words(self, error: BaseException) -> str:
+        """What an error says, without what of the URL is not to be shown."""
+        return self._transport.shown(str(error)) or type(error).__name__

@@ -100,6 +100,12 @@ class Store:
         for level in self.behind:
             level.close()
 
+    def abandon(self) -> None:
+        """Give back all locks, and have the levels behind begin nothing more; waits for nothing."""
+        self.unlock_all()
+        for level in self.behind:
+            level.abandon()
+
     # --- blobs
 
     def blob_path(self, sha256: str) -> Path:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from cutlass_aot.errors import StoreError
 from cutlass_aot.store.layout import NEW
@@ -19,6 +20,7 @@ _FILE_LIKE = frozenset(
 )
 """Protocols that show a file while it is being written; object storage shows objects when they are whole."""
 
+_FORBIDDEN = 403
 _PAUSE = 0.2  # seconds before something that failed is tried once more
 
 
@@ -38,24 +40,33 @@ class Transport:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url
+        name = shown_url(url)
         if "://" not in url:
             raise StoreError(
-                f"{url!r} is no URL: expected one such as https://host/store or s3://bucket/store; "
+                f"{name!r} is no URL: expected one such as https://host/store or s3://bucket/store; "
                 "a directory is given as --store-behind"
             )
         try:
             from fsspec.core import url_to_fs
         except ImportError:
             raise StoreError(
-                f"{url} needs fsspec, which is not installed: pip install 'cutlass-aot[remote]'"
+                f"{name} needs fsspec, which is not installed: pip install 'cutlass-aot[remote]'"
             ) from None
+        options = {"skip_instance_cache": True, **options}
+        if url.partition("://")[0] in _WEB:
+            # Files as they are: a server that names the compression of a blob has it not undone on the way.
+            options["client_kwargs"] = {"auto_decompress": False, **options.get("client_kwargs", {})}
+            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
         try:
-            self._files, root = url_to_fs(url, **{"skip_instance_cache": True, **options})
+            self._files, root = url_to_fs(url, **options)
         except ImportError as error:
-            raise StoreError(f"{url} needs a package that is not installed: {error}") from None
+            raise StoreError(
+                f"{name} needs a package that is not installed: {self.shown(str(error))}"
+            ) from None
         except Exception as error:  # Whatever a file system raises for a URL or options that it cannot use.
             raise StoreError(
-                f"{url} cannot be used: {error}; expected a URL of a protocol that fsspec knows, "
+                f"{name} cannot be used: {self.shown(str(error))}; expected a URL of a protocol that fsspec knows, "
                 "and options that its file system takes"
             ) from None
         self._root = root.rstrip("/")
@@ -64,6 +75,15 @@ class Transport:
         known = {protocols} if isinstance(protocols, str) else set(protocols)
         self._web = bool(known & _WEB)
         self._file_like = bool(known & _FILE_LIKE)
+
+    def shown(self, words: str) -> str:
+        """Words of an error, without what of the URL is not to be shown."""
+        parts = urlsplit(self._url)
+        hidden = [parts.netloc.rpartition("@")[0], parts.password or "", parts.query]
+        words = words.replace(self._url, shown_url(self._url))
+        for secret in filter(None, [*hidden, *map(unquote, hidden)]):
+            words = words.replace(secret, "...")
+        return words
 
     def get(self, name: str, limit: int, deadline: float) -> bytes:
         """A file's bytes.
@@ -75,6 +95,8 @@ class Transport:
 
         Raises:
             FileNotFoundError: if it is not there.
+            PermissionError: if it may not be read, or is not there: storage whose files may not be listed does
+                not say which.
             TooLarge: if it has more bytes.
             Exception: whatever else the file system raises.
         """
@@ -82,7 +104,12 @@ class Transport:
         if self._web:
             # A web server need not heed a range, and need not say how much it sends.
             sink = _Sink(limit, deadline)
-            self._files.get_file(path, sink)
+            try:
+                self._files.get_file(path, sink)
+            except Exception as error:
+                if getattr(error, "status", None) == _FORBIDDEN:
+                    raise PermissionError(str(error)) from None
+                raise
             return sink.getvalue()
         data: bytes = self._files.cat_file(path, start=0, end=limit + 1)
         if len(data) > limit:
@@ -90,10 +117,10 @@ class Transport:
         return data
 
     def size(self, name: str) -> int | None:
-        """How many bytes a file has; None if it is not there, or nobody says."""
+        """How many bytes a file has; None if it is not there, may not be looked at, or nobody says."""
         try:
             size = self._files.info(self._path(name))["size"]
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return None
         return size if isinstance(size, int) else None
 
@@ -128,11 +155,19 @@ class Transport:
         return f"{self._root}/{name}"
 
 
+def shown_url(url: str) -> str:
+    """A URL without user, password, query and fragment, any of which may let somebody in."""
+    scheme, separator, rest = url.partition("://")
+    rest = rest.partition("#")[0].partition("?")[0]
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def persistently(action: Callable[[], Value]) -> Value:
-    """Do something, and once more if it fails; that something is absent or too large is no failure."""
+    """Do something, and once more if it fails; not what is absent, forbidden or too large."""
     try:
         return action()
-    except (FileNotFoundError, TooLarge):
+    except (FileNotFoundError, PermissionError, TooLarge):
         raise
     except Exception:  # Any error of any file system; the second one is told.
         time.sleep(_PAUSE)

@@ -251,7 +251,7 @@ def test_what_one_builder_pushes_another_pulls(tmp_path, memory, told, protocol)
             assert alone.get_record("kernel", key) == {"of": key}
             assert alone.get_blob(digest(b"object of " + key.encode())) == b"object of " + key.encode()
         assert list(check(alone)) == []
-        assert told == []
+        assert [text.partition(" at ")[0] for text in told] == ["there is no store"]
         if protocol != "memory":
             there = Store(remote / "new" if protocol == "file" else remote, create=False)
             assert list(check(there)) == []
@@ -312,7 +312,7 @@ def test_an_empty_remote_is_asked_once(tmp_path, told):
         store.prefetch("kernel", [f"{number:064x}" for number in range(100)])
         assert store.get_blob(BLOB) is None
         assert handler.requests == [("GET", "/FORMAT")]
-    assert told == []
+    assert [text.partition(" at ")[0] for text in told] == ["there is no store"]
 
 
 @pytest.mark.parametrize("first", ["no store", "another kernel"])
@@ -331,7 +331,7 @@ def test_what_came_since_is_pulled_when_it_is_asked_for_anew(tmp_path, told, fir
         assert len(handler.requests) == asked
         store.prefetch("kernel", [KEY], anew=True)
         assert store.get_record("kernel", KEY) == {"of": KEY}
-    assert told == []
+    assert len(told) == (first == "no store")
 
 
 def test_what_is_there_is_not_put_again(other, tmp_path, told):
@@ -501,6 +501,107 @@ def test_a_server_that_fails_once_is_asked_again(other, tmp_path, told):
         assert store.get_record("kernel", KEY) == {"of": KEY}
     assert failed
     assert told == []
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_where_what_is_absent_is_forbidden_the_rest_is_had(other, tmp_path, told, push):
+    """Object storage that may not be listed says so of what is not there."""
+
+    def do_get(self):
+        if Path(self.translate_path(self.path)).is_file():
+            Served.do_GET(self)
+        else:
+            self.send_error(403)
+
+    with served(other.root, do_GET=do_get, do_HEAD=do_get) as (url, _):
+        store = store_with(tmp_path, url, told, push=push)
+        assert store.get_record("kernel", OTHER_KEY) is None
+        assert store.get_record("kernel", KEY) == {"of": KEY}
+        keep(store, OTHER_KEY, b"more")
+        store.close()
+    assert other.has_record("kernel", OTHER_KEY) == push
+    assert told == []
+
+
+def test_a_server_that_names_the_compression_is_read_as_it_is(other, tmp_path, told):
+    def end_headers(self):
+        if self.path.endswith(".zst"):
+            self.send_header("Content-Encoding", "zstd")
+        http.server.SimpleHTTPRequestHandler.end_headers(self)
+
+    with served(other.root, end_headers=end_headers) as (url, _):
+        store = store_with(tmp_path, url, told)
+        assert store.get_record("kernel", KEY) == {"of": KEY}
+        assert store.get_blob(BLOB) == DATA
+    assert told == []
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_that_there_is_no_store_is_said_once(tmp_path, told, push):
+    (tmp_path / "remote").mkdir()
+    with served(tmp_path / "remote") as (url, _):
+        store = store_with(tmp_path, f"{url}/typo?x=1", told, push=push)
+        for _ in range(2):
+            assert store.get_record("kernel", KEY) is None
+            store.prefetch("kernel", [KEY], anew=True)
+        store.close()
+        end = "this build begins one" if push else "check the URL"
+        assert told == [f"there is no store at {url}/typo: {end}"]
+
+
+@pytest.mark.parametrize("scheme", ["http", "nosuch"])
+def test_nobody_is_told_a_password(tmp_path, told, scheme):
+    url = f"{scheme}://alice:s3cr%25t@127.0.0.1:{closed_port()}/store?token=abc"
+    try:
+        store = store_with(tmp_path, url, told)
+        assert store.get_record("kernel", KEY) is None
+        keep(store)
+        store.close()
+    except StoreError as error:
+        told.append(str(error))
+    assert told
+    for text in told:
+        assert f"{scheme}://127.0.0.1" in text
+        assert not any(secret in text for secret in ("alice", "s3cr", "abc"))
+    assert RemoteStore("memory://alice:secret@x/y").url == "memory://x/y"
+
+
+def test_an_error_does_not_wait_for_what_is_being_pushed(other, tmp_path):
+    released = threading.Event()
+
+    def do_put(self):
+        released.wait(30)
+
+    with served(other.root, do_PUT=do_put) as (url, _):
+        settings = Settings(tmp_path / "store", 1, 1, lambda _: None, remote=url)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), settings.open_store() as store:
+            assert store.try_lock(KEY)
+            for number in range(10):
+                keep(store, f"{number:064x}", b"%d" % number)
+            raise KeyboardInterrupt
+        assert time.monotonic() - began < 3
+        assert Store(store.root).try_lock(KEY)
+        released.set()
+
+
+def test_what_the_end_of_a_build_waits_for_is_said(other, tmp_path, told, monkeypatch):
+    def do_put(self):
+        time.sleep(0.3)
+        Served.do_PUT(self)
+
+    monkeypatch.setattr("cutlass_aot.store.remote.QUIET_SECONDS", 0.1)
+    with served(other.root, do_PUT=do_put) as (url, _):
+        store = store_with(tmp_path, url, told)
+        keep(store, OTHER_KEY, b"more")
+        store.close()
+        assert told == [f"waiting for 1 record to be put into the store at {url}"]
+        monkeypatch.setattr("cutlass_aot.store.remote.CLOSE_SECONDS", 0.8)
+        told.clear()
+        for number in range(40):
+            keep(store, f"{number:064x}", b"%d" % number)
+        store.close()
+    assert "records are left, and a build waits 0.8 s at most" in told[-1]
 
 
 def test_a_full_disk_is_no_fault_of_the_remote(other, tmp_path, told, monkeypatch):
