@@ -41,9 +41,9 @@ def command() -> None:
 def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     """Read everything; name what is damaged or incomplete, and set it aside, into damaged/.
 
-    A build that needs it makes it again. A damaged root is only named: what it kept would be taken by the next
-    collection if it were gone; its bundle's next build mends it. Builders may be at work meanwhile. Exit status: 0 if all is well,
-    1 if something was found.
+    A build that needs it makes it again. A damaged root is only named: what it kept would be taken by the
+    next collection if it were gone; the next build of its bundle mends it. Builders may be at work meanwhile.
+    Exit status: 0 if all is well, 1 if something was found.
     """
     from cutlass_aot.store.check import check
 

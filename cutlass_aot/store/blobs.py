@@ -66,13 +66,20 @@ def unpacked(source: BinaryIO, limit: int = MAX_BLOB_BYTES) -> Iterator[bytes]:
         raise CorruptFile("something follows its end")
 
 
-def opened(data: bytes, sha256: str) -> bytes:
+def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
     """The verified bytes of a blob.
 
+    Args:
+        data: its file.
+        sha256: its digest.
+        size: how many bytes it has to hold, where that is known: no more are opened.
+
     Raises:
-        CorruptFile: if what it holds has another digest.
+        CorruptFile: if what it holds has another digest, or another size.
     """
-    content = b"".join(unpacked(io.BytesIO(data)))
+    content = b"".join(unpacked(io.BytesIO(data), MAX_BLOB_BYTES if size is None else size))
+    if size is not None and len(content) != size:
+        raise CorruptFile(f"it holds {len(content)} bytes instead of {size}")
     check_digest(hashlib.sha256(content).hexdigest(), sha256)
     return content
 

@@ -20,6 +20,7 @@ from cutlass_aot.store.layout import (
     MAX_RECORD_BYTES,
     RECORDS,
     ROOTS,
+    record_limit,
     record_name,
 )
 from cutlass_aot.store.notes import NOTES, note_problem
@@ -49,8 +50,8 @@ class Damage:
 def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
     """Read everything, and name what is damaged, and records that are incomplete.
 
-    A damaged root is named and left: a collection stops at it, and would take all that it kept if it were gone.
-    Builders may go on meanwhile: what they have not finished is not damage, nor what a collection takes
+    A damaged root is named and left: a collection stops at it, and would take all that it kept if it were
+    gone. Builders may go on meanwhile: what they have not finished is not damage, nor what a collection takes
     away. One blob is read at a time, piece by piece.
 
     Args:
@@ -95,10 +96,9 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
                 except SchemaTooNew as error:
                     yield damage(Path(entry.path), str(error))
                 except (CorruptFile, StoreError) as error:
-                    way_out = (
-                        f"build its bundle again, or `cutlass-aot store forget {shlex.quote(entry.name)}`"
-                    )
-                    yield damage(Path(entry.path), f"a damaged root ({error}): {way_out}")
+                    forget = f"`cutlass-aot store forget {shlex.quote(entry.name)}`"
+                    problem = f"a damaged root ({error}): build its bundle again, or {forget}"
+                    yield damage(Path(entry.path), problem)
         for entry in entries(store.root / NOTES):
             seen = _seen(Path(entry.path))
             problem = None if entry.name.startswith(".") else note_problem(store.root, entry.name)
@@ -149,7 +149,7 @@ def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[Path]) -
         return "a file that stands in the wrong place"
     while True:
         try:
-            data = read(path, MAX_RECORD_BYTES)
+            data = read(path, record_limit(kind))
             if data is None:
                 return None
             record = Record.from_bytes(data, kind, path.name, "it")

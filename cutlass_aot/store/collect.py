@@ -73,8 +73,8 @@ def collect(store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: 
     Args:
         store: the store; the levels behind it are left alone.
         days: how long ago something may have been used last and is still kept.
-        grace: seconds within which nothing is taken, whatever ``days`` says; less than :data:`FLOOR` counts as that.
-        dry_run: only say what would be taken. Nothing is written, so that a store may be one that is only read.
+        grace: seconds within which nothing is taken, whatever ``days`` says; at least :data:`FLOOR`.
+        dry_run: only say what would be taken. Nothing is written: the store may be one that is only read.
 
     Raises:
         ValueError: if a time is negative or not finite.

@@ -44,6 +44,14 @@ MAX_RECORD_BYTES = 1 << 28
 MAX_BLOB_BYTES = 1 << 30
 _MAX_FORMAT_BYTES = 64
 
+_MAX_RECORD_BYTES_OF_KIND = {"kernel": 1 << 20, "library": 1 << 20, "failure": 1 << 23}
+"""Of those that one kernel or library has; the longest word in them is the log of a failure."""
+
+
+def record_limit(kind: str) -> int:
+    """Most bytes that a record of a kind has: what is read takes many times as much memory."""
+    return _MAX_RECORD_BYTES_OF_KIND.get(kind, MAX_RECORD_BYTES)
+
 
 def blob_name(sha256: str) -> str:
     """Path of a blob below the store.
@@ -80,8 +88,9 @@ def check_format(data: bytes, where: str) -> None:
     text = data[:_MAX_FORMAT_BYTES].decode("ascii", "replace").strip()
     kind, _, version = text.rpartition(" ")
     if kind != "cutlass-aot store" or not version.isdecimal():
+        expected = format_text().decode().strip()
         raise StoreError(
-            f"{where} is not a cutlass-aot store: FORMAT says {text!r}, expected {format_text().decode().strip()!r}; "
+            f"{where} is not a cutlass-aot store: FORMAT says {text!r}, expected {expected!r}; "
             "name another one, or delete it if it was one"
         )
     if int(version) > SCHEMA:

@@ -41,7 +41,8 @@ class RemoteStore:
     """A level behind a store, at a URL. What is found there is copied into the store.
 
     Args:
-        url: of the directory or prefix; attribute ``url`` is what of it may be shown. Such as ``https://host/store`` or ``s3://bucket/store``.
+        url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``; the attribute
+            is what of it may be shown.
         options: for fsspec's file system: headers, credentials.
         timeout: seconds that one file may take, beside what its size takes.
         push: whether what is new in the store is put there too.
@@ -141,8 +142,8 @@ class RemoteStore:
                 now = time.monotonic()
                 if not told and now >= began + QUIET_SECONDS:
                     told = True
-                    left = plural(self._waiting, "record")
-                    self._tell(f"waiting for {left} to be put into the store at {self.url}")
+                    records = plural(self._waiting, "record")
+                    self._tell(f"waiting for {records} to be put into the store at {self.url}")
                 patience = min(heard + self._patience, began + CLOSE_SECONDS) - now
                 if patience <= 0:
                     break

@@ -46,6 +46,7 @@ from cutlass_aot.store.layout import (
     blob_name,
     check_format,
     format_text,
+    record_limit,
     record_name,
 )
 from cutlass_aot.store.levels import Level
@@ -79,8 +80,8 @@ class Store:
             if not marker.is_file():
                 if not create:
                     raise StoreError(
-                        f"{root} is not a cutlass-aot store: it has no FORMAT file; name the directory of one "
-                        "that a build has made"
+                        f"{root} is not a cutlass-aot store: it has no FORMAT file; "
+                        "name the directory of one that a build has made"
                     )
                 root.mkdir(parents=True, exist_ok=True)
                 foreign = [path for path in root.iterdir() if not path.name.startswith(NEW)]
@@ -339,10 +340,13 @@ class Store:
 
     def _own_record(self, kind: str, key: str) -> Record | None:
         path = self.record_path(kind, key)
-        found = read_found(path, MAX_RECORD_BYTES)
+        found = read_found(path, record_limit(kind))
         if found is None:
             return None
         data, status = found
+        if len(data) > record_limit(kind):
+            self._set_aside(path, identity(status))
+            return None
         # A use is noted before it is relied on: a collection that took the file before is seen here, and one
         # that comes later sees the note.
         if not self._note_use(path, status.st_mtime):
@@ -402,7 +406,7 @@ class Store:
         if level.copies:
             self._copy(level, kind, [key])
             return self._own_record(kind, key)
-        for _, data in level.fetch([(record_name(kind, key), MAX_RECORD_BYTES)]):
+        for _, data in level.fetch([(record_name(kind, key), record_limit(kind))]):
             record = self._opened(level, kind, key, data)
             if record is not None and all(self._reaches(level, sha256) for sha256 in record.blobs):
                 return record
@@ -420,12 +424,14 @@ class Store:
             level.reject(record_name(kind, key))
             return None
 
-    def _from_level(self, level: Level, sha256: str, data: bytes | None) -> bytes | None:
+    def _from_level(
+        self, level: Level, sha256: str, data: bytes | None, size: int | None = None
+    ) -> bytes | None:
         """A blob's verified bytes out of what a level gave; kept, if the level is one that is copied."""
         if data is None:
             return None
         try:
-            content = opened(data, sha256)
+            content = opened(data, sha256, size)
         except CorruptFile:
             level.reject(blob_name(sha256))
             return None
@@ -437,7 +443,7 @@ class Store:
         """Copy records with their blobs, blobs first; what is damaged or incomplete there is left out."""
         by_name = {record_name(kind, key): key for key in keys}
         found: dict[str, tuple[Record, bytes]] = {}
-        for name, data in level.fetch([(name, MAX_RECORD_BYTES) for name in by_name]):
+        for name, data in level.fetch([(name, record_limit(kind)) for name in by_name]):
             record = self._opened(level, kind, by_name[name], data)
             if record is not None and data is not None:
                 found[name] = record, data
@@ -445,7 +451,7 @@ class Store:
         here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
         wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
         for name, data in level.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
-            if self._from_level(level, wanted[name], data) is not None:
+            if self._from_level(level, wanted[name], data, sizes[wanted[name]]) is not None:
                 here.add(wanted[name])
         for name, (record, data) in found.items():
             if here.issuperset(record.blobs):

@@ -66,8 +66,8 @@ class Transport:
             ) from None
         except Exception as error:  # Whatever a file system raises for a URL or options that it cannot use.
             raise StoreError(
-                f"{name} cannot be used: {self.shown(str(error))}; expected a URL of a protocol that fsspec knows, "
-                "and options that its file system takes"
+                f"{name} cannot be used: {self.shown(str(error))}; expected a URL of a protocol that fsspec "
+                "knows, and options that its file system takes"
             ) from None
         self._root = root.rstrip("/")
         self._headers = dict(options.get("headers", {}))
@@ -95,8 +95,8 @@ class Transport:
 
         Raises:
             FileNotFoundError: if it is not there.
-            PermissionError: if it may not be read, or is not there: storage whose files may not be listed does
-                not say which.
+            PermissionError: if it may not be read, or is not there: storage whose files may not be listed
+                does not say which.
             TooLarge: if it has more bytes.
             Exception: whatever else the file system raises.
         """

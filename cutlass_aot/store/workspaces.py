@@ -98,8 +98,8 @@ def running(parent: Path, now: float) -> list[Workspace]:
 def _is_alive(path: Path, now: float) -> bool:
     """Whether a directory's owner lives.
 
-    A lock that is held says so, wherever it is seen. One that is free says the contrary only on the owner's own
-    machine: where a file system keeps locks to each machine, nobody sees those of the others.
+    A lock that is held says so, wherever it is seen. One that is free says the contrary only on the owner's
+    own machine: where a file system keeps locks to each machine, nobody sees those of the others.
     """
     try:
         if not path.name.startswith(NEW):

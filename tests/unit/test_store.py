@@ -141,6 +141,13 @@ def test_a_small_frame_that_holds_very_much_is_refused_in_time():
         list(unpacked(io.BytesIO(huge_window.compress(b"x" * (1 << 20)) + huge_window.flush())))
 
 
+@pytest.mark.parametrize("size", [0, len(DATA) - 1, len(DATA) + 1])
+def test_a_blob_of_another_size_is_not_opened(size):
+    with pytest.raises(CorruptFile, match="it holds"):
+        opened(FRAME, digest(DATA), size)
+    assert opened(FRAME, digest(DATA), len(DATA)) == DATA
+
+
 @given(st.binary(max_size=5000), st.sampled_from([1, LIBRARY_LEVEL, 15]))
 def test_whatever_is_packed_is_opened_again_and_within_its_bound(data, level):
     frame = packed(data, level)
@@ -373,9 +380,14 @@ def test_an_error_of_the_disk_is_told(store, monkeypatch):
 
 
 def test_a_file_that_is_far_too_large_is_not_read(store, monkeypatch):
-    store.put_record("kernel", KEY, {"x": "y" * 1000})
-    monkeypatch.setattr("cutlass_aot.store.store.MAX_RECORD_BYTES", 100)
-    assert store.get_record("kernel", KEY) is None
+    store.put_record("plan", KEY, {"x": "y" * (1 << 20)})
+    assert store.get_record("plan", KEY) is not None
+    monkeypatch.setattr("cutlass_aot.store.layout.MAX_RECORD_BYTES", 100)
+    assert store.get_record("plan", KEY) is None
+    # A record of one kernel is small, however much memory others may take.
+    for kind in ("kernel", "library"):
+        store.put_record(kind, KEY, {"x": "y" * (1 << 20)})
+        assert store.get_record(kind, KEY) is None
 
 
 # --- several at once

@@ -575,13 +575,18 @@ def test_an_error_does_not_wait_for_what_is_being_pushed(other, tmp_path):
     with served(other.root, do_PUT=do_put) as (url, _):
         settings = Settings(tmp_path / "store", 1, 1, lambda _: None, remote=url)
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), settings.open_store() as store:
-            assert store.try_lock(KEY)
-            for number in range(10):
-                keep(store, f"{number:064x}", b"%d" % number)
-            raise KeyboardInterrupt
+
+        def interrupted():
+            with settings.open_store() as store:
+                assert store.try_lock(KEY)
+                for number in range(10):
+                    keep(store, f"{number:064x}", b"%d" % number)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
         assert time.monotonic() - began < 3
-        assert Store(store.root).try_lock(KEY)
+        assert Store(tmp_path / "store").try_lock(KEY)
         released.set()
 
 
