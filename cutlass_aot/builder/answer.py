@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cutlass_aot.builder.dependencies import Files, Seen, from_rows, look_into, to_rows
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.store.notes import read_note, write_note
+from cutlass_aot.store.notes import note_use, read_note, write_note
 
 
 class Answer(NamedTuple):
@@ -63,6 +63,8 @@ def known_answer(manifest: Path, store: Path, output: Path) -> Answer | None:
         for key in ("search", "folders"):
             note[key] = to_rows({path: folders[path][1] for path in from_rows(note[key])})
         write_note(store, name, {**note, "files": to_rows(files.used)})
+    else:
+        note_use(store, name)
     return answer
 
 

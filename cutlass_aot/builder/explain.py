@@ -7,6 +7,7 @@ from typing import Any
 
 from cutlass_aot.builder.inputs import Inputs, Parts
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.store.roots import Reference
 from cutlass_aot.store.store import Store
 
 _DIGEST_LENGTH = 64
@@ -49,11 +50,20 @@ def _change(name: str, old: str | None, new: str | None) -> str:
 def keep_parts(store: Store, inputs: Inputs) -> None:
     """Keep what a build follows from, for the explanation of the next one."""
     if _read(store, inputs.manifest.name) != inputs.parts:
-        store.put_record("inputs", digest(inputs.manifest.name.encode()), {"parts": inputs.parts})
+        store.put_record(*parts_reference(inputs), {"parts": inputs.parts})
+
+
+def parts_reference(inputs: Inputs) -> Reference:
+    """Kind and key of the record that :func:`keep_parts` keeps."""
+    return _reference(inputs.manifest.name)
+
+
+def _reference(name: str) -> Reference:
+    return "inputs", digest(name.encode())
 
 
 def _read(store: Store, name: str) -> Parts | None:
-    record = store.get_record("inputs", digest(name.encode()))
+    record = store.get_record(*_reference(name))
     parts: Any = record.get("parts") if isinstance(record, dict) else None
     sound = isinstance(parts, Mapping) and all(
         isinstance(values, Mapping) and all(isinstance(value, str) for value in values.values())

@@ -28,7 +28,7 @@ from cutlass_aot.builder.events import (
     Shared,
     UpToDate,
 )
-from cutlass_aot.builder.explain import explain, keep_parts
+from cutlass_aot.builder.explain import explain, keep_parts, parts_reference
 from cutlass_aot.builder.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
 from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native.link import LinkToolchain
@@ -48,7 +48,7 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.layout import ROOTS
-from cutlass_aot.store.roots import keep_root, read_root, set_root
+from cutlass_aot.store.roots import Reference, keep_root, read_root, set_root
 from cutlass_aot.store.store import Store
 
 
@@ -159,7 +159,8 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        making = _Making(recipe, selection, inputs.tools, store, settings, pool)
+        planned_by = (("plan", inputs.plan_digest), parts_reference(inputs))
+        making = _Making(recipe, selection, inputs.tools, store, settings, pool, planned_by)
         result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
     made = _made(result, settings.store)
@@ -268,7 +269,12 @@ def _check_same_builder(shard: Shard, linkers: Mapping[str, LinkToolchain]) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """One bundle in the making: its kernels are chosen, its tools are found."""
+    """One bundle in the making: its kernels are chosen, its tools are found.
+
+    Attributes:
+        planned_by: records that its root keeps beside those of what it is made of, so that the next build has
+            nothing to plan.
+    """
 
     recipe: Recipe
     selection: Selection
@@ -276,6 +282,7 @@ class _Making:
     store: Store
     settings: Settings
     pool: Pool
+    planned_by: tuple[Reference, ...] = ()
 
     def bundle(self, output: Path) -> BuildResult:
         """Compile what the store lacks, link, write."""
@@ -287,7 +294,9 @@ class _Making:
         catalog = str(known.get("catalog_sha256", ""))
         if not self.settings.whole and bundle_is(bundle, catalog):
             # Another manifest's bundle of this name may have taken the root.
-            keep_root(self.store, self.recipe.name, known.get("references"))
+            references = known.get("references")
+            if isinstance(references, list) and references:
+                keep_root(self.store, self.recipe.name, [*references, *self.planned_by])
             tell(UpToDate(len(keys)))
             return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
         linkers = self.tools.linkers
@@ -303,9 +312,10 @@ class _Making:
             outcome = assemble(
                 self.recipe, self.selection, origins, keys, artifacts, libraries, first, self.store, bundle
             )
-        references = sorted(read_root(self.store, self.recipe.name) or ())
+        references = sorted({*(read_root(self.store, self.recipe.name) or ()), ("bundle", name)})
         record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
         self.store.put_record("bundle", name, record)
+        set_root(self.store, self.recipe.name, [*references, *self.planned_by])
         result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
 

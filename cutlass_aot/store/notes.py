@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ NOTES = "notes"
 SCHEMA = 1
 _KIND = "cutlass-aot note"
 _MAX_BYTES = 64 << 20
+_USE_NOTED_AFTER = 86_400.0
 
 
 def read_note(store: Path, name: str) -> Any | None:
@@ -31,6 +34,14 @@ def read_note(store: Path, name: str) -> Any | None:
         return _read(store / NOTES / name)
     except (OSError, CorruptFile, SchemaTooNew):
         return None
+
+
+def note_use(store: Path, name: str) -> None:
+    """Note that a note was of use, once a day: a collection takes those that were not for long."""
+    path = store / NOTES / name
+    with contextlib.suppress(OSError):
+        if abs(time.time() - path.stat().st_mtime) > _USE_NOTED_AFTER:
+            os.utime(path)
 
 
 def note_problem(store: Path, name: str) -> str | None:

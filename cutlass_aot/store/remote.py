@@ -41,8 +41,8 @@ class RemoteStore:
     """A level behind a store, at a URL. What is found there is copied into the store.
 
     Args:
-        url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``; the attribute
-            is what of it may be shown.
+        url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``; the
+            attribute is what of it may be shown.
         options: for fsspec's file system: headers, credentials.
         timeout: seconds that one file may take, beside what its size takes.
         push: whether what is new in the store is put there too.

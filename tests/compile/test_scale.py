@@ -18,6 +18,7 @@ import pytest
 from cutlass_aot.store.roots import roots
 from cutlass_aot.store.store import Store
 from tests.compile.test_build import command, contents
+from tests.unit.stores import age_all
 
 pytestmark = pytest.mark.compile
 
@@ -157,11 +158,15 @@ def test_a_changed_table_compiles_what_it_changes(whole, tmp_path):
 
 
 def test_a_build_is_a_root_of_its_store(whole):
-    kinds = [kind for kind, _ in roots(Store(whole.store, create=False))["many"]]
-    assert sorted(set(kinds)) == ["kernel", "library"]
+    store = Store(whole.store, create=False)
+    rooted = roots(store)["many"]
+    kinds = [kind for kind, _ in rooted]
+    assert sorted(set(kinds)) == ["bundle", "inputs", "kernel", "library", "plan"]
     assert kinds.count("kernel") == 5
+    age_all(store, hours=1000)
     freed = command("store", "gc", "--store", whole.store, "--days", "0", "--grace", "0", "--json")
     assert freed.returncode == 0, freed.stderr
+    assert all(store.has_record(*reference) for reference in rooted)
     assert command("store", "check", "--store", whole.store).returncode == 0
     shutil.rmtree(whole.out)
     assert "compiled" not in whole.events()

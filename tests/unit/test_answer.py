@@ -11,6 +11,7 @@ import pytest
 from cutlass_aot.builder.answer import Answer, keep_answer, known_answer
 from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.store.notes import read_note, write_note
+from tests.unit.stores import age
 
 
 @pytest.fixture
@@ -41,6 +42,17 @@ def ask(folder, manifest="m.toml", out="out"):
 def test_it_is_answered_again_and_again(built):
     assert ask(built) == Answer(built / "out" / "b", 3)
     assert ask(built) == ask(built)
+
+
+@pytest.mark.parametrize(("hours", "noted"), [(23, False), (25, True), (-25, True)])
+def test_an_answer_notes_its_use_once_a_day(built, hours, noted):
+    """A collection takes notes that nobody uses."""
+    assert ask(built) is not None
+    (path,) = (built / "store" / "notes").iterdir()
+    age(path, hours=hours)
+    before = path.stat().st_mtime
+    assert ask(built) is not None
+    assert (path.stat().st_mtime != before) == noted
 
 
 @pytest.mark.parametrize(
