@@ -105,7 +105,7 @@ def _is_alive(path: Path, now: float) -> bool:
         if not path.name.startswith(NEW):
             owner = Lock(path / _OWNER)
             with owner.path.open("rb") as file:
-                words = file.read(_MAX_OWNER_BYTES).decode("ascii", "replace")
+                words = file.read(_MAX_OWNER_BYTES).decode("utf-8", "replace")
             if not owner.try_acquire(create=False):
                 return True
             owner.release(remove=False)
@@ -126,7 +126,7 @@ def _machine() -> str:
     """This machine's name, and what tells this run of it from those before the last start."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
-        return f"{os.uname().nodename} {boot.read_text(encoding='ascii').strip()}\n"
+        return f"{os.uname().nodename} {boot.read_text(encoding='utf-8').strip()}\n"
     return f"{os.uname().nodename} -\n"
 
 
