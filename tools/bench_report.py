@@ -16,8 +16,8 @@ _WORDS = {True: "yes", False: "**no**", None: ""}
 _HEAD = """# Benchmarks
 
 Made by `python tools/bench_gpu.py --report FILES`. `make bench` prints the rows that need no GPU and
-`make bench-gpu` the others; `tools/bench_cpu.py`, `tools/bench_build.py` and `tools/bench_gpu.py` say how they
-measure. Figures that are compared were measured in turns, in one run. What is missed, and why:
+`make bench-gpu` the others; `tools/bench_cpu.py`, `tools/bench_build.py` and `tools/bench_gpu.py` say how
+they measure. Figures that are compared were measured in turns, in one run. What is missed, and why:
 [notes](benchmarks-notes.md).
 """
 
