@@ -46,7 +46,7 @@ class Damager:
         found: list[Path] = []
         for folder in chosen:
             top = self.store / folder
-            found += [top] if top.is_file() else [path for path in top.rglob("*") if path.is_file()]
+            found += [path for path in (top, *top.rglob("*")) if _is_own(path)]
         return sorted(found)
 
     def damage(self, paths: Sequence[Path], count: int) -> None:
@@ -69,7 +69,7 @@ class Damager:
             self.touched.add(self._name(other))
             path.replace(other)
         else:
-            with path.open("r+b") as file:
+            with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as file:
                 size = file.seek(0, os.SEEK_END)
                 if kind == "flipped" and size:
                     position = self.rng.randrange(size)
@@ -97,7 +97,7 @@ class Damager:
             if not path.name.startswith(".new-") and self.rng.random() < 0.5:
                 when = time.time() + self.rng.uniform(-30 * _YEAR, 30 * _YEAR)
                 try:
-                    os.utime(path, (when, when))
+                    os.utime(path, (when, when), follow_symlinks=False)
                 except OSError:
                     continue
                 self.counts["dated"] += 1
@@ -106,8 +106,8 @@ class Damager:
         """Have every file look as if it had last been used half a day ago; that is no damage."""
         when = time.time() - 43200
         for path in self.store.rglob("*"):
-            if path.is_file():
-                os.utime(path, (when, when))
+            if _is_own(path):
+                os.utime(path, (when, when), follow_symlinks=False)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.store).as_posix()
@@ -136,6 +136,11 @@ class Damager:
             if not any(name == known or name.endswith(f"-{known}") for known in explained)
         ]
         return found
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this is a file of the store, and no link: a builder links to the installed packages' files."""
+    return path.is_file() and not path.is_symlink()
 
 
 class Disk:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from cutlass_aot.builder.events import Linked, Linking, Listener
 from cutlass_aot.builder.groups import group_names, named_groups, pack
@@ -18,6 +19,7 @@ from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.blobs import LIBRARY_LEVEL
+from cutlass_aot.store.files import reported
 from cutlass_aot.store.store import Store
 
 LINK_SCHEMA = 1
@@ -87,7 +89,7 @@ class Libraries:
 
     def __enter__(self) -> Libraries:
         for host in self._linkers:
-            self._made[LAUNCHER, host] = self._thread.submit(self._launcher, host)
+            self._made[LAUNCHER, host] = self._submit(self._launcher, host)
         return self
 
     def __exit__(
@@ -106,8 +108,7 @@ class Libraries:
         if len(objects) == len(self._members[library]):
             for host in self._linkers:
                 if (library, host) not in self._made:
-                    linking = self._thread.submit(self._library, library, host, objects)
-                    self._made[library, host] = linking
+                    self._made[library, host] = self._submit(self._library, library, host, objects)
         self._tell_linked()
 
     def groups(self, entries: Sequence[KernelEntry]) -> list[GroupPlan]:
@@ -156,6 +157,13 @@ class Libraries:
             if library != LAUNCHER:
                 size = made.path.stat().st_size
                 self._tell(Linked(library, len(self._members[library]), size, made.seconds))
+
+    def _submit(self, make: Callable[..., _Made], *arguments: Any) -> Future[_Made]:
+        def made() -> _Made:
+            with reported("link libraries in", self._workspace):
+                return make(*arguments)
+
+        return self._thread.submit(made)
 
     # --- in the thread
 

@@ -1,13 +1,19 @@
-"""Which groups share a library."""
+"""Which groups share a library, and what a library that cannot be made is."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.builder.groups import KERNELS_A_LIBRARY, pack
+from cutlass_aot.builder.link_groups import Libraries
+from cutlass_aot.errors import StoreError
+from cutlass_aot.store.store import Store
+from tests.unit.kernels import gemm
 
 GROUPS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
@@ -39,3 +45,21 @@ def test_no_two_neighbours_would_fit_into_one(groups):
         libraries = [names for library, names in packs.items() if library.startswith(f"{target}-")]
         for first, second in itertools.pairwise(libraries):
             assert sum(groups[name][1] for name in first) + groups[second[0]][1] > KERNELS_A_LIBRARY
+
+
+class Broken:
+    """A linker on a disk that fails."""
+
+    fingerprint = "0"
+
+    def link_launcher(self, output, cache):
+        raise OSError(errno.EIO, "Input/output error", str(output))
+
+
+def test_a_disk_that_fails_is_an_error_that_says_so(tmp_path):
+    store = Store(tmp_path / "store")
+    with (
+        Libraries([gemm()], {"x86_64": Broken()}, store, tmp_path, print) as libraries,
+        pytest.raises(StoreError, match="cannot link libraries in .*: Input/output error"),
+    ):
+        libraries.launchers()
