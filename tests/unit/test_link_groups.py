@@ -60,6 +60,6 @@ def test_a_disk_that_fails_is_an_error_that_says_so(tmp_path):
     store = Store(tmp_path / "store")
     with (
         Libraries([gemm()], {"x86_64": Broken()}, store, tmp_path, print) as libraries,
-        pytest.raises(StoreError, match="cannot link libraries in .*: Input/output error"),
+        pytest.raises(StoreError, match=r"cannot link libraries in .*: Input/output error"),
     ):
         libraries.launchers()
