@@ -23,6 +23,7 @@ from cutlass_aot.builder.pool import Admit, Job, Result
 from cutlass_aot.errors import ExecutorError
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.store.store import Store
+from cutlass_aot.store.transport import shown_url
 
 _CONNECT_SECONDS = 20
 _POLL_SECONDS = 0.5
@@ -220,6 +221,6 @@ class DaskExecutor:
         self.store.prefetch("kernel", [job.tag.key], anew=True)
         if not self.store.extract_blob(sha256, Path(job.request["object"])):
             raise ExecutorError(
-                f"{job.name} was compiled and put into {self.remote}, and is not to be had from there: see "
+                f"{job.name} was compiled and put into {shown_url(str(self.remote))}, and is not to be had from there: see "
                 "whether this machine reaches the same place as the workers"
             )

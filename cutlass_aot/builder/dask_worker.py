@@ -25,6 +25,7 @@ from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact
 from cutlass_aot.store.remote import RemoteStore
 from cutlass_aot.store.store import Store
+from cutlass_aot.store.transport import shown_url
 
 _IDLE_SECONDS = 300.0
 """A thread's pool ends after so long without work: an idle one keeps up to a gigabyte."""
@@ -86,16 +87,20 @@ def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
     artifact = Artifact(
         str(reply["sha256"]), int(reply["size"]), Facts.from_record(reply["facts"]), reply["seconds"]
     )
-    trouble: list[str] = []
+    told: list[str] = []
+    pushed = 0
     try:
-        remote = RemoteStore(message["remote"], tell=trouble.append)
+        remote = RemoteStore(message["remote"], tell=told.append)
         with closing(Store(folder / "store", behind=[remote])) as store:
             kernel = Kernel.from_record(message["compile"]["kernel"])
             keep_artifact(store, message["key"], kernel, artifact, made)
+        pushed = remote.pushed
     except (CutlassAotError, OSError) as error:
-        trouble.append(str(error))
-    if trouble:
-        return _machines(f"compiled, and not put into {message['remote']}: {trouble[0]}", answer["log"])
+        told.append(str(error))
+    # Nothing is put where it is already, and what is told of need not be trouble.
+    if told and not pushed:
+        shown = shown_url(message["remote"])
+        return _machines(f"compiled, and not put into {shown}: {'; '.join(told)}", answer["log"])
     return {**answer, "pushed": True}
 
 
