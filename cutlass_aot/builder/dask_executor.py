@@ -25,7 +25,7 @@ from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.transport import shown_url
 
-_CONNECT_SECONDS = 20
+_CONNECT_SECONDS = 10
 _POLL_SECONDS = 0.5
 _WORKERLESS_SECONDS = 120.0
 """How long a scheduler may be without any worker, also at the beginning."""
@@ -221,6 +221,7 @@ class DaskExecutor:
         self.store.prefetch("kernel", [job.tag.key], anew=True)
         if not self.store.extract_blob(sha256, Path(job.request["object"])):
             raise ExecutorError(
-                f"{job.name} was compiled and put into {shown_url(str(self.remote))}, and is not to be had from there: see "
+                f"{job.name} was compiled and put into {shown_url(str(self.remote))}, and is not to be had "
+                "from there: see "
                 "whether this machine reaches the same place as the workers"
             )
