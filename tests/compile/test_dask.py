@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from cutlass_aot.builder import dask_worker
 from cutlass_aot.builder.dask_worker import compile_on_worker
 from cutlass_aot.builder.inputs import load_inputs
 from cutlass_aot.builder.pipeline import make_plan
@@ -132,6 +133,16 @@ def request_(manifest, single, tmp_path):
     }
 
 
+@pytest.fixture
+def bench_ended():
+    """What a worker keeps to compile in ends with the test, not after minutes of idleness."""
+    yield
+    bench = getattr(dask_worker._local, "bench", None)
+    if bench is not None:
+        bench.end()
+
+
+@pytest.mark.usefixtures("bench_ended")
 def test_a_worker_that_does_not_share_the_store_puts_objects_into_the_remote(request_, tmp_path):
     def ask(**changes):
         return decode(compile_on_worker(encode(request_ | changes)), "it")
