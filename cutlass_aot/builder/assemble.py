@@ -1,4 +1,4 @@
-"""Artifacts and libraries to a bundle: write the directory, and keep what it is made of."""
+"""Artifacts and libraries to a bundle: write the directory, and say what it is made of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from cutlass_aot.builder.tuned import measured_rankings
 from cutlass_aot.bundle.write import BundlePlan, Outcome, write_bundle
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
-from cutlass_aot.store.roots import set_root
-from cutlass_aot.store.store import Store
+from cutlass_aot.store.roots import Reference
 
 
 def assemble(
@@ -26,10 +25,9 @@ def assemble(
     artifacts: Mapping[str, Artifact],
     libraries: Libraries,
     linker: LinkToolchain,
-    store: Store,
     bundle: Path,
-) -> Outcome:
-    """Put a bundle together, and keep what it is made of in the store under the bundle's name.
+) -> tuple[Outcome, list[Reference]]:
+    """Put a bundle together; returns with it the records of the store that it is made of.
 
     Args:
         recipe: what the bundle is to be.
@@ -39,7 +37,6 @@ def assemble(
         artifacts: by key, of every kernel.
         libraries: have all of them.
         linker: for one of the hosts, to say what the libraries need.
-        store: has the objects and the libraries.
         bundle: the bundle's directory.
 
     Raises:
@@ -71,5 +68,4 @@ def assemble(
         bundle,
     )
     references = [("kernel", key) for key in keys] + [("library", key) for key in libraries.store_keys()]
-    set_root(store, recipe.name, references)
-    return outcome
+    return outcome, references

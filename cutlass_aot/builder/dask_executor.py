@@ -222,6 +222,5 @@ class DaskExecutor:
         if not self.store.extract_blob(sha256, Path(job.request["object"])):
             raise ExecutorError(
                 f"{job.name} was compiled and put into {shown_url(str(self.remote))}, and is not to be had "
-                "from there: see "
-                "whether this machine reaches the same place as the workers"
+                "from there: see whether this machine reaches the same place as the workers"
             )

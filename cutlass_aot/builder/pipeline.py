@@ -48,7 +48,7 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.layout import ROOTS
-from cutlass_aot.store.roots import Reference, keep_root, read_root, set_root
+from cutlass_aot.store.roots import Reference, keep_root, set_root
 from cutlass_aot.store.store import Store
 
 
@@ -238,17 +238,10 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
         for shard in shards:
             artifacts |= take_artifacts(shard, store, libraries.add)
         linker = linkers[first.recipe.hosts[0]]
-        outcome = assemble(
-            first.recipe,
-            first.selection,
-            first.origins,
-            first.keys,
-            artifacts,
-            libraries,
-            linker,
-            store,
-            bundle,
+        outcome, references = assemble(
+            first.recipe, first.selection, first.origins, first.keys, artifacts, libraries, linker, bundle
         )
+        set_root(store, first.recipe.name, references)
     result = BuildResult(bundle, len(first.keys), 0, (), outcome.written, outcome.catalog_sha256)
     return _finish(result, tell)
 
@@ -309,13 +302,13 @@ class _Making:
             if failures:
                 return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
             first = linkers[self.recipe.hosts[0]]
-            outcome = assemble(
-                self.recipe, self.selection, origins, keys, artifacts, libraries, first, self.store, bundle
+            outcome, made_of = assemble(
+                self.recipe, self.selection, origins, keys, artifacts, libraries, first, bundle
             )
-        references = sorted({*(read_root(self.store, self.recipe.name) or ()), ("bundle", name)})
-        record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
-        self.store.put_record("bundle", name, record)
-        set_root(self.store, self.recipe.name, [*references, *self.planned_by])
+            references = [*made_of, ("bundle", name)]
+            record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
+            self.store.put_record("bundle", name, record)
+            set_root(self.store, self.recipe.name, [*references, *self.planned_by])
         result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
 
@@ -383,6 +376,8 @@ class _Making:
         # Here, and not above: dask is an extra.
         from cutlass_aot.builder.dask_executor import DaskExecutor
 
+        # Nothing is compiled here any more.
+        self.pool.end()
         return DaskExecutor(
             address=settings.scheduler,
             modules=tools.modules,
