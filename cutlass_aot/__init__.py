@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
     from cutlass_aot.runtime.installed import open_installed as open_installed
+    from cutlass_aot.runtime.view import view_as as view_as
     from cutlass_aot.schema.operands import Accepted as Accepted
     from cutlass_aot.schema.operands import OperandDescription as OperandDescription
     from cutlass_aot.schema.operands import Rejected as Rejected
@@ -71,6 +72,7 @@ _PUBLIC = {
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
     "policy": ("cutlass_aot.runtime.policy", None),
+    "view_as": ("cutlass_aot.runtime.view", "view_as"),
 }
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "open",
     "open_installed",
     "policy",
+    "view_as",
 ]
 
 

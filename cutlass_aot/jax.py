@@ -13,7 +13,7 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.dlpack import view
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.process_lock import ProcessLock
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.dtypes import BY_TORCH
 from cutlass_aot.schema.operands import OperandDescription, describe
 
 try:
@@ -29,7 +29,6 @@ except ImportError as error:
 
 __all__ = ["gemm"]
 
-_NAMES = {dtype.torch: dtype.name for dtype in DTYPES.values()}
 _PLATFORM = "gpu"
 
 _lock = ProcessLock()
@@ -91,11 +90,11 @@ def gemm(
 
 
 def _description(array: Any, name: str, device: int | None) -> OperandDescription:
-    dtype = _NAMES.get(str(array.dtype))
+    dtype = BY_TORCH.get(str(array.dtype))
     if dtype is None:
         raise OperandError(
             f"operand `{name}`: element type {array.dtype} is not supported: expected one of "
-            f"{', '.join(_NAMES)}"
+            f"{', '.join(BY_TORCH.values())}"
         )
     # XLA aligns its buffers by more than any kernel demands; compiled code looks again.
     return describe(array.shape, dtype, device=device)

@@ -80,7 +80,7 @@ def parse_sizes(text: str) -> list[Size]:
 
 def fit(size: Size, operands: Sequence[OperandConstraint]) -> Size:
     """Round extents up to multiples of the divisibility that the operands' contiguous modes need."""
-    multiples = {"L": 1, "M": 1, "N": 1, "K": 1}
+    multiples: dict[str | int, int] = {"L": 1, "M": 1, "N": 1, "K": 1}
     for operand in operands:
         name = operand.extents[operand.contiguous]
         multiples[name] = math.lcm(multiples[name], operand.divisibility)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
-from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.schema.epilogue import Epilogue, EpilogueOperand
 
 _HEADER = struct.Struct("<I")
 _MAX_BYTES = 1 << 28
@@ -51,17 +53,42 @@ def receive(channel: socket.socket) -> dict[str, Any] | None:
 
 def problem_record(problem: Problem) -> dict[str, Any]:
     """A problem as plain data."""
-    return {
+    record: dict[str, Any] = {
         "operation": problem.operation,
         "dtypes": problem.dtypes,
         "layouts": problem.layouts,
         "accumulator": problem.accumulator,
+        "scales": [None if scale is None else list(scale) for scale in problem.scales],
+        "epilogue": None,
     }
+    if problem.epilogue is not None:
+        record["epilogue"] = {
+            "formula": problem.epilogue.formula,
+            "operands": [list(astuple(operand)) for operand in problem.epilogue.operands],
+        }
+    return record
 
 
 def problem_from_record(record: Mapping[str, Any]) -> Problem:
     """Read what :func:`problem_record` gave."""
-    return Problem(record["operation"], tuple(record["dtypes"]), record["layouts"], record["accumulator"])
+    a_scale, b_scale = (None if scale is None else ScaleRequest(*scale) for scale in record["scales"])
+    epilogue = record["epilogue"]
+    return Problem(
+        record["operation"],
+        tuple(record["dtypes"]),
+        record["layouts"],
+        record["accumulator"],
+        (a_scale, b_scale),
+        None if epilogue is None else _epilogue_from_record(epilogue),
+    )
+
+
+def _epilogue_from_record(record: Mapping[str, Any]) -> Epilogue:
+    operands = (
+        EpilogueOperand(name, dtype, tuple(extents), *rest)
+        for name, dtype, extents, *rest in record["operands"]
+    )
+    return Epilogue(record["formula"], tuple(operands))
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes | None:

@@ -9,11 +9,12 @@ from cutlass_aot.builder.known_bad import TABLE, in_force, known_bad, row_of
 from cutlass_aot.builder.recipe import Origins
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
-from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
 from cutlass_aot.manifest.known_bad import KnownBad
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
+from cutlass_aot.manifest.scales import Scales
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES
 from cutlass_aot.schema.group_index import KernelEntry
@@ -100,14 +101,20 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
         Enumeration(
             table=index,
             generator=sources.references[table.generator],
-            problem=Problem(table.operation, dtypes, layouts, accumulator),
+            problem=Problem(table.operation, dtypes, layouts, accumulator, _requests(scales), table.epilogue),
             target=target,
         )
         for index, table in enumerate(manifest.tables)
         for dtypes, accumulator in table.combinations
         for layouts in table.layouts
+        for scales in table.scales
         for target in table.targets
     ]
+
+
+def _requests(scales: Scales) -> tuple[ScaleRequest | None, ScaleRequest | None]:
+    a, b = (None if scale is None else ScaleRequest(*scale) for scale in scales)
+    return a, b
 
 
 def select(
@@ -179,7 +186,7 @@ def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
 
 def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
     def wanted(kernel: Kernel) -> bool:
-        design = dict(kernel.design)
+        design = dict(kernel.design + kernel.parameters)
         if not all(design_filter.accepts(design) for design_filter in table.filters):
             return False
         return not any(all(f.accepts(design) for f in group) for group in table.exclude)
@@ -189,7 +196,7 @@ def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
 
 def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
     """Values of filters, and exclusions, that no kernel of the table has: a slip, or meant for others."""
-    designs = [dict(kernel.design) for kernel in found]
+    designs = [dict(kernel.design + kernel.parameters) for kernel in found]
     texts = [
         f"{single} matches nothing"
         for item in table.filters
@@ -225,7 +232,9 @@ def _reason(
         return f"generator {table.generator!r} has none for {asked}"
     left = list(found)
     for design_filter in table.filters:
-        matching = [kernel for kernel in left if design_filter.accepts(dict(kernel.design))]
+        matching = [
+            kernel for kernel in left if design_filter.accepts(dict(kernel.design + kernel.parameters))
+        ]
         if not matching:
             return f"{design_filter} matches nothing; " + _occurring(design_filter, left)
         left = matching
@@ -235,7 +244,7 @@ def _reason(
 def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
     values = set()
     for kernel in kernels:
-        value = dict(kernel.design).get(design_filter.name)
+        value = dict(kernel.design + kernel.parameters).get(design_filter.name)
         if value is not None:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:

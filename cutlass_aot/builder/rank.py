@@ -217,7 +217,7 @@ def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) 
 
 def _packed(operand: OperandConstraint, shape: Extents) -> OperandDescription:
     """An operand of a problem as it lies in memory without padding."""
-    sizes = {"L": shape.batch, "M": shape.m, "N": shape.n, "K": shape.k}
+    sizes = shape.by_name
     extents = [sizes[name] for name in operand.extents]
     order = sorted(range(len(extents)), key=lambda mode: mode - len(extents) == operand.contiguous)
     strides, step = [0] * len(extents), 1

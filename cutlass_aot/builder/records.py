@@ -34,10 +34,7 @@ class Enumeration:
     @property
     def name(self) -> str:
         """How messages call it."""
-        dtypes = ".".join(self.problem.dtypes)
-        problem = self.problem
-        accumulator = f"accumulator {problem.accumulator}"
-        return f"{problem.operation} {dtypes} {accumulator} {problem.layouts} on {self.target}"
+        return f"{self.problem} on {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,7 @@ def _contents(plan: BundlePlan) -> _Contents:
                     )
                     for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings))
                 ),
+                parameters=kernel.parameters,
             )
         )
     for name, text in sorted(plan.licenses.items()):

@@ -14,6 +14,7 @@ from cutlass_aot.words import plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle
+    from cutlass_aot.schema.kernel import OperandConstraint
 
 
 @click.command("show")
@@ -56,17 +57,12 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
     names = max((len(operand.name) for operand in kernel.operands), default=0)
     dtypes = max((len(operand.dtype) for operand in kernel.operands), default=0)
     for index, operand in enumerate(kernel.operands):
-        order = "row-major" if operand.contiguous == -1 else "column-major"
-        shape = ", ".join(operand.extents)
-        lines.append(
-            (
-                "" if index else "operands",
-                f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  [{shape}] {order} ({operand.layout}), "
-                f"aligned to {operand.alignment} bytes, contiguous extent and strides divisible by "
-                f"{operand.divisibility}" + (", written" if operand.written else ""),
-            )
-        )
-    lines.append(("accumulator", kernel.accumulator))
+        line = f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  {_in_words(operand)}"
+        lines.append(("" if index else "operands", line))
+    if kernel.accumulator:
+        lines.append(("accumulator", kernel.accumulator))
+    for index, (name, value) in enumerate(kernel.parameters):
+        lines.append(("" if index else "parameters", f"{name} = {value}"))
     for index, (name, value) in enumerate(kernel.design):
         text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
         lines.append(("" if index else "design", f"{name} = {text}"))
@@ -86,3 +82,26 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
     for index, (name, text) in enumerate(sorted(handle.entry.provenance.items())):
         lines.append(("" if index else "provenance", f"{name} {text}"))
     return lines
+
+
+def _in_words(operand: OperandConstraint) -> str:
+    """What a kernel demands of an operand beside its element type."""
+    if operand.is_number:
+        return "a number"
+    if operand.scale is not None:
+        scale = operand.scale
+        tiles = f", in tiles {scale.swizzle}" if scale.swizzle else ""
+        return (
+            f"scale factors of {scale.of}, one for {scale.block} elements along {scale.along}{tiles}, "
+            f"compact, aligned to {operand.alignment} bytes"
+        )
+    shape = ", ".join(map(str, operand.extents))
+    order = "row-major" if operand.contiguous == -1 else "column-major"
+    return (
+        f"[{shape}] "
+        + (f"{order} ({operand.layout}), " if len(operand.extents) > 1 else "")
+        + f"aligned to {operand.alignment} bytes, "
+        + f"contiguous extent and strides divisible by {operand.divisibility}"
+        + (", compact" if operand.compact else "")
+        + (", written" if operand.written else "")
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import Problem
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.dtypes import BY_DSL
 from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
 
 GENERATOR = "cutlass.operators"
@@ -36,7 +36,6 @@ _SCHEDULERS = {
 }
 # These take their grid from the device profile whatever their metadata says of a scheduler.
 _ALWAYS_STATIC = ("PersistentDenseGemmEFC", "Sm90StaticPersistentGemm")
-_NAMES = {dtype.dsl: dtype.name for dtype in DTYPES.values()}
 _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
 
@@ -71,12 +70,12 @@ def problem_of(operator: Any) -> Problem:
     operands = operator.metadata.operands
     described = (operands.A, operands.B, operands.out)
     layouts = [_LAYOUTS.get(tuple(operand.stride or ())) for operand in described]
-    names = [_NAMES.get(operand.dtype.__name__) for operand in described]
-    accumulator = _NAMES.get(operands.accumulator_type.__name__)
+    names = [BY_DSL.get(operand.dtype.__name__) for operand in described]
+    accumulator = BY_DSL.get(operands.accumulator_type.__name__)
     if None in (*layouts, *names, accumulator):
         raise GeneratorError(
             f"{operator.metadata.operator_name}: expected dense operands, row- or column-major, of element "
-            f"types {', '.join(_NAMES)}, got {operands}"
+            f"types {', '.join(BY_DSL)}, got {operands}"
         )
     return Problem("gemm", tuple(map(str, names)), "".join(map(str, layouts)), str(accumulator))
 

@@ -17,7 +17,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernel import ANY_SHAPE, Kernel, OperandConstraint
 
 __all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
 
@@ -43,22 +43,25 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
     divisibilities: dict[str, int] = {}
     for operand in operands:
         for name in operand.extents:
-            divisibilities.setdefault(name, 1)
-        name = operand.extents[operand.contiguous]
-        divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
+            if isinstance(name, str) and operand.extents != ANY_SHAPE:
+                divisibilities.setdefault(name, 1)
+        name = operand.extents[operand.contiguous] if operand.extents else ""
+        if name in divisibilities:
+            divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
     return divisibilities
 
 
 def fake_operands(kernel: Kernel) -> list[Any]:
-    """One placeholder tensor an operand, in the order of the call, for ``cute.compile``.
+    """One placeholder an operand, in the order of the call, for ``cute.compile``.
 
     The compiled function then checks what :class:`~cutlass_aot.schema.kernel.OperandConstraint` says: element
     type, rank, equal extents under one name, divisibility, the contiguous mode and alignment. Extents are
     32-bit; strides are free of each other, so that padded and broadcast operands are taken, and 64-bit,
-    so that an offset into a large operand does not wrap around.
+    so that an offset into a large operand does not wrap around. Of a compact operand, strides that follow
+    from fixed extents are fixed too. Scale factors come with one extent of their own, numbers by value.
 
     Args:
-        kernel: a record whose operands name at least two extents each.
+        kernel: the record.
 
     Raises:
         GeneratorError: for an element type that the DSL does not have.
@@ -67,23 +70,37 @@ def fake_operands(kernel: Kernel) -> list[Any]:
         name: cute.sym_int32(divisibility=divisibility, symbol=name)
         for name, divisibility in extent_divisibilities(kernel.operands).items()
     }
-    return [_fake_tensor(operand, extents) for operand in kernel.operands]
+    return [_fake(operand, extents) for operand in kernel.operands]
 
 
-def _fake_tensor(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
-    rank = len(operand.extents)
-    strides = tuple(
-        1
-        if mode == rank + operand.contiguous
-        else cute.sym_int64(divisibility=operand.divisibility, symbol=f"{operand.name}_stride_{name}")
-        for mode, name in enumerate(operand.extents)
-    )
+def _fake(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
+    if operand.is_number:
+        return dsl_dtype(operand.dtype)(0)
+    if operand.extents == ANY_SHAPE:
+        shape: tuple[Any, ...] = (
+            cute.sym_int32(divisibility=operand.divisibility, symbol=f"{operand.name}_count"),
+        )
+    else:
+        shape = tuple(extent if isinstance(extent, int) else extents[extent] for extent in operand.extents)
     return make_fake_tensor(
-        dsl_dtype(operand.dtype),
-        tuple(extents[name] for name in operand.extents),
-        strides,
-        assumed_align=operand.alignment,
+        dsl_dtype(operand.dtype), shape, _strides(operand), assumed_align=operand.alignment
     )
+
+
+def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
+    rank = len(operand.extents)
+    contiguous = rank + operand.contiguous
+    strides: list[Any] = [1] * rank
+    reach: int | None = 1 if operand.compact else None
+    # From the innermost mode outwards, as far as the extents within are fixed.
+    for mode in (contiguous, *(mode for mode in reversed(range(rank)) if mode != contiguous)):
+        if mode != contiguous:
+            symbol = f"{operand.name}_stride_{operand.extents[mode]}"
+            free = cute.sym_int64(divisibility=operand.divisibility, symbol=symbol)
+            strides[mode] = free if reach is None else reach
+        extent = operand.extents[mode]
+        reach = reach * extent if reach is not None and isinstance(extent, int) else None
+    return tuple(strides)
 
 
 def environment_stream() -> Any:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.schema.epilogue import Epilogue
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
+
+
+class ScaleRequest(NamedTuple):
+    """Scale factors that an operand is to come with.
+
+    Attributes:
+        dtype: element type of the factors.
+        block: elements along K that share one.
+    """
+
+    dtype: str
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +31,29 @@ class Problem:
     Attributes:
         operation: such as ``gemm``.
         dtypes: element types in the order of the call, such as ``("f16", "f16", "f32")`` for a, b and out.
+            Empty for an operation that fixes its operands itself.
         layouts: one letter an operand, as in ``cutlass.operators``: t is row-major, n column-major.
-        accumulator: element type of the accumulator.
+        accumulator: element type of the accumulator, ``""`` where the operation fixes it.
+        scales: scale factors of a and of b, None for none.
+        epilogue: what is done to the accumulator before it is stored; None stores it converted.
     """
 
     operation: str
     dtypes: tuple[str, ...]
     layouts: str
     accumulator: str
+    scales: tuple[ScaleRequest | None, ScaleRequest | None] = (None, None)
+    epilogue: Epilogue | None = None
+
+    def __str__(self) -> str:
+        words = [self.operation, ".".join(self.dtypes)]
+        words += [f"accumulator {self.accumulator}" if self.accumulator else "", self.layouts]
+        for name, scale in zip("ab", self.scales, strict=True):
+            if scale is not None:
+                words.append(f"{name}_scale {scale.dtype} x {scale.block}")
+        if self.epilogue is not None:
+            words.append(self.epilogue.formula)
+        return " ".join(word for word in words if word)
 
 
 class CompiledFunction(Protocol):

@@ -13,20 +13,25 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
 from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
+from cutlass_aot.manifest.scales import Scales, parse_scales
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.schema.catalog import BUNDLE_NAME
 from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.epilogue import Epilogue, parse_epilogue
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
+
+Combinations = tuple[tuple[tuple[str, ...], str], ...]
 
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 _LAYOUTS = re.compile(r"[tn]+")
 _BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
 _COMMON_KEYS = (
     "generator", "operation", "accumulator", "layouts", "targets", "exclude", "max_per_group",
+    "scale", "a_scale", "b_scale", "epilogue", "operands",
 )  # fmt: skip
-_OPERAND_KEYS = ("ab", "out", "dtypes")
+_OPERAND_KEYS = ("ab", "a", "b", "out", "dtypes")
 TABLE_KEYS = (*_COMMON_KEYS, *_OPERAND_KEYS)
 """Keys of a kernel table; every other key filters on the design."""
 DEFAULT_ACCUMULATORS = {"f64": "f64", "i8": "i32", "u8": "i32"}
@@ -41,8 +46,11 @@ class KernelTable:
         where: how errors call it, such as ``kernels[0]``.
         generator: name of its generator.
         operation: what is computed.
-        combinations: operand dtypes with accumulators, each ``((a, b, out), accumulator)``.
+        combinations: operand dtypes with accumulators, each ``((a, b, out), accumulator)``; ``((), "")`` for
+            an operation that fixes its operands itself.
         layouts: layout letters, one word each.
+        scales: what factors a and b come with, each combination once.
+        epilogue: what is done before the result is stored.
         targets: GPU code targets.
         filters: all have to accept a kernel's design.
         exclude: a kernel that all filters of one of these accept is left out.
@@ -52,8 +60,10 @@ class KernelTable:
     where: str
     generator: str
     operation: str
-    combinations: tuple[tuple[tuple[str, ...], str], ...]
+    combinations: Combinations
     layouts: tuple[str, ...]
+    scales: tuple[Scales, ...]
+    epilogue: Epilogue | None
     targets: tuple[str, ...]
     filters: tuple[DesignFilter, ...]
     exclude: tuple[tuple[DesignFilter, ...], ...]
@@ -191,10 +201,11 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
     limit = table.get("max_per_group")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ManifestError(f"{where}.max_per_group: {limit!r}, expected a whole number above 0")
-    combinations = _gemm_combinations(table, where) if "dtypes" not in table else _combinations(table, where)
-    layouts = tuple(strings(table, "layouts", where, ("tnt",)))
-    for word in layouts:
-        if not _LAYOUTS.fullmatch(word) or len(word) != len(combinations[0][0]):
+    combinations = _combinations(table, where)
+    count = len(combinations[0][0])
+    layouts = tuple(strings(table, "layouts", where, ("tnt" if count else "",))) if count else ("",)
+    for word in layouts if count else ():
+        if not _LAYOUTS.fullmatch(word) or len(word) != count:
             raise ManifestError(
                 f"{where}.layouts: {word!r}: expected one letter an operand, t (row-major) or "
                 'n (column-major), such as "tnt"'
@@ -205,6 +216,8 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
         operation=operation,
         combinations=combinations,
         layouts=layouts,
+        scales=parse_scales(table, where),
+        epilogue=_epilogue(table, where),
         targets=words(table, "targets", where, targets, targets),
         filters=design_filters(table, where, TABLE_KEYS),
         exclude=tuple(design_filters(item, f"{where}.exclude") for item in exclude),
@@ -212,19 +225,61 @@ def _table(table: dict[str, Any], where: str, targets: tuple[str, ...]) -> Kerne
     )
 
 
-def _gemm_combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    inputs = words(table, "ab", where, tuple(DTYPES))
+def _epilogue(table: dict[str, Any], where: str) -> Epilogue | None:
+    if "epilogue" not in table:
+        if "operands" in table:
+            raise ManifestError(f"{where}.operands: they are those of an epilogue, and `epilogue` is missing")
+        return None
+    operands = table.get("operands", {})
+    if not isinstance(operands, dict):
+        raise ManifestError(f"{where}.operands: expected a table with a table for each operand's name")
+    try:
+        return parse_epilogue(text(table, "epilogue", where), operands)
+    except ManifestError as error:
+        message = str(error)
+        raise ManifestError(message if message.startswith(where) else f"{where}.{message}") from None
+
+
+def _combinations(table: dict[str, Any], where: str) -> Combinations:
+    """Operand dtypes with accumulators; one without dtypes if the table names none."""
+    if "dtypes" in table:
+        return _listed(table, where)
+    if any(key in table for key in _OPERAND_KEYS):
+        return _of_a_and_b(table, where)
+    clash = [key for key in ("accumulator", "layouts") if key in table]
+    if clash:
+        raise ManifestError(
+            f"{where}.{clash[0]}: needs operands: name them by `ab`, by `a` and `b`, or by `dtypes`"
+        )
+    return (((), ""),)
+
+
+def _of_a_and_b(table: dict[str, Any], where: str) -> Combinations:
+    if "ab" in table:
+        clash = [key for key in ("a", "b") if key in table]
+        if clash:
+            raise ManifestError(f"{where}: give either `ab` or `{clash[0]}`, not both")
+        pairs = [(name, name) for name in words(table, "ab", where, tuple(DTYPES))]
+    else:
+        first, second = (words(table, key, where, tuple(DTYPES)) for key in ("a", "b"))
+        pairs = list(product(first, second))
     outs = words(table, "out", where, ("same", *DTYPES), ("same",))
     named = words(table, "accumulator", where, tuple(DTYPES), ("",))
     found: dict[tuple[tuple[str, ...], str], None] = {}
-    for ab, out, accumulator in product(inputs, outs, named):
-        dtypes = (ab, ab, ab if out == "same" else out)
-        found[dtypes, accumulator or DEFAULT_ACCUMULATORS.get(ab, "f32")] = None
+    for (a, b), out, accumulator in product(pairs, outs, named):
+        usual = DEFAULT_ACCUMULATORS.get(a, "f32") if a == b else "f32"
+        found[(a, b, _same(a, b) if out == "same" else out), accumulator or usual] = None
     return tuple(found)
 
 
-def _combinations(table: dict[str, Any], where: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    clash = [key for key in ("ab", "out") if key in table]
+def _same(a: str, b: str) -> str:
+    """The output's element type where a manifest says ``same``: that of a, or of b where a is narrower."""
+    wider = b if DTYPES[b].bits > DTYPES[a].bits else a
+    return DTYPES[wider].reads or wider
+
+
+def _listed(table: dict[str, Any], where: str) -> Combinations:
+    clash = [key for key in ("ab", "a", "b", "out") if key in table]
     if clash:
         raise ManifestError(f"{where}: give either `dtypes` or `{clash[0]}`, not both")
     rows = table["dtypes"]

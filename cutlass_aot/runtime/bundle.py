@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, Incompatible, KernelNotFound, OperandError
 from cutlass_aot.runtime import compatibility, device, lookup, machine
+from cutlass_aot.runtime.asked import Asked, Parameters
 from cutlass_aot.runtime.choice import Choice, best, ordered, prefer
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.group import Group
@@ -70,9 +71,10 @@ class Bundle:
         self._handles_of: dict[str, tuple[KernelHandle, ...]] = {}
         self._machine_checked = False
         self._runs: set[tuple[int, str, int]] = set()
-        # Of the launch path: remembered choices by accumulator, the classes whose instances native code
-        # takes, and their framework's word on whether gradients are recorded.
-        self._choosers: dict[str | None, Any] = {}
+        # Of the launch path: remembered choices, those of plain GEMMs by accumulator once more, the classes
+        # whose instances native code takes, and their framework's word on whether gradients are recorded.
+        self._choosers: dict[Asked, Any] = {}
+        self._plain: dict[str | None, Any] = {}
         self._native: frozenset[type] = frozenset()
         self._gradients: Any = None
 
@@ -119,9 +121,11 @@ class Bundle:
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
-        epilogue: str = "",
+        epilogue: str | None = None,
+        parameters: Parameters | None = None,
         target: str | None = None,
         gpu: str | None = None,
+        **named: Any,
     ) -> list[KernelHandle]:
         """Kernels that support the operands, best first (:mod:`cutlass_aot.runtime.select`); never empty.
 
@@ -131,7 +135,10 @@ class Bundle:
             accumulator: element type; None takes what the bundle has for these operands, preferring f32 for
                 floating outputs, f64 for f64 and i32 for integers.
             operation: what is computed.
-            epilogue: what is done before the result is stored.
+            epilogue: formula of what is done before the result is stored, ``""`` for nothing. None is that,
+                or, with operands by name, the one epilogue that takes them.
+            parameters: what the operation leaves open, by name.
+            named: further operands by their names, such as ``C=c``; numbers stand for themselves.
             target: exact name of a GPU code target: ``sm_90`` is not ``sm_90a``. None takes the best of
                 those that run on the operands' GPU, or, for descriptions on no device, every target of the
                 bundle, one after the other.
@@ -146,10 +153,10 @@ class Bundle:
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
+        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
+        request, ordinal = self._request(asked, _in_order(asked, operands, named), target)
         return [
-            kernel
-            for served in self._served(operands, accumulator, operation, epilogue, target, gpu)
-            for kernel in ordered(*served)
+            kernel for served in self._served(request, ordinal, target, gpu) for kernel in ordered(*served)
         ]
 
     def choose(
@@ -157,9 +164,11 @@ class Bundle:
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
-        epilogue: str = "",
+        epilogue: str | None = None,
+        parameters: Parameters | None = None,
         target: str | None = None,
         gpu: str | None = None,
+        **named: Any,
     ) -> Choice:
         """The kernel that a launch on the operands takes, with the tier that chose it and the reason.
 
@@ -168,32 +177,31 @@ class Bundle:
             accumulator: element type, None for the usual one.
             operation: what is computed.
             epilogue: what is done before the result is stored.
+            parameters: what the operation leaves open.
+            named: further operands by their names.
             target: exact name of a GPU code target, None for the best there is.
             gpu: model of a GPU to choose for, as for :meth:`find`.
 
         Raises:
             KernelNotFound: as for :meth:`find`, like the other errors.
         """
-        preference, groups, handles, *_ = next(
-            self._served(operands, accumulator, operation, epilogue, target, gpu)
-        )
+        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
+        request, ordinal = self._request(asked, _in_order(asked, operands, named), target)
+        return self._best(request, ordinal, target, gpu)
+
+    def _best(
+        self, request: lookup.Request, ordinal: int, target: str | None = None, gpu: str | None = None
+    ) -> Choice:
+        preference, groups, handles, *_ = next(self._served(request, ordinal, target, gpu))
         return best(preference, groups, handles)
 
     def _served(
-        self,
-        operands: Sequence[Any],
-        accumulator: str | None,
-        operation: str,
-        epilogue: str,
-        target: str | None,
-        gpu: str | None,
+        self, request: lookup.Request, ordinal: int, target: str | None, gpu: str | None
     ) -> Iterator[tuple[Preference, list[Group], list[tuple[KernelHandle, ...]], Extents, int | None]]:
         """By target, best first, what a tier says, the groups that serve operands and their kernels.
 
         One target for operands on a GPU; at least one.
         """
-        request, ordinal = self._request(operation, epilogue, accumulator, target, operands)
-        descriptions = request.operands
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
             raise OperandError(
                 f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
@@ -208,7 +216,7 @@ class Bundle:
                 self.require(name, ordinal)
             groups = [self._group(entry) for entry in entries]
             handles = [self._handles(entry) for entry in entries]
-            extents = lookup.problem_extents(entries[0], descriptions)
+            extents = lookup.problem_extents(entries[0], request)
             model, sms = self._gpu(ordinal) if ordinal >= 0 else (gpu, None)
             found = True
             yield prefer(groups, extents, model, sms), groups, handles, extents, sms
@@ -218,18 +226,13 @@ class Bundle:
             raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
 
     def _request(
-        self,
-        operation: str,
-        epilogue: str,
-        accumulator: str | None,
-        target: str | None,
-        operands: Sequence[Any],
+        self, asked: Asked, operands: Sequence[Any], target: str | None = None
     ) -> tuple[lookup.Request, int]:
         """What a caller asks for, and the GPU that the operands are on, -1 for none."""
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
-        return lookup.Request(operation, epilogue, accumulator, targets, where, descriptions), ordinal
+        return asked.request(targets, where, descriptions), ordinal
 
     def _gpu(self, ordinal: int) -> tuple[str | None, int | None]:
         """Model and SMs of a GPU."""
@@ -244,8 +247,10 @@ class Bundle:
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
-        epilogue: str = "",
+        epilogue: str | None = None,
+        parameters: Parameters | None = None,
         target: str | None = None,
+        **named: Any,
     ) -> lookup.Explanation:
         """For each group, whether it serves the operands, and why not; nearest first.
 
@@ -254,6 +259,8 @@ class Bundle:
             accumulator: element type, None for any.
             operation: what is computed.
             epilogue: what is done before the result is stored.
+            parameters: what the operation leaves open.
+            named: further operands by their names.
             target: exact name of a GPU code target, None for any that will do.
 
         Returns:
@@ -262,14 +269,14 @@ class Bundle:
         Raises:
             OperandError: if an operand cannot be described, or ``target`` is not the name of one.
         """
-        descriptions = tuple(describe_operand(operand) for operand in operands)
+        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
+        descriptions = tuple(describe_operand(operand) for operand in _in_order(asked, operands, named))
         try:
             targets, where = self._targets(common_device(descriptions), target)
         except (Incompatible, DeviceError) as error:
             # Then that is the reason for each group.
             targets, where = (), str(error)
-        request = lookup.Request(operation, epilogue, accumulator, targets, where, descriptions)
-        return lookup.explain(self.groups, request)
+        return lookup.explain(self.groups, asked.request(targets, where, descriptions))
 
     def kernels(self, **filters: str | Sequence[str]) -> list[KernelHandle]:
         """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
@@ -360,8 +367,10 @@ class Bundle:
         out: Any,
         *,
         accumulator: str | None = None,
+        epilogue: str | None = None,
         stream: Any = None,
         workspace: Any = None,
+        **named: Any,
     ) -> None:
         """``out = a @ b`` by the best kernel for it. The choice is remembered for like operands.
 
@@ -371,8 +380,11 @@ class Bundle:
             out: (m, n), or (batch, m, n); written. It must not share memory with a or b: that is not looked
                 for.
             accumulator: see :meth:`find`.
+            epilogue: see :meth:`find`.
             stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
             workspace: likewise.
+            named: further operands by their names: those of the epilogue, such as ``C=c`` and ``alpha=0.5``,
+                or scale factors, ``a_scale`` and ``b_scale``.
 
         Raises:
             KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy`
@@ -382,83 +394,140 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        operands = (a, b, out)
-        chooser = self._choosers.get(accumulator)
         native = self._native
         if (
             stream is None
-            and chooser is not None
+            and not named
+            and epilogue is None
             and type(a) in native
             and type(b) in native
             and type(out) in native
         ):
-            try:
-                if not (self._gradients() and requires_gradient(operands)):
-                    if chooser(a, b, out) is None:
-                        return
-                    # Not known: no need to ask again.
-                    chooser = None
-            except Exception as error:
-                # torch may not export one of the element types; the long way knows how to.
-                if all(not is_torch(operand) or exports(operand) for operand in operands):
-                    raise self._failure(error, operands, accumulator) from error
-        self._gemm(operands, chooser, accumulator, stream, workspace)
+            chooser = self._plain.get(accumulator)
+            if chooser is not None and self._short(chooser, (a, b, out), accumulator):
+                return
+        self._run(Asked.of("gemm", epilogue, accumulator, None, named), (a, b, out), named, stream, workspace)
 
-    def _gemm(
+    def run(
         self,
+        operation: str,
+        /,
+        *operands: Any,
+        accumulator: str | None = None,
+        epilogue: str | None = None,
+        parameters: Parameters | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        **named: Any,
+    ) -> None:
+        """Compute any operation by the best kernel for it. The choice is remembered for like operands.
+
+        Args:
+            operation: such as ``"grouped_gemm"``, or the name of a declared kernel.
+            operands: in the order of the operation, those that are given by name left out.
+            accumulator: see :meth:`find`.
+            epilogue: see :meth:`find`.
+            parameters: what the operation leaves open, by name.
+            stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+            workspace: likewise.
+            named: operands by their names.
+
+        Raises:
+            KernelNotFound: as for :meth:`gemm`, like the other errors.
+        """
+        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
+        self._run(asked, operands, named, stream, workspace)
+
+    def _run(
+        self,
+        asked: Asked,
         operands: Sequence[Any],
-        chooser: Any,
-        accumulator: str | None,
+        named: Mapping[str, Any],
         stream: Any,
         workspace: Any,
     ) -> None:
+        given = _in_order(asked, operands, named)
+        native = self._native
+        if stream is None and native and all(type(item) in native or type(item) is float for item in given):
+            chooser = self._choosers.get(asked)
+            if chooser is not None and self._short(chooser, given, asked):
+                return
+        self._choose_and_launch(asked, given, stream, workspace)
+
+    def _short(self, chooser: Any, operands: Sequence[Any], asked: Asked | str | None) -> bool:
+        """Launch what is remembered for operands that native code takes as they are; False if nothing is.
+
+        Args:
+            chooser: what remembers.
+            operands: tensors of torch, and numbers.
+            asked: what for; an accumulator, or None, for a plain GEMM.
+        """
+        if self._gradients() and requires_gradient(operands):
+            return False
+        try:
+            return chooser(*operands) is None
+        except Exception as error:
+            # torch may not export one of the element types; the long way knows how to.
+            if all(not is_torch(operand) or exports(operand) for operand in operands):
+                made = asked if isinstance(asked, Asked) else Asked("gemm", accumulator=asked)
+                raise self._failure(error, operands, made) from error
+            return False
+
+    def _choose_and_launch(self, asked: Asked, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
         """A problem not seen before, or operands that the short way above does not serve."""
-        operands = without_gradients(("a", "b", "out"), operands)
+        operands = without_gradients(_names(asked, len(operands)), operands)
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
+        remembered = asked.reading(operands)
+        chooser = self._choosers.get(remembered)
         if chooser is not None:
             try:
                 if call(chooser, operands, ordinal, stream) is None:
                     return
             except Exception as error:
-                raise self._failure(error, operands, accumulator) from error
+                raise self._failure(error, operands, asked) from error
+        request, _ = self._request(asked, descriptions)
         try:
-            kernel = self.choose(*descriptions, accumulator=accumulator).kernel
+            kernel = self._best(request, ordinal).kernel
         except KernelNotFound as error:
             from cutlass_aot.runtime.policy import on_miss
 
-            request, _ = self._request("gemm", "", accumulator, None, descriptions)
             on_miss(error, request, operands, stream, workspace)
             return
-        kernel.launch(*operands, stream=stream, workspace=workspace)
-        # Whoever calls a remembered choice has no workspace for it.
-        if not kernel.workspace_bytes:
-            self._remember(kernel, operands, accumulator, ordinal)
+        order = lookup.order_for(kernel.group, request)
+        kernel.launch(*(operands[index] for index in order), stream=stream, workspace=workspace)
+        # Whoever calls a remembered choice has no workspace for it, and gives the operands in their order.
+        if not kernel.workspace_bytes and order == tuple(range(len(operands))):
+            self._remember(kernel, operands, remembered, ordinal)
 
-    def _remember(
-        self, kernel: KernelHandle, operands: Sequence[Any], accumulator: str | None, ordinal: int
-    ) -> None:
+    def _remember(self, kernel: KernelHandle, operands: Sequence[Any], asked: Asked, ordinal: int) -> None:
         """Teach the chooser that this kernel is for operands like these."""
         launcher = self._launcher()
         if launcher is None:
             return
-        chooser = self._choosers.get(accumulator)
+        chooser = self._choosers.get(asked)
         if chooser is None:
             chooser = launcher.function("cutlass_aot_chooser")(self.catalog.alignment)
-            chooser = self._choosers.setdefault(accumulator, chooser)
+            chooser = self._choosers.setdefault(asked, chooser)
+            if asked == Asked("gemm", accumulator=asked.accumulator):
+                self._plain[asked.accumulator] = chooser
         # They are only looked at: no stream has to wait for another.
         seen = (item if is_torch(item) and exports(item) else to_ffi(item) for item in operands)
         if chooser(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Others may be calling it: it goes when the last of them is done.
-            self._choosers.pop(accumulator, None)
-        if not self._native and all(map(is_torch, operands)):
+            self._choosers.pop(asked, None)
+            self._plain.pop(asked.accumulator, None)
+        if not self._native and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
             self._native = native_classes()
 
-    def _failure(self, error: Exception, operands: Sequence[Any], accumulator: str | None) -> CutlassAotError:
+    def _failure(self, error: Exception, operands: Sequence[Any], asked: Asked) -> CutlassAotError:
         """Our error for one that a remembered choice raised."""
         try:
-            return self.choose(*operands, accumulator=accumulator).kernel.failure(error, operands)
+            request, ordinal = self._request(asked, operands)
+            kernel = self._best(request, ordinal).kernel
+            order = lookup.order_for(kernel.group, request)
+            return kernel.failure(error, [operands[index] for index in order])
         except CutlassAotError as found:
             return found
 
@@ -504,3 +573,15 @@ class Bundle:
 
     def _incompatible(self, reason: str) -> Incompatible:
         return Incompatible(f"bundle {self.name} ({self.path}) cannot be used here: {reason}")
+
+
+def _in_order(asked: Asked, operands: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The operands of a call, those given by name last, in order of their names."""
+    return (*operands, *(named[name] for name in asked.names)) if named else tuple(operands)
+
+
+def _names(asked: Asked, count: int) -> list[str]:
+    """Names of a call's operands for messages."""
+    unnamed = count - len(asked.names)
+    usual = ("a", "b", "out") if asked.operation == "gemm" and unnamed == 3 else map(str, range(unnamed))
+    return [*usual, *asked.names]

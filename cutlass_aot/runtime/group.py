@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ from cutlass_aot.runtime.select import DECISIVE, Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
+from cutlass_aot.schema.kernel import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.ranking import Ranking, holds_for, without
+
+# Flags of an operand in builder/native/launcher.c.
+_WRITTEN, _BATCH, _COMPACT, _SCALE, _TILED = 1, 2, 4, 8, 16
 
 
 class Group:
@@ -132,18 +136,7 @@ class Group:
         if self.launcher is None:
             raise self._foreign_host()
         address = library.address(self.index[position].kernel.symbol)
-        # For each operand what builder/native/launcher.c asks for.
-        numbers = (
-            number
-            for operand in self.entry.operands
-            for number in (
-                len(operand.extents),
-                -operand.contiguous,
-                operand.divisibility,
-                DTYPES[operand.dtype].bytes,
-                int(operand.written),
-            )
-        )
+        numbers = launcher_numbers(self.entry.operands)
         return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
     def require(self, device: int) -> None:
@@ -166,3 +159,28 @@ class Group:
             f"{self._root}: group {self.entry.name} has no library for this machine, only for "
             f"{', '.join(sorted(self.entry.libraries)) or 'no host'}"
         )
+
+
+def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
+    """What ``builder/native/launcher.c`` asks for of each operand, one after the other."""
+    places = {operand.name: index for index, operand in enumerate(operands)}
+    numbers = []
+    for operand in operands:
+        flags = _WRITTEN * operand.written | _BATCH * operand.has_batch | _COMPACT * operand.compact
+        of = along = block = 0
+        if operand.scale is not None:
+            scaled = operands[places[operand.scale.of]]
+            flags |= _SCALE | _TILED * (operand.scale.swizzle == SWIZZLE_32X4X4)
+            of, block = places[scaled.name], operand.scale.block
+            along = len(scaled.extents) - scaled.extents.index(operand.scale.along)
+        numbers += [
+            len(operand.extents),
+            -operand.contiguous,
+            operand.divisibility,
+            DTYPES[operand.dtype].bits,
+            flags,
+            of,
+            along,
+            block,
+        ]
+    return numbers

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.catalog import GroupEntry, Groups, signature
-from cutlass_aot.schema.kernel import LAYOUT_LETTERS
+from cutlass_aot.schema.kernel import LAYOUT_LETTERS, DesignValue, OperandConstraint
 from cutlass_aot.schema.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.ranking import Extents
 
@@ -20,28 +21,63 @@ class Request(NamedTuple):
 
     Attributes:
         operation: such as ``gemm``.
-        epilogue: formula, ``""`` for none.
+        epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
         accumulator: element type, None for any.
         targets: GPU code targets that will do.
         where: why these targets, for messages, such as ``GPU 0 with compute capability 9.0``.
         operands: descriptions in the order of the call.
+        names: of the last operands, as many as were given by name.
+        parameters: what the operation leaves open, sorted by name.
     """
 
     operation: str
-    epilogue: str
+    epilogue: str | None
     accumulator: str | None
     targets: tuple[str, ...]
     where: str
     operands: tuple[OperandDescription, ...]
+    names: tuple[str, ...] = ()
+    parameters: tuple[tuple[str, DesignValue], ...] = ()
 
     def __str__(self) -> str:
+        unnamed = len(self.operands) - len(self.names)
         operands = ", ".join(
-            f"{operand.dtype} {operand.shape} with strides {operand.strides}" for operand in self.operands
+            (f"{self.names[index - unnamed]} = " if index >= unnamed else "") + _in_words(operand)
+            for index, operand in enumerate(self.operands)
         )
         epilogue = f", epilogue {self.epilogue!r}" if self.epilogue else ""
+        parameters = "".join(f", {name} = {value}" for name, value in self.parameters)
         return (
-            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}; {self.where}"
+            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}{parameters}; "
+            f"{self.where}"
         )
+
+
+def _in_words(operand: OperandDescription) -> str:
+    if operand.is_number:
+        return f"a number ({operand.dtype})"
+    return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
+
+
+def arrangement(
+    constraints: Sequence[OperandConstraint], count: int, names: Sequence[str]
+) -> tuple[int, ...] | Rejected:
+    """Where each operand of a kernel stands among those of a call.
+
+    Args:
+        constraints: of the kernel.
+        count: operands of the call.
+        names: of the last of them, as many as were given by name. The others are, in order, what is left.
+    """
+    known = [constraint.name for constraint in constraints]
+    strange = [name for name in names if name not in known]
+    if len(known) != count or strange:
+        wanted = ", ".join(known)
+        found = f"`{strange[0]}`" if strange else str(count)
+        return Rejected(f"expected {len(known)} operands ({wanted}), got {found}")
+    unnamed = iter(range(count - len(names)))
+    named = {name: count - len(names) + index for index, name in enumerate(names)}
+    return tuple(named[name] if name in named else next(unnamed) for name in known)
 
 
 class Explanation(list[tuple[GroupEntry, Verdict]]):
@@ -63,11 +99,17 @@ def judge(group: GroupEntry, request: Request) -> Verdict:
     """
     if group.operation != request.operation:
         return Rejected(f"expected operation {group.operation}, got {request.operation}", -3)
-    if group.epilogue != request.epilogue:
+    if request.epilogue is not None and group.epilogue != request.epilogue:
         return Rejected(f"expected epilogue {group.epilogue!r}, got {request.epilogue!r}", -2)
+    if group.parameters != request.parameters:
+        expected, got = dict(group.parameters), dict(request.parameters)
+        return Rejected(f"expected parameters {expected}, got {got}", -2)
     if group.target not in request.targets:
         return Rejected(f"built for {group.target}, asked for {request.where}", -1)
-    verdict = supports(group.operands, request.operands)
+    order = arrangement(group.operands, len(request.operands), request.names)
+    if isinstance(order, Rejected):
+        return order
+    verdict = supports(group.operands, [request.operands[index] for index in order])
     if not verdict:
         return verdict
     if request.accumulator not in (None, group.accumulator):
@@ -87,24 +129,46 @@ def explain(groups: Iterable[GroupEntry], request: Request) -> Explanation:
 
 
 def serving(groups: Groups, request: Request, target: str) -> list[GroupEntry]:
-    """Groups of one target that serve a request, all with the same accumulator.
+    """Groups of one target that serve a request, all with the same accumulator and epilogue.
 
     Where the request leaves the accumulator open, it is the first of those that serve in this order: the
-    usual one for the last operand's element type (f64 for f64, f32 for other floating types, i32 for
+    usual one for the output's element type (f64 for f64, f32 for other floating types, i32 for
     integers), then the others by name.
+
+    Raises:
+        OperandError: if the request leaves the epilogue open, and more than one takes its operands.
     """
+    fitting = [group for group in _candidates(groups, request, target) if judge(group, request)]
+    if not fitting:
+        return []
+    epilogues = sorted({group.epilogue for group in fitting})
+    if len(epilogues) > 1:
+        raise OperandError(
+            f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
+        )
+    usual = usual_accumulator(_output(fitting[0], request).dtype)
+    chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
+    return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
+
+
+def _candidates(groups: Groups, request: Request, target: str) -> Iterable[GroupEntry]:
+    """Groups that may serve: few are decoded for operands alone, for named ones all of the operation."""
+    if request.names or any(operand.is_number or len(operand.shape) < 2 for operand in request.operands):
+        return groups.of_operation(request.operation, target)
     dtypes = [operand.dtype for operand in request.operands]
-    fitting = [
+    return (
         group
         for layouts in _layouts(request.operands)
         for group in groups.with_signature(signature(request.operation, dtypes, layouts, target))
-        if judge(group, request)
-    ]
-    if not fitting:
-        return []
-    usual = usual_accumulator(request.operands[-1].dtype)
-    chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
-    return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
+    )
+
+
+def _output(group: GroupEntry, request: Request) -> OperandDescription:
+    """The first operand that is written; the last one if none is said to be."""
+    for place, constraint in zip(order_for(group, request), group.operands, strict=True):
+        if constraint.written:
+            return request.operands[place]
+    return request.operands[-1]
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
@@ -115,7 +179,8 @@ def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
             [
                 letter
                 for mode, letter in LAYOUT_LETTERS.items()
-                if len(operand.shape) >= -mode and (operand.strides[mode] == 1 or operand.shape[mode] == 1)
+                if 0 < -mode <= len(operand.shape)
+                and (operand.strides[mode] == 1 or operand.shape[mode] == 1)
             ]
         )
     return map("".join, product(*letters))
@@ -128,12 +193,22 @@ def usual_accumulator(dtype: str) -> str:
     return "f32" if "f" in dtype else "i32"
 
 
-def problem_extents(group: GroupEntry, operands: Sequence[OperandDescription]) -> Extents:
+def order_for(group: GroupEntry, request: Request) -> tuple[int, ...]:
+    """Where each operand of a group that serves a request stands among those of the request."""
+    order = arrangement(group.operands, len(request.operands), request.names)
+    if isinstance(order, Rejected):
+        raise ValueError(f"{group.name} does not serve the request: {order.reason}")
+    return order
+
+
+def problem_extents(group: GroupEntry, request: Request) -> Extents:
     """Extents of the problem by their names in the group's constraints; 1 for one that is not named."""
-    extents: dict[str, int] = {}
+    extents: dict[str | int, int] = {}
+    operands = [request.operands[index] for index in order_for(group, request)]
     for constraint, operand in zip(group.operands, operands, strict=True):
-        names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-        extents.update(zip(names, operand.shape, strict=True))
+        if constraint.scale is None:
+            names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
+            extents.update(zip(names, operand.shape, strict=True))
     return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
 
 

@@ -8,42 +8,83 @@ from functools import cache
 from typing import Any
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.operands import OperandDescription
+from cutlass_aot.schema.dtypes import BY_DLPACK, BY_TORCH, DTYPES
+from cutlass_aot.schema.operands import MAX_EXTENT, OperandDescription
 
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
 
-_BY_TORCH = {f"torch.{dtype.torch}": dtype.name for dtype in DTYPES.values()}
-_BY_NAME = {dtype.torch: dtype.name for dtype in DTYPES.values()}
+_BY_TORCH = {f"torch.{torch}": name for torch, name in BY_TORCH.items()}
+
+
+class View:
+    """A tensor, and what its memory is to be read as; made by :func:`cutlass_aot.view_as`.
+
+    Attributes:
+        tensor: a torch tensor or another object of the DLPack protocol.
+        description: element type, and shape and strides in elements of it.
+    """
+
+    __slots__ = ("description", "tensor")
+
+    def __init__(self, tensor: Any, description: OperandDescription) -> None:
+        self.tensor = tensor
+        self.description = description
+
+    def __repr__(self) -> str:
+        return f"<View {self.description.dtype} {self.description.shape}>"
 
 
 def describe_operand(operand: Any) -> OperandDescription:
-    """Describe a torch tensor, any other object of the DLPack protocol, or a description (itself).
+    """Describe a torch tensor, any other object of the DLPack protocol, a number, or a description (itself).
 
     A torch tensor on the ``meta`` device has no memory: it is described as being on no device.
 
+    A whole number counts as ``i32``, another one as ``f32``.
+
     Nothing is copied, synchronised or imported that the operand's own library has not imported already,
-    except tvm_ffi for an object that is neither a torch tensor nor a description.
+    except tvm_ffi for an object that is none of a torch tensor, a number and a description.
 
     Raises:
         OperandError: if it is none of these, or its element type is not supported.
     """
     if isinstance(operand, OperandDescription):
         return operand
+    if isinstance(operand, View):
+        return operand.description
     if is_torch(operand):
         return _describe_torch(operand)
+    if isinstance(operand, (int, float)):
+        return _describe_number(operand)
     tensor = to_ffi(operand)
     device_type, ordinal = tensor.__dlpack_device__()
-    name = _BY_NAME.get(str(tensor.dtype))
+    name = BY_DLPACK.get((tensor.dtype.type_code, tensor.dtype.bits))
     if name is None:
         raise _unknown_dtype(str(tensor.dtype))
+    shape, strides = _unpacked(tensor.shape, tensor.strides, tensor.dtype.lanes)
     return OperandDescription(
-        name,
-        tuple(tensor.shape),
-        tuple(tensor.strides),
-        tensor.data_ptr(),
-        ordinal if device_type in CUDA_DEVICES else -1,
+        name, shape, strides, tensor.data_ptr(), ordinal if device_type in CUDA_DEVICES else -1
+    )
+
+
+def _describe_number(number: float) -> OperandDescription:
+    if isinstance(number, bool):
+        raise OperandError(f"expected a tensor or a number, got {number}")
+    if isinstance(number, int) and not -MAX_EXTENT - 1 <= number <= MAX_EXTENT:
+        raise OperandError(f"expected a whole number of 32 bits, or a float, got {number}")
+    return OperandDescription("i32" if isinstance(number, int) else "f32", (), ())
+
+
+def _unpacked(
+    shape: Sequence[int], strides: Sequence[int], packs: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in elements, of a tensor whose own elements hold ``packs`` of them."""
+    if packs == 1:
+        return tuple(shape), tuple(strides)
+    inner = next((mode for mode in reversed(range(len(shape))) if strides[mode] == 1), len(shape) - 1)
+    return (
+        tuple(extent * packs if mode == inner else extent for mode, extent in enumerate(shape)),
+        tuple(stride if mode == inner else stride * packs for mode, stride in enumerate(strides)),
     )
 
 
@@ -52,12 +93,15 @@ def _describe_torch(tensor: Any) -> OperandDescription:
     if name is None:
         raise _unknown_dtype(str(tensor.dtype))
     try:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        if DTYPES[name].torch_packs != 1:
+            shape, strides = _unpacked(shape, strides, DTYPES[name].torch_packs)
         if tensor.is_meta:
-            return OperandDescription(name, tuple(tensor.shape), tensor.stride())
+            return OperandDescription(name, shape, strides)
         return OperandDescription(
             name,
-            tuple(tensor.shape),
-            tensor.stride(),
+            shape,
+            strides,
             tensor.data_ptr(),
             tensor.get_device() if tensor.is_cuda else -1,
         )
@@ -84,7 +128,7 @@ def is_cupy(operand: Any) -> bool:
 
 
 def to_ffi(operand: Any, stream: int | None = None) -> Any:
-    """A ``tvm_ffi.Tensor`` over the operand's memory.
+    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as it is.
 
     Args:
         operand: a torch tensor or any other object of the DLPack protocol.
@@ -96,8 +140,13 @@ def to_ffi(operand: Any, stream: int | None = None) -> Any:
     """
     import tvm_ffi
 
-    if isinstance(operand, tvm_ffi.Tensor):
+    if isinstance(operand, (tvm_ffi.Tensor, int, float)):
         return operand
+    if isinstance(operand, View):
+        from cutlass_aot.runtime.dlpack import view
+
+        found = operand.description
+        return view(to_ffi(operand.tensor, stream), found.shape, found.strides, found.dtype)
     try:
         if is_torch(operand):
             return _torch_to_ffi(operand)
@@ -130,7 +179,8 @@ def _torch_to_ffi(tensor: Any) -> Any:
         name = _BY_TORCH[str(tensor.dtype)]
         from cutlass_aot.runtime.dlpack import view
 
-        return view(_torch_to_ffi(tensor.view(torch.uint8)), tensor.shape, tensor.stride(), name)
+        found = _describe_torch(tensor)
+        return view(_torch_to_ffi(tensor.view(torch.uint8)), found.shape, found.strides, name)
     if hasattr(tensor, "__dlpack_c_exchange_api__"):
         return tvm_ffi.from_dlpack(tensor)
     # torch's own __dlpack__ makes streams wait for each other, which a stream capture does not allow.
@@ -140,7 +190,7 @@ def _torch_to_ffi(tensor: Any) -> Any:
 def exports(tensor: Any) -> bool:
     """Whether this release of torch exports tensors of this element type through DLPack."""
     name = _BY_TORCH.get(str(tensor.dtype), "")
-    return not name.startswith("f8") or _torch_exports(name)
+    return not name.startswith(("f8", "f4")) or _torch_exports(name)
 
 
 def exported(operand: Any) -> bool:
@@ -153,7 +203,7 @@ def _torch_exports(name: str) -> bool:
     import torch
 
     try:
-        # Older releases know no DLPack code for FP8; which one knows it is asked, not looked up.
+        # Older releases know no DLPack code for FP8 and FP4; which one knows it is asked, not looked up.
         torch.utils.dlpack.to_dlpack(torch.empty(1, dtype=getattr(torch, DTYPES[name].torch)))
     except (BufferError, RuntimeError, TypeError, ValueError):
         return False

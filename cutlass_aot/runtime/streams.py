@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.runtime.operands import is_cupy, is_torch
+from cutlass_aot.runtime.operands import View, is_cupy, is_torch
 
 
 def stream_handle(stream: Any, device: int) -> int:
@@ -51,6 +51,7 @@ def stream_handle(stream: Any, device: int) -> int:
 
 def current_stream(operands: Sequence[Any], device: int) -> int | None:
     """Handle of the current stream of the operands' framework; None if they have no such thing."""
+    operands = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
     if any(is_torch(operand) for operand in operands):
         return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
     if any(is_cupy(operand) for operand in operands):

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
-from cutlass_aot.schema.kernel import OperandConstraint
+from cutlass_aot.schema.kernel import DesignValue, OperandConstraint, operands_from_record, values_from_record
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -99,6 +99,7 @@ class GroupEntry:
         child: the group's own index.
         libraries: host to library.
         rankings: what is known of their speed; the measured ones first, then by GPU.
+        parameters: what is computed, where the rest leaves it open, sorted by name.
     """
 
     name: str
@@ -111,6 +112,7 @@ class GroupEntry:
     child: FileReference
     libraries: Mapping[str, FileReference]
     rankings: tuple[RankingReference, ...] = ()
+    parameters: tuple[tuple[str, DesignValue], ...] = ()
 
     @property
     def files(self) -> tuple[FileReference, ...]:
@@ -140,6 +142,7 @@ class GroupEntry:
             "child": self.child.to_record(),
             "libraries": {host: ref.to_record() for host, ref in self.libraries.items()},
             "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
+            "parameters": dict(self.parameters),
         }
 
     @classmethod
@@ -148,7 +151,7 @@ class GroupEntry:
         return cls(
             name=str(record["name"]),
             operation=str(record["operation"]),
-            operands=tuple(OperandConstraint.from_record(item) for item in record["operands"]),
+            operands=operands_from_record(record["operands"]),
             accumulator=str(record["accumulator"]),
             epilogue=str(record["epilogue"]),
             target=str(record["target"]),
@@ -161,12 +164,17 @@ class GroupEntry:
                 RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
                 for gpu, measured, file in record["rankings"]
             ),
+            parameters=tuple(sorted(values_from_record(record["parameters"]).items())),
         )
 
 
 def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
     """What groups are kept by, such as ``gemm f16.f16.f32 tnt sm_90a``."""
     return f"{operation} {'.'.join(dtypes)} {layouts} {target}"
+
+
+def _speaks_of(word: str, operation: str, target: str) -> bool:
+    return word.startswith(f"{operation} ") and word.endswith(f" {target}")
 
 
 class Needs(NamedTuple):
@@ -222,6 +230,11 @@ class Groups(Sequence[GroupEntry]):
         """Those of one operation and element types, whatever their layouts and target."""
         beginning = signature(operation, dtypes, "", "").rstrip() + " "
         words = [word for word in self._records if word.startswith(beginning)]
+        return tuple(entry for word in words for entry in self.with_signature(word))
+
+    def of_operation(self, operation: str, target: str) -> tuple[GroupEntry, ...]:
+        """Those of one operation and target, whatever their operands."""
+        words = [word for word in self._records if _speaks_of(word, operation, target)]
         return tuple(entry for word in words for entry in self.with_signature(word))
 
     def __len__(self) -> int:

@@ -145,6 +145,7 @@ class GroupIndex(Sequence[KernelEntry]):
                 target=group.target,
                 constants={str(name): int(value) for name, value in constants.items()},
                 workspace_bytes=int(workspace),
+                parameters=dict(group.parameters),
                 digest=digest.hex(),
             )
             return KernelEntry(

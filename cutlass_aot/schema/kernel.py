@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,43 +26,113 @@ LAUNCHER_SYMBOLS = (
 )
 """What a bundle's launcher exports; see ``launcher.c`` and ``short_way.c`` in ``builder/native``."""
 
-LAYOUT_LETTERS = {-1: "t", -2: "n"}
-"""Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major."""
+LAYOUT_LETTERS = {-1: "t", -2: "n", 0: "s"}
+"""Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major; s is a number."""
 
-DesignValue = str | int | bool | tuple[int, ...]
+BATCH = "L"
+"""Name of the one extent that a caller's tensor may lack: the batch of a GEMM, of one matrix then."""
+
+ANY_SHAPE = ("*",)
+"""Extents of a compact operand of which the number of elements matters, not the shape."""
+
+MAX_RANK = 8
+"""Modes of an operand; ``MAX_RANK`` of ``builder/native/launcher.c``."""
+
+MAX_OPERANDS = 16
+"""Operands of a kernel; ``MAX_OPERANDS`` of ``builder/native/launcher.c``."""
+
+DesignValue = str | int | float | bool | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What makes an operand the scale factors of another one.
+
+    Each factor belongs to ``block`` elements of that operand which follow each other along one extent, for
+    each index of its other extents. With R rows (all extents but the batch and the scaled one) of
+    F = ceil(extent / block) factors:
+
+    - ``""``: R x F factors, row by row, a batch after the other.
+    - ``"32x4x4"``: what tensor cores of SM100 read: tiles of 128 rows x 4 factors, row-major over the rounded
+      up matrix; the factor of row r and column c of a tile stands at ``(r % 32) * 16 + (r // 32) * 4 + c``.
+      Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
+
+    Attributes:
+        of: name of the operand that is scaled.
+        block: elements that share a factor.
+        along: name of the extent that blocks run along.
+        swizzle: how the factors lie in memory.
+    """
+
+    of: str
+    block: int
+    along: str = "K"
+    swizzle: str = ""
+
+    def count(self, batch: int, rows: int, extent: int) -> int:
+        """Number of factors for ``batch`` matrices of ``rows`` x ``extent`` elements."""
+        factors = -(-extent // self.block)
+        if self.swizzle == SWIZZLE_32X4X4:
+            return batch * (-(-rows // 128) * 128) * (-(-factors // 4) * 4)
+        return batch * rows * factors
+
+
+SWIZZLE_32X4X4 = "32x4x4"
+SWIZZLES = ("", SWIZZLE_32X4X4)
+"""Layouts of scale factors in memory, see :class:`Scale`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandConstraint:
     """What a kernel demands of one operand.
 
+    Shapes are those of elements, also where several share a byte.
+
     Attributes:
         name: the caller's name for it, such as ``a``.
         dtype: element type (:data:`~cutlass_aot.schema.dtypes.DTYPES`).
-        extents: one name a mode, outermost first, such as ``("L", "M", "K")``. Extents of one name are
-            equal across operands. The first mode is the batch; a tensor without it counts as a batch of one.
-        contiguous: the mode with stride 1, counted from the end (-1 is row-major, -2 column-major).
+        extents: a name or a fixed number for each mode, outermost first, such as ``("L", "M", "K")``.
+            Extents of one name are equal across operands. Where the first is :data:`BATCH`, a tensor without
+            that mode counts as a batch of one. Empty for a number, which is passed by value;
+            :data:`ANY_SHAPE` for scale factors.
+        contiguous: the mode with stride 1, counted from the end (-1 is row-major, -2 column-major); 0 for a
+            number.
         divisibility: elements; the contiguous extent and every other stride are multiples of it.
         alignment: bytes; the data pointer is a multiple of it.
         written: whether the kernel writes it.
+        compact: whether its elements lie without gaps: the other modes' strides follow from the extents,
+            innermost first.
+        scale: what it scales, if it holds scale factors.
     """
 
     name: str
     dtype: str
-    extents: tuple[str, ...]
+    extents: tuple[str | int, ...]
     contiguous: int
     divisibility: int
     alignment: int
     written: bool = False
+    compact: bool = False
+    scale: Scale | None = None
 
     @property
     def layout(self) -> str:
         """Layout letter, as in ``cutlass.operators``."""
         return LAYOUT_LETTERS[self.contiguous]
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it is passed by value."""
+        return not self.extents
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the first mode may be missing."""
+        return self.extents[:1] == (BATCH,)
+
     def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {
+        """Plain data for the canonical encoding. What came later stands there where it says something."""
+        record = {
             "name": self.name,
             "dtype": self.dtype,
             "extents": self.extents,
@@ -72,24 +142,83 @@ class OperandConstraint:
             "alignment": int(self.alignment),
             "written": bool(self.written),
         }
+        if self.compact:
+            record["compact"] = True
+        if self.scale is not None:
+            scale = self.scale
+            record["scale"] = [scale.of, int(scale.block), scale.along, scale.swizzle]
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> OperandConstraint:
-        """Read what :meth:`to_record` gave."""
+        """Read what :meth:`to_record` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is not that.
+        """
+        scale = record.get("scale")
         constraint = cls(
             name=str(record["name"]),
             dtype=str(record["dtype"]),
-            extents=tuple(str(extent) for extent in record["extents"]),
+            extents=tuple(extent if isinstance(extent, int) else str(extent) for extent in record["extents"]),
             contiguous=int(record["contiguous"]),
             divisibility=int(record["divisibility"]),
             alignment=int(record["alignment"]),
             written=bool(record["written"]),
+            compact=bool(record.get("compact", False)),
+            scale=None
+            if scale is None
+            else Scale(str(scale[0]), int(scale[1]), str(scale[2]), str(scale[3])),
         )
-        if constraint.dtype not in DTYPES or constraint.contiguous not in LAYOUT_LETTERS:
-            raise ValueError(f"operand {constraint.name!r} has an unknown dtype or layout")
-        if constraint.divisibility < 1 or constraint.alignment < 1 or len(constraint.extents) < 2:
-            raise ValueError(f"operand {constraint.name!r} has impossible constraints")
+        problem = constraint.problem()
+        if problem:
+            raise ValueError(f"operand {constraint.name!r} has {problem}")
         return constraint
+
+    def problem(self) -> str:
+        """What is impossible about it; ``""`` for a sound constraint."""
+        rank = len(self.extents)
+        if self.dtype not in DTYPES:
+            return f"an unknown element type {self.dtype!r}"
+        if (
+            self.contiguous not in LAYOUT_LETTERS
+            or -self.contiguous > rank
+            or (rank > 0) != (self.contiguous < 0)
+        ):
+            return f"an impossible layout: mode {self.contiguous} of {rank}"
+        if self.divisibility < 1 or self.alignment < 1 or rank > MAX_RANK:
+            return "impossible constraints"
+        if any(isinstance(extent, int) and extent < 1 for extent in self.extents):
+            return f"impossible extents {self.extents}"
+        if self.scale is not None and (
+            self.scale.block < 1 or self.scale.swizzle not in SWIZZLES or self.extents != ANY_SHAPE
+        ):
+            return f"impossible scale factors {self.scale}"
+        return ""
+
+
+def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandConstraint, ...]:
+    """The constraints of all operands of a kernel, read from plain data.
+
+    Raises:
+        KeyError, TypeError, ValueError: if one is malformed, or they do not belong together.
+    """
+    operands = tuple(OperandConstraint.from_record(record) for record in records)
+    extents = {operand.name: operand.extents for operand in operands}
+    if not 1 <= len(operands) <= MAX_OPERANDS or len(extents) != len(operands):
+        raise ValueError(f"expected 1 to {MAX_OPERANDS} operands of different names, got {len(operands)}")
+    for operand in operands:
+        scale = operand.scale
+        if scale is not None and scale.along not in extents.get(scale.of, ()):
+            raise ValueError(
+                f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
+            )
+    return operands
+
+
+def values_from_record(record: Mapping[str, Any]) -> dict[str, DesignValue]:
+    """Design values or parameters, read from plain data."""
+    return {str(name): tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _plain(values: Mapping[str, DesignValue]) -> tuple[tuple[str, DesignValue], ...]:
@@ -110,6 +239,7 @@ class Kernel:
         target: GPU code target.
         constants: numbers from a device profile that are compiled in, sorted by name.
         workspace_bytes: bytes of device memory a launch needs beside its operands.
+        parameters: what is computed, where the operation and the operands leave it open, sorted by name.
     """
 
     operation: str
@@ -121,6 +251,7 @@ class Kernel:
     target: str
     constants: tuple[tuple[str, int], ...] = ()
     workspace_bytes: int = 0
+    parameters: tuple[tuple[str, DesignValue], ...] = ()
     # Worked out when first asked for: a plan of ten thousand kernels asks for each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -139,6 +270,7 @@ class Kernel:
         epilogue: str = "",
         constants: Mapping[str, int] | None = None,
         workspace_bytes: int = 0,
+        parameters: Mapping[str, DesignValue] | None = None,
         digest: str = "",
     ) -> Kernel:
         """Build a record from mappings; ``digest`` where it is known, to save computing it."""
@@ -152,13 +284,14 @@ class Kernel:
             target=target,
             constants=tuple(sorted((constants or {}).items())),
             workspace_bytes=workspace_bytes,
+            parameters=_plain(parameters or {}),
         )
         object.__setattr__(made, "_digest", digest)
         return made
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for the canonical encoding."""
-        return {
+        record = {
             "operation": self.operation,
             "generator": self.generator,
             "operands": [operand.to_record() for operand in self.operands],
@@ -169,6 +302,9 @@ class Kernel:
             "constants": dict(self.constants),
             "workspace_bytes": self.workspace_bytes,
         }
+        if self.parameters:
+            record["parameters"] = dict(self.parameters)
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Kernel:
@@ -178,21 +314,18 @@ class Kernel:
             CorruptFile: if a field is missing or of the wrong kind.
         """
         try:
-            design = {
-                str(name): tuple(value) if isinstance(value, list) else value
-                for name, value in record["design"].items()
-            }
             Target.parse(record["target"])
             return cls.make(
                 operation=str(record["operation"]),
                 generator=str(record["generator"]),
-                operands=tuple(OperandConstraint.from_record(item) for item in record["operands"]),
+                operands=operands_from_record(record["operands"]),
                 accumulator=str(record["accumulator"]),
                 epilogue=str(record["epilogue"]),
-                design=design,
+                design=values_from_record(record["design"]),
                 target=str(record["target"]),
                 constants={str(name): int(value) for name, value in record["constants"].items()},
                 workspace_bytes=int(record["workspace_bytes"]),
+                parameters=values_from_record(record.get("parameters", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
@@ -229,9 +362,11 @@ class Kernel:
         return _group(*self._function)
 
     @property
-    def _function(self) -> tuple[str, tuple[OperandConstraint, ...], str, str, str]:
+    def _function(self) -> _Function:
         """What is computed, on what, for which target."""
-        return self.operation, self.operands, self.accumulator, self.epilogue, self.target
+        return (
+            self.operation, self.operands, self.accumulator, self.epilogue, self.target, self.parameters,
+        )  # fmt: skip
 
     @property
     def layouts(self) -> str:
@@ -243,8 +378,10 @@ class Kernel:
         """Readable name of the group, such as ``gemm-f16.f16.f16-f32-tnt-sm_90a``."""
         dtypes = ".".join(operand.dtype for operand in self.operands)
         parts = [self.operation, dtypes, self.accumulator, self.layouts, self.target]
+        parts = [part for part in parts if part]
         if self.epilogue:
             parts.append(digest(self.epilogue.encode())[:8])
+        parts += [_design_word(name, value) for name, value in self.parameters]
         return "-".join(parts)
 
     @property
@@ -262,25 +399,36 @@ class Kernel:
         return f"{self.group_name}-{design}-{self.digest[:8]}"
 
 
+_Function = tuple[
+    str, tuple[OperandConstraint, ...], str, str, str, tuple[tuple[str, DesignValue], ...]
+]  # fmt: skip
+
+
 @functools.lru_cache(maxsize=1024)
 def _encoded_operation(
-    operation: str, operands: tuple[OperandConstraint, ...], accumulator: str, epilogue: str, target: str
+    operation: str,
+    operands: tuple[OperandConstraint, ...],
+    accumulator: str,
+    epilogue: str,
+    target: str,
+    parameters: tuple[tuple[str, DesignValue], ...],
 ) -> dict[str, bytes]:
     """Kernels come by the hundred with what :attr:`Kernel._function` says in common."""
-    return {
+    parts = {
         "operation": encode(operation),
         "operands": encode([operand.to_record() for operand in operands]),
         "accumulator": encode(accumulator),
         "epilogue": encode(epilogue),
         "target": encode(target),
     }
+    if parameters:
+        parts["parameters"] = encode(dict(parameters))
+    return parts
 
 
 @functools.lru_cache(maxsize=1024)
-def _group(
-    operation: str, operands: tuple[OperandConstraint, ...], accumulator: str, epilogue: str, target: str
-) -> str:
-    return digest(join_map(_encoded_operation(operation, operands, accumulator, epilogue, target)))
+def _group(*function: Any) -> str:
+    return digest(join_map(_encoded_operation(*function)))
 
 
 def _position(name: str) -> int:

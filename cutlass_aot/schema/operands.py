@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import OperandConstraint
+from cutlass_aot.schema.kernel import BATCH, OperandConstraint
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed as signed 32-bit integers to compiled code."""
@@ -27,7 +28,7 @@ class OperandDescription:
 
     Attributes:
         dtype: element type.
-        shape: extents, outermost first; rank 2, or rank 3 with the batch first.
+        shape: extents in elements, outermost first, with or without a batch; empty for a number.
         strides: elements, one a mode.
         address: data pointer, or 0 where there is no memory behind the description.
         device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
@@ -38,6 +39,11 @@ class OperandDescription:
     strides: tuple[int, ...]
     address: int = 0
     device: int | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number, which is passed by value."""
+        return not self.shape
 
 
 def describe(
@@ -66,14 +72,26 @@ def describe(
     if any(extent < 0 for extent in extents):
         raise OperandError(f"shape {extents} has a negative extent")
     if strides is None:
-        steps, step = [], 1
-        for extent in reversed(extents):
-            steps.append(step)
-            step *= max(extent, 1)
-        strides = steps[::-1]
+        strides = compact_strides(extents, -1)
     if len(strides) != len(extents):
         raise OperandError(f"shape {extents} and strides {tuple(strides)} differ in rank")
     return OperandDescription(dtype, extents, tuple(int(s) for s in strides), address, device)
+
+
+def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
+    """Strides without gaps: the contiguous mode first, then the others, innermost first.
+
+    Args:
+        shape: extents, outermost first.
+        contiguous: the mode with stride 1, counted from the end.
+    """
+    rank = len(shape)
+    first = rank + contiguous
+    strides, step = [0] * rank, 1
+    for mode in (first, *(mode for mode in reversed(range(rank)) if mode != first)) if rank else ():
+        strides[mode] = step
+        step *= max(shape[mode], 1)
+    return tuple(strides)
 
 
 class Accepted(NamedTuple):
@@ -122,6 +140,10 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
 
 
 def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if constraint.is_number and operand.is_number:
+        # A whole number will do for any kind of number.
+        fits = operand.dtype == "i32" or DTYPES[constraint.dtype].is_float
+        return "" if fits else f"expected a whole number, got one of type {operand.dtype}"
     if operand.dtype == constraint.dtype:
         return ""
     return f"expected element type {constraint.dtype}, got {operand.dtype}"
@@ -129,16 +151,28 @@ def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
 
 def _rank(constraint: OperandConstraint, operand: OperandDescription) -> str:
     rank = len(constraint.extents)
-    if len(operand.shape) in (rank, rank - 1):
+    if constraint.scale is not None:
+        return "" if operand.shape else "expected a tensor of scale factors, got a number"
+    if len(operand.shape) == rank or (constraint.has_batch and len(operand.shape) == rank - 1):
         return ""
-    return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
+    if constraint.is_number:
+        return f"expected a number, got a tensor of shape {operand.shape}"
+    if operand.is_number:
+        return f"expected a tensor of rank {rank}, got a number"
+    if constraint.has_batch:
+        return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
+    return f"expected rank {rank}, got shape {operand.shape}"
 
 
 def _device(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if operand.is_number:
+        return ""
     return "expected a tensor on a CUDA device" if operand.device == -1 else ""
 
 
 def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if operand.is_number or constraint.scale is not None:
+        return ""
     stride = operand.strides[constraint.contiguous]
     if stride == 1 or operand.shape[constraint.contiguous] == 1:
         return ""
@@ -155,6 +189,11 @@ def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
             return f"expected extents of at least 1, got shape {operand.shape}"
         if extent > MAX_EXTENT:
             return f"expected extents up to {MAX_EXTENT}, got shape {operand.shape}"
+    if operand.is_number or constraint.scale is not None:
+        return ""
+    for name, extent in zip(_present(constraint, operand), operand.shape, strict=True):
+        if isinstance(name, int) and extent != name:
+            return f"expected an extent of {name}, got shape {operand.shape}"
     extent = operand.shape[constraint.contiguous]
     if extent % constraint.divisibility:
         return (
@@ -164,9 +203,23 @@ def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
     return ""
 
 
+def _present(constraint: OperandConstraint, operand: OperandDescription) -> tuple[str | int, ...]:
+    """Names of the extents that the operand has: all, or all but the batch."""
+    return constraint.extents[len(constraint.extents) - len(operand.shape) :]
+
+
 def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
     rank = len(operand.shape)
-    width = DTYPES[constraint.dtype].bytes
+    bits = DTYPES[constraint.dtype].bits
+    if rank and (constraint.compact or constraint.scale is not None):
+        compact = compact_strides(
+            operand.shape, -1 if constraint.scale is not None else constraint.contiguous
+        )
+        modes = zip(operand.shape, operand.strides, compact, strict=True)
+        if any(extent != 1 and stride != wanted for extent, stride, wanted in modes):
+            return f"expected a compact tensor, with strides {compact}, got {operand.strides}"
+    if constraint.scale is not None:
+        return ""
     for mode, (extent, stride) in enumerate(zip(operand.shape, operand.strides, strict=True)):
         if extent == 1 or mode == rank + constraint.contiguous:
             continue
@@ -174,7 +227,7 @@ def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
             return f"expected positive strides, got {operand.strides}"
         if stride % constraint.divisibility:
             return f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
-        if stride * width > MAX_STRIDE_BYTES:
+        if stride * bits > MAX_STRIDE_BYTES * 8:
             return f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {operand.strides}"
         if extent * stride > MAX_REACH - constraint.divisibility:
             return f"expected an operand within 2^63 elements, got {operand.shape} by {operand.strides}"
@@ -187,22 +240,35 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
-    """Extents of one name are equal, ranks are equal, and all operands are on one device."""
-    extents: dict[str, tuple[int, str]] = {}
+    """Extents of one name are equal, ranks of what has a batch too, and all operands are on one device."""
+    extents: dict[str | int, tuple[int, str]] = {}
+    shapes: dict[str, dict[str | int, int]] = {}
+    batched: tuple[str, int] | None = None
+    first: tuple[str, int | None] | None = None
     for constraint, operand in zip(constraints, operands, strict=True):
-        if len(operand.shape) != len(operands[0].shape):
-            return Rejected(
-                f"operand `{constraint.name}` is unsupported: expected rank {len(operands[0].shape)} "
-                f"as `{constraints[0].name}` has, got shape {operand.shape}",
-                7,
-            )
-        if operand.device != operands[0].device:
+        if operand.is_number:
+            continue
+        missing = len(constraint.extents) - len(operand.shape)
+        if constraint.has_batch:
+            batched = batched or (constraint.name, missing)
+            if missing != batched[1]:
+                rank = len(constraint.extents) - batched[1]
+                return Rejected(
+                    f"operand `{constraint.name}` is unsupported: expected rank {rank} "
+                    f"as `{batched[0]}` has, got shape {operand.shape}",
+                    7,
+                )
+        first = first or (constraint.name, operand.device)
+        if operand.device != first[1]:
             return Rejected(
                 f"operand `{constraint.name}` is unsupported: expected device "
-                f"{operands[0].device} as `{constraints[0].name}` has, got {operand.device}",
+                f"{first[1]} as `{first[0]}` has, got {operand.device}",
                 7,
             )
-        names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
+        if constraint.scale is not None:
+            continue
+        names = _present(constraint, operand)
+        shapes[constraint.name] = dict(zip(names, operand.shape, strict=True))
         for name, extent in zip(names, operand.shape, strict=True):
             known, owner = extents.setdefault(name, (extent, constraint.name))
             if known != extent:
@@ -211,4 +277,26 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
                     f"as `{owner}` has, got {extent}",
                     8,
                 )
+    for constraint, operand in zip(constraints, operands, strict=True):
+        problem = _scale_count(constraint, operand, shapes)
+        if problem:
+            return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", 8)
     return ACCEPTED
+
+
+def _scale_count(
+    constraint: OperandConstraint, operand: OperandDescription, shapes: Mapping[str, Mapping[str | int, int]]
+) -> str:
+    scale = constraint.scale
+    if scale is None:
+        return ""
+    shape = dict(shapes[scale.of])
+    extent, batch = shape.pop(scale.along), shape.pop(BATCH, 1)
+    expected, found = scale.count(batch, prod(shape.values()), extent), prod(operand.shape)
+    if found == expected:
+        return ""
+    layout = f", laid out as {scale.swizzle}" if scale.swizzle else ""
+    return (
+        f"expected {expected} scale factors, one for each {scale.block} elements of `{scale.of}` along "
+        f"{scale.along}{layout}, got shape {operand.shape}"
+    )

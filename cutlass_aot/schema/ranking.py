@@ -22,6 +22,11 @@ class Extents(NamedTuple):
     n: int
     k: int
 
+    @property
+    def by_name(self) -> dict[str | int, int]:
+        """Extents by their names in an operand's constraint."""
+        return {"L": self.batch, "M": self.m, "N": self.n, "K": self.k}
+
     def __str__(self) -> str:
         text = f"{self.m}x{self.n}x{self.k}"
         return text if self.batch == 1 else f"{self.batch} of {text}"

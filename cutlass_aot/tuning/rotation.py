@@ -88,7 +88,7 @@ def describe_problem(operands: Sequence[OperandConstraint], extents: Extents) ->
 
 def memory_shape(operand: OperandConstraint, extents: Extents) -> tuple[int, int, int]:
     """Extents of an operand in the order of memory."""
-    sizes = {"L": extents.batch, "M": extents.m, "N": extents.n, "K": extents.k}
+    sizes = extents.by_name
     batch, rows, columns = (sizes[name] for name in operand.extents)
     return (batch, columns, rows) if operand.contiguous == -2 else (batch, rows, columns)
 

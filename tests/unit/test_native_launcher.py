@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.runtime import library
+from cutlass_aot.runtime.group import launcher_numbers
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, OperandConstraint
+from cutlass_aot.schema.kernel import EXPORT_PREFIX, OperandConstraint, Scale
 from cutlass_aot.schema.operands import MAX_EXTENT, MAX_STRIDE_BYTES, OperandDescription, describe, supports
 from tests.unit.kernels import gemm, operand
 from tests.unit.native import compile_c, copying
@@ -87,7 +89,7 @@ NUMBER(0) NUMBER(1) NUMBER(2) NUMBER(3) NUMBER(4) NUMBER(5) NUMBER(6) NUMBER(7)
 """
 NUMBERS = 8
 GEMM = gemm(layouts="tnt").operands
-NONE, INT, BOOL, TENSOR_POINTER, ERROR, FUNCTION, TENSOR = 0, 1, 2, 7, 67, 68, 70
+NONE, INT, BOOL, FLOAT, TENSOR_POINTER, ERROR, FUNCTION, TENSOR = 0, 1, 2, 3, 7, 67, 68, 70
 """Type indices of TVM-FFI (c_api.h)."""
 
 INT64 = ctypes.c_int64
@@ -188,13 +190,7 @@ class Native:
 
     def launch(self, constraints: Sequence[OperandConstraint], kernel: str = "record") -> Function:
         """Make a launch function as the runtime does."""
-        numbers: list[int] = []
-        for constraint in constraints:
-            numbers += (
-                len(constraint.extents), -constraint.contiguous, constraint.divisibility,
-                DTYPES[constraint.dtype].bytes, int(constraint.written),
-            )  # fmt: skip
-        return self.make("launcher", self.address(kernel), *numbers)
+        return self.make("launcher", self.address(kernel), *launcher_numbers(constraints))
 
     def chooser(self, alignment: int = 16) -> Function:
         return self.make("chooser", alignment)
@@ -236,6 +232,8 @@ class Native:
             return Any_(TENSOR_POINTER, 0, ctypes.addressof(value.struct))
         if isinstance(value, Function):
             return Any_(FUNCTION, 0, value.handle)
+        if isinstance(value, float):
+            return Any_(FLOAT, 0, int.from_bytes(struct.pack("<d", value), "little", signed=True))
         return Any_(NONE, 0, 0) if value is None else Any_(INT, 0, value)
 
     def _raised(self) -> Refused:
@@ -416,7 +414,7 @@ def test_errors_and_results_of_the_kernel_come_back(native: Native) -> None:
 
 def test_tensor_objects_of_tvm_ffi_are_seen_through(native: Native) -> None:
     np = pytest.importorskip("numpy")
-    numbers = (native.address("record"), 3, 1, 8, 2, 0)
+    numbers = (native.address("record"), 3, 1, 8, 16, 2, 0, 0, 0)
     launcher = tvm_ffi.Function.__from_extern_c__(
         ctypes.cast(native.launcher.__tvm_ffi_cutlass_aot_launcher, ctypes.c_void_p).value
     )
@@ -547,6 +545,95 @@ def test_mixed_ranks(native: Native, which: int) -> None:
     )
 
 
+SCALED = (
+    replace(operand("a", "f4e2m1"), divisibility=32, compact=True),
+    replace(operand("b", "f4e2m1", "n"), divisibility=32, compact=True),
+    operand("out", "f16", written=True),
+    OperandConstraint("a_scale", "f8e8m0", ("*",), -1, 1, 32, scale=Scale("a", 32, "K", "32x4x4")),
+    OperandConstraint("alpha", "f32", (), 0, 1, 4),
+    OperandConstraint("b_scale", "f8e8m0", ("*",), -1, 1, 32, scale=Scale("b", 32)),
+    OperandConstraint("bias", "f32", ("N",), -1, 1, 4),
+)
+
+
+def scaled(*, batch: int | None = None, m: int = 130, n: int = 64, k: int = 160) -> list[Any]:
+    """Tensors for ``SCALED``: 5 factors a row, in tiles of 128 x 4 for a."""
+    first = () if batch is None else (batch,)
+    count = (batch or 1) * 256 * 8
+    return [
+        describe((*first, m, k), "f4e2m1", device=0),
+        describe((*first, k, n), "f4e2m1", strides=(*(k * n for _ in first), 1, k), device=0),
+        describe((*first, m, n), "f16", device=0),
+        describe((count // 4, 4), "f8e8m0", device=0),
+        None,
+        describe(((batch or 1) * n, 5), "f8e8m0", device=0),
+        describe((n,), "f32", device=0),
+    ]
+
+
+def given_scaled(operands: list[Any]) -> list[Any]:
+    return [0.5 if item is None else tensors(item)[0] for item in operands]
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+def test_scale_factors_are_flattened_and_numbers_and_vectors_passed_on(
+    native: Native, batch: int | None
+) -> None:
+    found = native.record(native.launch(SCALED), *given_scaled(scaled(batch=batch)))
+    assert (found[3].ndim, found[3].shape, found[3].strides) == (1, ((batch or 1) * 2048,), (1,))
+    assert (found[5].ndim, found[5].shape) == (1, ((batch or 1) * 320,))
+    assert found[4].type_index == FLOAT
+    assert (found[6].ndim, found[6].shape) == (1, (64,))
+    assert found[0].shape == (batch or 1, 130, 160)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ((3, describe((2047,), "f8e8m0", device=0)), "#3: expected 2048 scale factors, got 2047"),
+        ((5, describe((64, 4), "f8e8m0", device=0)), "#5: expected 320 scale factors, got 256"),
+        (
+            (5, describe((64, 5), "f8e8m0", strides=(8, 1), device=0)),
+            "#5: expected a compact tensor of scale factors, with another stride, got 8",
+        ),
+        ((5, describe((64, 0), "f8e8m0", device=0)), "#5: expected extents from 1 to 2^31 - 1, got 0"),
+        (
+            (0, describe((130, 160), "f4e2m1", strides=(192, 1), device=0)),
+            "#0: expected a compact tensor, with another stride, got 192",
+        ),
+        (
+            (1, describe((160, 64), "f4e2m1", strides=(1, 192), device=0)),
+            "#1: expected a compact tensor, with another stride, got 192",
+        ),
+    ],
+)
+def test_scale_factors_and_gaps_are_looked_at(native: Native, change: tuple[int, Any], error: str) -> None:
+    operands = scaled()
+    operands[change[0]] = change[1]
+    refused = native.refused(native.launch(SCALED), *given_scaled(operands))
+    assert refused == f"ValueError: argument {error}"
+    # The same rule, over descriptions.
+    described = [describe((), "f32") if item is None else item for item in operands]
+    verdict = supports(SCALED, described)
+    assert not verdict
+
+
+def test_what_is_taken_is_supported() -> None:
+    for batch in (None, 1, 3):
+        described = [describe((), "f32") if item is None else item for item in scaled(batch=batch)]
+        assert supports(SCALED, described)
+
+
+def test_elements_that_pack_two_are_unpacked(native: Native) -> None:
+    launch = native.launch(SCALED)
+    operands = given_scaled(scaled())
+    packed = describe((130, 80), "f4e2m1", device=0)
+    operands[0] = tensors(packed)[0]
+    operands[0].struct.lanes = 2
+    found = native.record(launch, *operands)[0]
+    assert (found.bits, found.lanes, found.shape, found.strides[1:]) == (4, 1, (1, 130, 160), (160, 1))
+
+
 def test_too_few_and_too_many_arguments(native: Native) -> None:
     launch = native.launch(GEMM)
     given = tensors(*product())
@@ -561,16 +648,22 @@ def test_too_few_and_too_many_arguments(native: Native) -> None:
     [
         ([], "TypeError: expected the address"),
         ([1], "TypeError: expected the address"),
-        ([1, 3, 1, 8, 2], "TypeError: expected the address"),
-        ([1, *[3, 1, 8, 2, 0] * 17], "TypeError: expected the address"),
-        ([1, 3, 1, 8, 2, None], "TypeError: expected integers"),
-        ([0, 3, 1, 8, 2, 0], "ValueError: impossible operand, or no kernel"),
-        ([1, 0, 1, 8, 2, 0], "ValueError: impossible operand"),
-        ([1, 9, 1, 8, 2, 0], "ValueError: impossible operand"),
-        ([1, 3, 0, 8, 2, 0], "ValueError: impossible operand"),
-        ([1, 3, 4, 8, 2, 0], "ValueError: impossible operand"),
-        ([1, 3, 1, 0, 2, 0], "ValueError: impossible operand"),
-        ([1, 3, 1, 8, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 16, 2, 0, 0], "TypeError: expected the address"),
+        ([1, *[3, 1, 8, 16, 2, 0, 0, 0] * 17], "TypeError: expected the address"),
+        ([1, 3, 1, 8, 16, 2, 0, 0, None], "TypeError: expected integers"),
+        ([0, 3, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand, or no kernel"),
+        ([1, -1, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 0, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 9, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 0, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 4, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 0, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 0, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 65, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 8, 1, 1, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 8, -1, 1, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 8, 0, 0, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 8, 0, 1, 0], "ValueError: impossible operand"),
     ],
 )
 def test_a_launch_function_that_cannot_be_made(native: Native, numbers: list[Any], error: str) -> None:
@@ -787,11 +880,20 @@ def test_operands_in_another_order_or_number_are_not_alike(native: Native, numbe
     assert choose(a, b, out) == 1
 
 
+def test_numbers_are_alike_if_they_are_of_one_type(native: Native, numbered: list[Function]) -> None:
+    choose = native.chooser()
+    (a,) = tensors(LIKE)
+    assert choose(a, 0.5, numbered[3]) == 1
+    assert choose(a, 0.25) == 3
+    assert choose(a, 1) is False
+    assert choose(a) is False
+
+
 def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Function]) -> None:
     choose = native.chooser()
     (a,) = tensors(LIKE)
     deep = Tensor(describe((1,) * 9, "f16", device=0))
-    for arguments in ([Tensor(LIKE, strided=False)], [deep], [7], [None], [a, 7], [a] * 17):
+    for arguments in ([Tensor(LIKE, strided=False)], [deep], [None], [a, None], [a] * 17):
         assert choose(*arguments) is False
         assert choose(*arguments, numbered[1]) == 0
         assert choose(*arguments) is False

@@ -83,7 +83,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("left the short way")
 
     def only() -> None:
-        monkeypatch.setattr(Bundle, "_gemm", left)
+        monkeypatch.setattr(Bundle, "_choose_and_launch", left)
         monkeypatch.setattr(KernelHandle, "_launch", left)
 
     return only
@@ -154,14 +154,14 @@ def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, short_way: Callable
 
 def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
-    real = Bundle.choose
+    real = Bundle._best
 
-    def choose(self: Bundle, *given: Any, **how: Any) -> Any:
-        found = real(self, *given, **how)
+    def choose(self: Bundle, *given: Any) -> Any:
+        found = real(self, *given)
         chosen.append(found.kernel.kernel.accumulator)
         return found
 
-    monkeypatch.setattr(Bundle, "choose", choose)
+    monkeypatch.setattr(Bundle, "_best", choose)
     for _ in range(2):
         for accumulator in (None, "f32", "f64"):
             a, b, out, product = problem(8, 12, 16)
@@ -451,7 +451,7 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
     kernel = KernelHandle(kernel._group, kernel._position)
     kernel._function = tvm_ffi.convert(failing)
     kernel._open()
-    bundle._choosers[None](a, b, out, kernel._function)
+    bundle._plain[None](a, b, out, kernel._function)
     for launch in (kernel.launch, bundle.gemm):
         with pytest.raises(LaunchError) as caught:
             launch(a, b, out)
@@ -469,13 +469,13 @@ def test_remembered_choices_are_bounded_and_made_again(
 ) -> None:
     monkeypatch.setattr(bundle_module, "MAX_REMEMBERED", 3)
     chosen: list[int] = []
-    real = Bundle.choose
+    real = Bundle._best
 
-    def choose(self: Bundle, *given: Any, **how: Any) -> Any:
-        chosen.append(given[0].shape[0])
-        return real(self, *given, **how)
+    def choose(self: Bundle, request: Any, *given: Any) -> Any:
+        chosen.append(request.operands[0].shape[0])
+        return real(self, request, *given)
 
-    monkeypatch.setattr(Bundle, "choose", choose)
+    monkeypatch.setattr(Bundle, "_best", choose)
 
     def run(m: int) -> None:
         a, b, out, product = problem(m, 4, 4)
@@ -485,7 +485,7 @@ def test_remembered_choices_are_bounded_and_made_again(
     for m in (1, 2, 3, 1, 2, 3):
         run(m)
     assert chosen == [1, 2, 3]
-    assert None in bundle._choosers
+    assert None in bundle._plain
     # The fourth is one too many: all are forgotten, and learnt again.
     run(4)
     assert bundle._choosers == {}

@@ -73,8 +73,8 @@ def test_a_choice_is_remembered_for_like_operands_alone(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Any] = []
-    real = Bundle.choose
-    monkeypatch.setattr(Bundle, "choose", lambda self, *o, **k: (searches.append(o), real(self, *o, **k))[1])
+    real = Bundle._best
+    monkeypatch.setattr(Bundle, "_best", lambda self, *o: (searches.append(o), real(self, *o))[1])
 
     def call(*shape: int, **options: Any) -> int:
         a, b, out, product = arrays(*shape)

@@ -9,7 +9,7 @@ import pytest
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import decode, encode
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint, key
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint, Scale, key
 from tests.unit.kernels import gemm, operand
 
 BASE = gemm(constants={"max_active_clusters_1": 132})
@@ -24,6 +24,7 @@ CHANGES: dict[str, Any] = {
     "target": "sm_100a",
     "constants": {"max_active_clusters_1": 148},
     "workspace_bytes": 16,
+    "parameters": {"n": 4096},
 }
 
 
@@ -47,6 +48,8 @@ OPERAND_CHANGES: dict[str, Any] = {
     "divisibility": 16,
     "alignment": 32,
     "written": True,
+    "compact": True,
+    "scale": Scale("b", 32),
 }
 
 

@@ -34,6 +34,7 @@ def group(kernel: Kernel) -> GroupEntry:
         count=1,
         child=FileReference("groups/none", 0, "0" * 64),
         libraries={},
+        parameters=kernel.parameters,
     )
 
 

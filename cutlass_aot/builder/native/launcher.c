@@ -2,20 +2,27 @@
  *
  * What stands between a caller's operands and compiled kernels, in native code: two functions for TVM-FFI.
  *
- *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, width, written} of each operand...) -> launch
+ *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, bits, flags, of, along, block} of each operand...) -> launch
  *     launch(operand..., [more...])
  *
- * launch gives the operands to the kernel, whose address (of a TVMFFISafeCallType) it was made with. It accepts a tensor
- * without the batch as a batch of one, and gives modes of extent 1 the stride that compiled code expects of them. It checks
- * what compiled code does not: all operands with the batch or all without, extents within 32 bits and not empty, strides neither
- * negative nor beyond what a TMA descriptor holds, none of 0 in what is written. Everything else compiled code checks. Modes count from the end: contiguous is 1 for
- * row-major, 2 for column-major; width is in bytes, divisibility in elements; what follows the operands is passed as it is.
+ * launch gives the operands to the kernel, whose address (of a TVMFFISafeCallType) it was made with. Of operands that have a batch
+ * (flag BATCH) it accepts a tensor without it as a batch of one; it gives modes of extent 1 the stride that compiled code expects of
+ * them, and extents and strides in elements where an element of the tensor packs two of four bits. It checks what compiled code does
+ * not: the batch in all operands that have one or in none, extents within 32 bits and not empty, strides neither negative nor beyond
+ * what a TMA descriptor holds, none of 0 in what is written (WRITTEN), none but those of a compact tensor (COMPACT). Everything else
+ * compiled code checks. Modes count from the end: contiguous is 1 for row-major, 2 for column-major; bits are those of an element,
+ * divisibility is in elements; an operand of rank 0, a number, is passed as it is, and so is what follows the operands.
+ *
+ * Scale factors (SCALE) are compact tensors of any shape, given to the kernel as one of rank 1. There is one for each `block` elements
+ * of operand number `of` along its mode `along`; TILED where they lie in tiles of 128 rows by 4 factors
+ * (cutlass_aot/schema/kernel.py, Scale): their number is checked.
  *
  *     cutlass_aot_chooser(alignment) -> choose
  *     choose(operand...)          launches what is remembered for like operands, or returns false
  *     choose(operand..., launch)  remembers launch for operands like these; returns how many it remembers
  *
- * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment.
+ * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment; numbers
+ * are alike if they are of one type.
  *
  * Nothing here takes a lock: remembered choices are published once and never change or move until the chooser itself goes, so
  * that threads do not wait for each other and a forked child finds no lock held. Two threads that remember the same at once
@@ -35,7 +42,8 @@
 #define MAX_STRIDE_BYTES ((INT64_C(1) << 40) - 1) /* of a TMA descriptor: cuTensorMapEncodeTiled */
 #define HEADS 4096                                /* chains of remembered choices; a power of two */
 #define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
-#define INTEGERS_OF_AN_OPERAND 5
+#define INTEGERS_OF_AN_OPERAND 8
+enum { WRITTEN = 1, BATCH = 2, COMPACT = 4, SCALE = 8, TILED = 16 };
 
 static int refuse(const char *kind, const char *text) {
   TVMFFIErrorSetRaisedFromCStr(kind, text);
@@ -58,7 +66,7 @@ static void return_function(TVMFFIAny *result, TVMFFIObjectHandle function) {
 /* ---- launch ---- */
 
 struct operand {
-  int64_t rank, contiguous, divisibility, width, written;
+  int64_t rank, contiguous, divisibility, bits, flags, of, along, block;
 };
 
 struct launcher {
@@ -83,9 +91,23 @@ static int refuse_operand(int position, const char *problem, int64_t found) {
 static int check_mode(const struct operand *operand, int position, int64_t extent, int64_t stride) {
   if (extent < 1 || extent > MAX_EXTENT) return refuse_operand(position, "expected extents from 1 to 2^31 - 1", extent);
   if (extent == 1) return 0;
-  if (stride < 0 || (stride == 0 && operand->written)) return refuse_operand(position, "expected positive strides", stride);
-  if (stride > MAX_STRIDE_BYTES / operand->width)
+  if (stride < 0 || (stride == 0 && operand->flags & WRITTEN)) return refuse_operand(position, "expected positive strides", stride);
+  if (stride > MAX_STRIDE_BYTES * 8 / operand->bits)
     return refuse_operand(position, "expected strides below 2^40 bytes", stride);
+  return 0;
+}
+
+/* Whether the strides in view are those of a compact tensor: the contiguous mode, then the others, innermost first. */
+static int check_compact(const struct operand *operand, int position, const struct view *view, int missing) {
+  int rank = (int)operand->rank, contiguous = (int)(rank - operand->contiguous);
+  int64_t expected = view->shape[contiguous];
+  for (int mode = rank - 1; mode >= missing; mode--) {
+    if (mode == contiguous) continue; /* compiled code looks at its stride */
+    if (view->shape[mode] > 1 && view->strides[mode] != expected)
+      return refuse_operand(position, "expected a compact tensor, with another stride", view->strides[mode]);
+    if (__builtin_mul_overflow(expected, view->shape[mode], &expected))
+      return refuse_operand(position, "expected an operand within 2^63 elements, in a mode of extent", view->shape[mode]);
+  }
   return 0;
 }
 
@@ -93,16 +115,20 @@ static int check_mode(const struct operand *operand, int position, int64_t exten
 static int convert(const struct operand *operand, int position, const DLTensor *tensor, struct view *view) {
   int64_t rank = operand->rank;
   int missing = (int)rank - tensor->ndim;
-  if (missing < 0 || missing > 1) return 0; /* compiled code says what is wrong */
+  if (missing < 0 || missing > (operand->flags & BATCH ? 1 : 0)) return 0; /* compiled code says what is wrong */
   int contiguous = (int)(rank - operand->contiguous);
-  int regular = !missing && tensor->strides;
+  int packs = tensor->dtype.lanes == 2 && operand->bits == 4 ? 2 : 1;
+  int regular = !missing && tensor->strides && packs == 1;
   int64_t compact = 1, span = 1;
   if (missing) view->shape[0] = 1;
   for (int mode = tensor->ndim - 1; mode >= 0; mode--) {
+    int inner = mode + missing == contiguous;
     int64_t extent = tensor->shape[mode];
     int64_t stride = tensor->strides ? tensor->strides[mode] : compact;
-    if (check_mode(operand, position, extent, stride)) return -1;
     compact = (int64_t)((uint64_t)compact * (uint64_t)extent); /* used where there are no strides, of memory that exists */
+    if (inner) extent = (int64_t)((uint64_t)extent * (uint64_t)packs);
+    else if (__builtin_mul_overflow(stride, packs, &stride)) return refuse_operand(position, "expected smaller strides", stride);
+    if (check_mode(operand, position, extent, stride)) return -1;
     view->shape[mode + missing] = extent;
     view->strides[mode + missing] = stride;
     if (extent > 1) {
@@ -110,12 +136,12 @@ static int convert(const struct operand *operand, int position, const DLTensor *
       if (__builtin_mul_overflow(extent, stride, &reach) || reach > INT64_MAX - operand->divisibility)
         return refuse_operand(position, "expected an operand within 2^63 elements, in a mode of stride", stride);
       if (reach > span) span = reach;
-    } else if (mode + missing == contiguous ? stride != 1
-                                            : stride < 0 || stride % operand->divisibility ||
-                                                  stride > MAX_STRIDE_BYTES / operand->width) {
+    } else if (inner ? stride != 1
+                     : stride < 0 || stride % operand->divisibility || stride > MAX_STRIDE_BYTES * 8 / operand->bits) {
       regular = 0;
     }
   }
+  if (operand->flags & COMPACT && check_compact(operand, position, view, missing)) return -1;
   if (regular) return 0;
   /* Elements from one batch to a next one that there is not, as a compact tensor would have it. */
   int64_t beyond = (span + operand->divisibility - 1) / operand->divisibility * operand->divisibility;
@@ -123,6 +149,58 @@ static int convert(const struct operand *operand, int position, const DLTensor *
     if (view->shape[mode] == 1) view->strides[mode] = mode == contiguous ? 1 : beyond;
   view->tensor = *tensor;
   view->tensor.ndim = (int32_t)rank;
+  view->tensor.dtype.lanes = (uint16_t)(tensor->dtype.lanes / packs);
+  view->tensor.shape = view->shape;
+  view->tensor.strides = view->strides;
+  return 1;
+}
+
+/* The number of scale factors for operand number `of`, or -1 if compiled code will refuse that operand. */
+static int64_t scale_count(const struct launcher *launcher, const struct operand *operand, const TVMFFIAny *arguments) {
+  const struct operand *scaled = &launcher->operands[operand->of];
+  const DLTensor *tensor = tensor_of(&arguments[operand->of]);
+  if (!tensor || (tensor->ndim != scaled->rank && !(scaled->flags & BATCH && tensor->ndim == scaled->rank - 1))) return -1;
+  int packs = tensor->dtype.lanes == 2 && scaled->bits == 4 ? 2 : 1;
+  uint64_t batch = 1, rows = 1, factors = 1; /* products of extents of memory that exists */
+  for (int mode = 0; mode < tensor->ndim; mode++) {
+    uint64_t extent = (uint64_t)tensor->shape[mode];
+    int from_end = tensor->ndim - mode;
+    if (from_end == scaled->contiguous) extent *= (uint64_t)packs;
+    if (from_end == operand->along) factors = (extent + (uint64_t)operand->block - 1) / (uint64_t)operand->block;
+    else if (scaled->flags & BATCH && from_end == scaled->rank) batch = extent;
+    else rows *= extent;
+  }
+  if (operand->flags & TILED) {
+    rows = (rows + 127) / 128 * 128;
+    factors = (factors + 3) / 4 * 4;
+  }
+  return (int64_t)(batch * rows * factors);
+}
+
+/* Give scale factors as a tensor of rank 1. 1 if view is filled, 0 if compiled code will say what is wrong, -1 after an error. */
+static int flatten(const struct launcher *launcher, int position, const DLTensor *tensor, const TVMFFIAny *arguments,
+                   struct view *view) {
+  int64_t compact = 1;
+  for (int mode = tensor->ndim - 1; mode >= 0; mode--) {
+    int64_t extent = tensor->shape[mode];
+    if (extent < 1 || extent > MAX_EXTENT) return refuse_operand(position, "expected extents from 1 to 2^31 - 1", extent);
+    if (tensor->strides && extent > 1 && tensor->strides[mode] != compact)
+      return refuse_operand(position, "expected a compact tensor of scale factors, with another stride", tensor->strides[mode]);
+    if (__builtin_mul_overflow(compact, extent, &compact) || compact > MAX_EXTENT)
+      return refuse_operand(position, "expected fewer than 2^31 scale factors, in a mode of extent", extent);
+  }
+  int64_t expected = scale_count(launcher, &launcher->operands[position], arguments);
+  if (expected < 0) return 0;
+  if (compact != expected) {
+    char text[120];
+    snprintf(text, sizeof text, "argument #%d: expected %lld scale factors, got %lld", position, (long long)expected,
+             (long long)compact);
+    return refuse("ValueError", text);
+  }
+  view->shape[0] = compact;
+  view->strides[0] = 1;
+  view->tensor = *tensor;
+  view->tensor.ndim = 1;
   view->tensor.shape = view->shape;
   view->tensor.strides = view->strides;
   return 1;
@@ -132,7 +210,7 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   const struct launcher *launcher = self;
   TVMFFIAny given[MAX_ARGUMENTS];
   struct view views[MAX_OPERANDS];
-  int all_missing = 0;
+  int missing_in_all = -1;
   if (count < launcher->count || count > MAX_ARGUMENTS) {
     char text[96];
     snprintf(text, sizeof text, "expected %d operands, got %d", launcher->count, (int)count);
@@ -140,12 +218,17 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   }
   memcpy(given, arguments, sizeof *arguments * (size_t)count);
   for (int position = 0; position < launcher->count; position++) {
+    const struct operand *operand = &launcher->operands[position];
     const DLTensor *tensor = tensor_of(&arguments[position]);
-    if (!tensor) continue; /* compiled code says what is wrong */
-    int missing = (int)launcher->operands[position].rank - tensor->ndim;
-    if (position == 0) all_missing = missing;
-    if (missing != all_missing) return refuse_operand(position, "expected a batch in all operands or in none", tensor->ndim);
-    int other = convert(&launcher->operands[position], position, tensor, &views[position]);
+    if (!tensor || !operand->rank) continue; /* a number; or compiled code says what is wrong */
+    if (operand->flags & BATCH) {
+      int missing = (int)operand->rank - tensor->ndim;
+      if (missing_in_all < 0) missing_in_all = missing;
+      if (missing != missing_in_all)
+        return refuse_operand(position, "expected a batch in all operands or in none", tensor->ndim);
+    }
+    int other = operand->flags & SCALE ? flatten(launcher, position, tensor, arguments, &views[position])
+                                       : convert(operand, position, tensor, &views[position]);
     if (other < 0) return -1;
     if (!other) continue;
     given[position].type_index = kTVMFFIDLTensorPtr;
@@ -155,11 +238,19 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   return launcher->kernel(NULL, given, count, result);
 }
 
+static int possible(const struct operand *operand, int operands) {
+  if (operand->rank == 0) return operand->contiguous == 0 && operand->bits >= 1;
+  if (operand->rank < 1 || operand->rank > MAX_RANK || operand->contiguous < 1 || operand->contiguous > operand->rank) return 0;
+  if (operand->divisibility < 1 || operand->bits < 1 || operand->bits > 64) return 0;
+  return !(operand->flags & SCALE) ||
+         (operand->of >= 0 && operand->of < operands && operand->along >= 1 && operand->block >= 1);
+}
+
 EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
   int operands = (count - 1) / INTEGERS_OF_AN_OPERAND;
   if (operands < 1 || operands > MAX_OPERANDS || count != 1 + operands * INTEGERS_OF_AN_OPERAND)
-    return refuse("TypeError", "expected the address of a kernel, and five integers for each of 1 to 16 operands");
+    return refuse("TypeError", "expected the address of a kernel, and eight integers for each of 1 to 16 operands");
   for (int position = 0; position < count; position++)
     if (arguments[position].type_index != kTVMFFIInt) return refuse("TypeError", "expected integers");
   struct launcher *made = malloc(sizeof *made + (size_t)operands * sizeof *made->operands);
@@ -168,9 +259,9 @@ EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments
   made->count = operands;
   for (int position = 0; position < operands; position++) {
     const TVMFFIAny *given = &arguments[1 + position * INTEGERS_OF_AN_OPERAND];
-    struct operand operand = {given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64, given[4].v_int64};
-    if (!made->kernel || operand.rank < 1 || operand.rank > MAX_RANK || operand.contiguous < 1 ||
-        operand.contiguous > operand.rank || operand.divisibility < 1 || operand.width < 1) {
+    struct operand operand = {given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64,
+                              given[4].v_int64, given[5].v_int64, given[6].v_int64, given[7].v_int64};
+    if (!made->kernel || !possible(&operand, operands)) {
       free(made);
       return refuse("ValueError", "impossible operand, or no kernel");
     }
@@ -213,6 +304,10 @@ static int make_key(const struct chooser *chooser, const TVMFFIAny *arguments, i
   if (count < 1 || count > MAX_OPERANDS) return 0;
   for (int position = 0; position < count; position++) {
     const DLTensor *tensor = tensor_of(&arguments[position]);
+    if (!tensor && (arguments[position].type_index == kTVMFFIInt || arguments[position].type_index == kTVMFFIFloat)) {
+      key->word[words++] = ~(int64_t)arguments[position].type_index; /* a number, whatever its value */
+      continue;
+    }
     if (!tensor || tensor->ndim < 0 || tensor->ndim > MAX_RANK || !tensor->strides) return 0;
     uint64_t type = (uint64_t)tensor->dtype.code << 24 | (uint64_t)tensor->dtype.bits << 16 | tensor->dtype.lanes;
     uint64_t address = (uint64_t)(uintptr_t)tensor->data + tensor->byte_offset;

@@ -1,0 +1,75 @@
+"""What a caller asks a bundle for, less the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.runtime.lookup import Request
+from cutlass_aot.runtime.operands import View
+from cutlass_aot.schema.kernel import DesignValue
+from cutlass_aot.schema.operands import OperandDescription
+
+Parameters = Mapping[str, DesignValue]
+"""What an operation leaves open, by name."""
+
+
+class Asked(NamedTuple):
+    """An operation and how it is to be computed; what choices are remembered by.
+
+    Attributes:
+        operation: such as ``gemm``.
+        epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
+        accumulator: element type, None for any.
+        parameters: what the operation leaves open, sorted by name.
+        names: of the operands that are given by name, sorted.
+        reads: for each operand the element type that its memory is to be read as, ``""`` for its own; empty
+            if all are read as their own.
+    """
+
+    operation: str
+    epilogue: str | None = ""
+    accumulator: str | None = None
+    parameters: tuple[tuple[str, DesignValue], ...] = ()
+    names: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        operation: str,
+        epilogue: str | None,
+        accumulator: str | None,
+        parameters: Parameters | None,
+        named: Mapping[str, Any],
+    ) -> Asked:
+        """What a call asks for. Without operands by name, no epilogue is meant unless it is said."""
+        return cls(
+            operation,
+            "" if epilogue is None and not named else epilogue,
+            accumulator,
+            tuple(sorted(parameters.items())) if parameters else (),
+            tuple(sorted(named)) if named else (),
+        )
+
+    def reading(self, operands: Sequence[Any]) -> Asked:
+        """The same, with what the memory of the operands is to be read as."""
+        if not any(isinstance(operand, View) for operand in operands):
+            return self
+        reads = (operand.description.dtype if isinstance(operand, View) else "" for operand in operands)
+        return self._replace(reads=tuple(reads))
+
+    def request(
+        self, targets: tuple[str, ...], where: str, operands: tuple[OperandDescription, ...]
+    ) -> Request:
+        """The question to a catalog: for these operands, those given by name last, and these targets."""
+        return Request(
+            self.operation,
+            self.epilogue,
+            self.accumulator,
+            targets,
+            where,
+            operands,
+            self.names,
+            self.parameters,
+        )

@@ -1,0 +1,403 @@
+"""Formulas over an accumulator: bounded parsing, one canonical text for each meaning, one evaluator.
+
+The text is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line ends.
+It is parsed with :mod:`ast` and never run. Two texts that differ in white space, parentheses that change
+nothing, names of temporaries, the order of statements, the order of the operands of one ``+`` or ``*``, or the
+spelling of a number have the same canonical text. Nothing is reassociated or distributed: ``(x + y) + z`` and
+``x + (y + z)`` round differently.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import operator
+import re
+import struct
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+
+ACCUMULATOR = "accum"
+"""What a formula calls the GEMM's result before the epilogue."""
+
+OUT = "D"
+"""What a formula calls the GEMM's own output."""
+
+FUNCTIONS = {
+    "exp": 1, "gelu": 1, "hardswish": 1, "maximum": 2, "minimum": 2, "relu": 1, "sigmoid": 1, "silu": 1, "tanh": 1,
+}  # fmt: skip
+"""Functions of elements, with their number of arguments."""
+
+REDUCTIONS = ("sum", "max", "min")
+"""Functions of whole rows, columns or matrices; one can only be all of a statement's right side."""
+
+MAX_TEXT = 4096
+"""Most characters of a text."""
+
+MAX_DEPTH = 32
+"""Most parentheses inside each other."""
+
+MAX_NODES = 512
+"""Most operations, names and numbers of one expression, with its temporaries put in."""
+
+MAX_SHOWN = 100
+"""Most characters of a statement that an error shows."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+_ALLOWED = re.compile(r"[A-Za-z0-9_+\-*/().,=;\s]*", re.ASCII)
+_BINARY: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
+_COMMUTATIVE = "+*"
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "neg": operator.neg,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number of the text, as f32 holds it."""
+
+    value: float
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The accumulator or an operand."""
+
+    name: str
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An operator or a function of :data:`FUNCTIONS`, applied.
+
+    Attributes:
+        operation: ``+``, ``-``, ``*``, ``/``, ``neg`` (one argument) or a function's name.
+        arguments: those of ``+`` and ``*`` are in canonical order.
+        size: operations, names and numbers in it.
+    """
+
+    operation: str
+    arguments: tuple[Expression, ...]
+    size: int
+
+
+Expression = Constant | Name | Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One output of a formula.
+
+    Attributes:
+        name: the output.
+        expression: what is stored; of a reduction, what is reduced.
+        reduction: one of :data:`REDUCTIONS`, or ``""``.
+    """
+
+    name: str
+    expression: Expression
+    reduction: str = ""
+
+    def __str__(self) -> str:
+        value = text_of(self.expression)
+        return f"{self.name} = {self.reduction}({value})" if self.reduction else f"{self.name} = {value}"
+
+
+def is_name(name: str) -> bool:
+    """Whether a word can name an operand or a temporary."""
+    taken = (ACCUMULATOR, *FUNCTIONS, *REDUCTIONS)
+    return bool(_NAME.fullmatch(name)) and not keyword.iskeyword(name) and name not in taken
+
+
+def canonical_text(statements: Collection[Statement]) -> str:
+    """The canonical text: D first, then the other outputs by name."""
+    ordered = sorted(statements, key=lambda statement: (statement.name != OUT, statement.name))
+    return "; ".join(str(statement) for statement in ordered)
+
+
+def names_in(expression: Expression) -> frozenset[str]:
+    """The accumulator and the operands that an expression reads."""
+    if isinstance(expression, Name):
+        return frozenset((expression.name,))
+    if isinstance(expression, Constant):
+        return frozenset()
+    return frozenset().union(*(names_in(argument) for argument in expression.arguments))
+
+
+def evaluate(
+    expression: Expression,
+    values: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]],
+    constant: Callable[[float], Any] = float,
+) -> Any:
+    """The value of an expression, with any library whose values have ``+ - * /`` and unary minus.
+
+    An expression that occurs twice is computed once.
+
+    Args:
+        expression: what to compute.
+        values: of the accumulator and the operands, by name; shaped so that they broadcast.
+        functions: those of :data:`FUNCTIONS` that the expression uses.
+        constant: makes a value of a number in the text.
+    """
+    known: dict[Expression, Any] = {}
+
+    def value(node: Expression) -> Any:
+        if node not in known:
+            if isinstance(node, Name):
+                known[node] = values[node.name]
+            elif isinstance(node, Constant):
+                known[node] = constant(node.value)
+            else:
+                apply = _OPERATORS.get(node.operation) or functions[node.operation]
+                known[node] = apply(*(value(argument) for argument in node.arguments))
+        return known[node]
+
+    return value(expression)
+
+
+def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
+    """The statements of a formula, with their temporaries put in, D first and then by name.
+
+    Args:
+        text: such as ``"D = relu(alpha * accum + beta * C); F = accum"``.
+        outputs: the declared outputs beside D; any other name that is assigned is a temporary.
+
+    Raises:
+        ManifestError: if it is not a formula; the message says what was found, where, and what is allowed.
+    """
+    temporaries: dict[str, Expression] = {}
+    used: set[str] = set()
+    read: set[str] = set()
+    found: dict[str, Statement] = {}
+    for source in _split(text):
+        reader = _Reader(source, {**temporaries, **{name: s.expression for name, s in found.items()}})
+        reduced = {name for name, statement in found.items() if statement.reduction}
+        name, reduction, expression = reader.statement(reduced)
+        used |= reader.substituted
+        read |= reader.read
+        if name in found or name in temporaries:
+            raise reader.error(f"{name} is assigned a second time")
+        if name in read:
+            raise reader.error(
+                f"{name} is read before it is assigned: an operand cannot be both, and a temporary comes first"
+            )
+        if name == OUT or name in outputs:
+            found[name] = Statement(name, expression, reduction)
+        elif reduction:
+            raise reader.error(
+                f"{reduction}() gives an output of its own: declare {name!r} as an operand, or use maximum() and "
+                "minimum() for elements"
+            )
+        else:
+            temporaries[name] = expression
+    unused = sorted(set(temporaries) - used)
+    if unused:
+        raise ManifestError(
+            f"epilogue: {unused[0]!r} is assigned and never used: declare it as an operand to have it stored, or "
+            "leave it out"
+        )
+    return tuple(sorted(found.values(), key=lambda statement: (statement.name != OUT, statement.name)))
+
+
+def text_of(expression: Expression) -> str:
+    """The canonical text of an expression: the fewest parentheses that keep its structure."""
+    if isinstance(expression, Name):
+        return expression.name
+    if isinstance(expression, Constant):
+        return repr(expression.value)
+    operation, arguments = expression.operation, expression.arguments
+    if operation not in _PRECEDENCE:
+        return f"{operation}({', '.join(text_of(argument) for argument in arguments)})"
+    own = _PRECEDENCE[operation]
+    if operation == "neg":
+        return f"-{_within(arguments[0], own)}"
+    return f"{_within(arguments[0], own)} {operation} {_within(arguments[1], own + 1)}"
+
+
+def _within(expression: Expression, least: int) -> str:
+    """An argument's text, in parentheses if it binds less strongly than ``least``."""
+    text = text_of(expression)
+    if isinstance(expression, Apply) and _PRECEDENCE.get(expression.operation, least) < least:
+        return f"({text})"
+    return text
+
+
+def _split(text: str) -> list[str]:
+    """The statements' texts. A line end inside parentheses separates nothing."""
+    if len(text) > MAX_TEXT:
+        raise ManifestError(f"epilogue: {len(text)} characters, expected at most {MAX_TEXT}")
+    allowed = _ALLOWED.match(text)
+    if allowed is not None and allowed.end() != len(text):
+        raise ManifestError(
+            f"epilogue: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has names, "
+            "numbers, + - * / ( ) , = and ;"
+        )
+    statements, depth, current = [], 0, ""
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if depth > MAX_DEPTH:
+            raise ManifestError(
+                f"epilogue: more than {MAX_DEPTH} parentheses inside each other in {text[:60]!r}"
+            )
+        if character == ";" or (character in "\r\n" and depth <= 0):
+            statements.append(current)
+            current = ""
+        else:
+            current += " " if character.isspace() else character
+    statements.append(current)
+    kept = [statement.strip() for statement in statements if statement.strip()]
+    if not kept:
+        raise ManifestError(f'epilogue: empty, expected a formula such as "{OUT} = relu({ACCUMULATOR})"')
+    return kept
+
+
+class _Reader:
+    """Reads one statement."""
+
+    def __init__(self, source: str, known: Mapping[str, Expression]) -> None:
+        self.source = source
+        self.known = known
+        self.substituted: set[str] = set()
+        self.read: set[str] = set()
+
+    def error(self, message: str) -> ManifestError:
+        shown = self.source if len(self.source) <= MAX_SHOWN else f"{self.source[:MAX_SHOWN]}..."
+        return ManifestError(f"epilogue: in `{shown}`: {message}")
+
+    def statement(self, reduced: Collection[str]) -> tuple[str, str, Expression]:
+        """The assigned name, the reduction or ``""``, and the expression."""
+        try:
+            body = ast.parse(self.source).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise self.error(f"not a statement: {error}") from None
+        node = body[0] if body else None
+        if (
+            not isinstance(node, ast.Assign)
+            or len(node.targets) != 1
+            or not isinstance(node.targets[0], ast.Name)
+        ):
+            raise self.error(f"expected `name = expression`, such as `{OUT} = relu({ACCUMULATOR})`")
+        name = node.targets[0].id
+        if not is_name(name):
+            raise self.error(f"{name!r} cannot be assigned: it is the accumulator, a function or not a name")
+        # ast.walk is a loop: what it refuses is never walked by recursion.
+        if sum(1 for _ in ast.walk(node.value)) > 4 * MAX_NODES:
+            raise self.error(f"more than {MAX_NODES} operations, names and numbers")
+        for inner in ast.walk(node.value):
+            if isinstance(inner, ast.Name) and inner.id in reduced:
+                raise self.error(f"{inner.id} is a reduction: its value is known after the last tile alone")
+        value, reduction = node.value, ""
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in REDUCTIONS:
+            reduction = value.func.id
+            if len(value.args) != 1 or value.keywords:
+                raise self.error(
+                    f"{reduction}() takes one expression; which modes are reduced follows from {name}'s extents"
+                )
+            value = value.args[0]
+        try:
+            return name, reduction, self.expression(value)
+        except RecursionError:
+            raise self.error("operations are inside each other too deeply") from None
+
+    def expression(self, node: ast.expr) -> Expression:
+        if isinstance(node, ast.Constant):
+            return self.constant(node.value)
+        if isinstance(node, ast.Name):
+            return self.name(node.id)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd):
+            return self.expression(node.operand)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            operand = self.expression(node.operand)
+            # A negative number is one number, however it is written; zero has no sign.
+            return (
+                Constant(0.0 - operand.value) if isinstance(operand, Constant) else self.apply("neg", operand)
+            )
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return self.binary(
+                _BINARY[type(node.op)], self.expression(node.left), self.expression(node.right)
+            )
+        if isinstance(node, ast.Call):
+            return self.call(node)
+        raise self.error(
+            f"{ast.unparse(node)!r} is not allowed: expected names, numbers, + - * /, and {', '.join(FUNCTIONS)}"
+        )
+
+    def name(self, name: str) -> Expression:
+        if name in self.known:
+            self.substituted.add(name)
+            return self.known[name]
+        if name != ACCUMULATOR and not is_name(name):
+            raise self.error(f"{name!r} is not a value: expected {ACCUMULATOR}, an operand or a temporary")
+        if name == OUT:
+            raise self.error(f"{OUT} is read before it is assigned")
+        self.read.add(name)
+        return Name(name)
+
+    def constant(self, value: object) -> Constant:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{value!r} is not a number: expected one such as 2 or 0.5")
+        try:
+            rounded = as_f32(float(value))
+        except OverflowError:
+            rounded = math.inf
+        if not math.isfinite(rounded) or (value != 0 and rounded == 0):
+            raise self.error(f"{value!r} is out of the range of f32, in which epilogues are computed")
+        return Constant(rounded)
+
+    def binary(self, operation: str, left: Expression, right: Expression) -> Expression:
+        if operation == "/" and isinstance(right, Constant) and right.value == 0:
+            raise self.error("it divides by zero")
+        if operation in _COMMUTATIVE:
+            # What has structure first: `x + y + z` then needs no parentheses.
+            left, right = sorted((left, right), key=lambda side: (side.size == 1, text_of(side)))
+        return self.apply(operation, left, right)
+
+    def call(self, node: ast.Call) -> Expression:
+        function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+        if function in REDUCTIONS:
+            raise self.error(
+                f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of two "
+                "elements, maximum() and minimum()"
+            )
+        if function not in FUNCTIONS:
+            raise self.error(f"unknown function {function!r}: expected one of {', '.join(FUNCTIONS)}")
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+            raise self.error(f"{function}() takes expressions alone, without names or stars")
+        if len(node.args) != FUNCTIONS[function]:
+            raise self.error(f"{function}() takes {FUNCTIONS[function]} arguments, found {len(node.args)}")
+        return self.apply(function, *(self.expression(argument) for argument in node.args))
+
+    def apply(self, operation: str, *arguments: Expression) -> Apply:
+        size = 1 + sum(argument.size for argument in arguments)
+        if size > MAX_NODES:
+            raise self.error(
+                f"more than {MAX_NODES} operations, names and numbers, with its temporaries put in"
+            )
+        return Apply(operation, arguments, size)
+
+
+def as_f32(value: float) -> float:
+    """The nearest f32, as the float with the fewest digits that f32 rounds to it.
+
+    Raises:
+        OverflowError: if it is too large.
+    """
+    packed = struct.pack("<f", value)
+    (nearest,) = struct.unpack("<f", packed)
+    for digits in range(1, 10):
+        short = float(f"{nearest:.{digits}g}")
+        if struct.pack("<f", short) == packed:
+            return short
+    return float(nearest)
