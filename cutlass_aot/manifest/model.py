@@ -34,6 +34,8 @@ _COMMON_KEYS = (
 _OPERAND_KEYS = ("ab", "a", "b", "out", "dtypes")
 TABLE_KEYS = (*_COMMON_KEYS, *_OPERAND_KEYS)
 """Keys of a kernel table; every other key filters on the design."""
+GEMM_OPERATIONS = ("gemm", "grouped_gemm")
+"""Operations whose operands a table has to name; another may fix them itself."""
 DEFAULT_ACCUMULATORS = {"f64": "f64", "i8": "i32", "u8": "i32"}
 """Accumulator for each A/B dtype where a table names none; every other dtype gets f32."""
 
@@ -246,7 +248,11 @@ def _combinations(table: dict[str, Any], where: str) -> Combinations:
         return _listed(table, where)
     if any(key in table for key in _OPERAND_KEYS):
         return _of_a_and_b(table, where)
-    clash = [key for key in ("accumulator", "layouts") if key in table]
+    clash = [
+        key for key in ("accumulator", "layouts", "scale", "a_scale", "b_scale", "epilogue") if key in table
+    ]
+    if table.get("operation", "gemm") in GEMM_OPERATIONS:
+        raise ManifestError(f"{where}.ab: missing, expected some of {', '.join(DTYPES)}")
     if clash:
         raise ManifestError(
             f"{where}.{clash[0]}: needs operands: name them by `ab`, by `a` and `b`, or by `dtypes`"
@@ -255,7 +261,7 @@ def _combinations(table: dict[str, Any], where: str) -> Combinations:
 
 
 def _of_a_and_b(table: dict[str, Any], where: str) -> Combinations:
-    if "ab" in table:
+    if "ab" in table or not ("a" in table or "b" in table):
         clash = [key for key in ("a", "b") if key in table]
         if clash:
             raise ManifestError(f"{where}: give either `ab` or `{clash[0]}`, not both")

@@ -19,6 +19,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.errors",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
+    "cutlass_aot.runtime.asked",
     "cutlass_aot.runtime.choice",
     "cutlass_aot.runtime.compatibility",
     "cutlass_aot.runtime.device",
