@@ -46,6 +46,42 @@ def test_operands_are_the_product_of_what_is_listed():
     assert table.filters == (DesignFilter("tile", "tile_shape", ("128x*",)),)
 
 
+def test_a_and_b_can_differ():
+    text = GOOD.replace('ab = ["f16", "i8"]', 'a = ["i8", "u8"]\nb = "bf16"').replace(', "f32"]', "]")
+    (table,) = parse(text).tables
+    assert table.combinations == ((("i8", "bf16", "bf16"), "f32"), (("u8", "bf16", "bf16"), "f32"))
+
+
+def test_tf32_gives_f32():
+    (table,) = parse(GOOD.replace('["f16", "i8"]', '"tf32"').replace(', "f32"]', "]")).tables
+    assert table.combinations == ((("tf32", "tf32", "f32"), "f32"),)
+
+
+def test_scale_factors():
+    (table,) = parse(GOOD).tables
+    assert table.scales == ((None, None),)
+    both = 'scale = [{ dtype = "f8e8m0", block = 32 }, { dtype = "f8e4m3", block = 16 }]'
+    (table,) = parse(GOOD + both).tables
+    assert table.scales == ((("f8e8m0", 32),) * 2, (("f8e4m3", 16),) * 2)
+    (table,) = parse(GOOD + 'a_scale = { dtype = "bf16", block = 128 }').tables
+    assert table.scales == ((("bf16", 128), None),)
+
+
+def test_an_operation_can_fix_its_operands():
+    text = GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]\nlayouts = ["tnt", "ttt"]', "")
+    (table,) = parse(text.replace('"gemm"', '"copy"')).tables
+    assert (table.combinations, table.layouts) == ((((), ""),), ("",))
+
+
+def test_an_epilogue():
+    formula = "alpha * accum + C"
+    operands = '[kernels.operands]\nC = { dtype = "bf16", extents = "MN" }'
+    (table,) = parse(f'{GOOD}epilogue = "D = relu({formula})"\n{operands}').tables
+    assert [operand.name for operand in table.epilogue.operands] == ["C", "alpha"]
+    (other,) = parse(f'{GOOD}epilogue = "D = relu(C + accum * (alpha))"\n{operands}').tables
+    assert other.epilogue == table.epilogue
+
+
 def test_each_target_can_have_its_device_profile():
     one = parse(GOOD)
     assert one.devices == {"sm_100a": "b200", "sm_103a": "b200"}
@@ -97,6 +133,21 @@ MISTAKES = {
     "huge number": (GOOD + f"stages = {2**70}", "more than 64 bits"),
     "no TOML": ("[bundle\n", "not valid TOML.*line 1"),
     "missing ab": (GOOD.replace('ab = ["f16", "i8"]', ""), r"kernels\[0\].ab: missing"),
+    "ab and a": (GOOD + 'a = "i8"', r"kernels\[0\]: give either `ab` or `a`, not both"),
+    "a alone": (GOOD.replace("ab =", "a ="), r"kernels\[0\].b: missing"),
+    "scale of text": (GOOD + 'scale = "mx"', r"kernels\[0\].scale: 'mx', expected a table such as"),
+    "scale of no type": (GOOD + 'scale = { dtype = "mx", block = 32 }', "scale.dtype: unknown 'mx'"),
+    "scale of no block": (GOOD + 'scale = { dtype = "f8e8m0", block = 0 }', "scale.block: 0, expected"),
+    "two scales": (
+        GOOD + 'scale = { dtype = "f8e8m0", block = 32 }\na_scale = { dtype = "f8e8m0", block = 32 }',
+        "give either `scale` or `a_scale`, not both",
+    ),
+    "no formula": (GOOD + 'operands = { C = { dtype = "f32" } }', "`epilogue` is missing"),
+    "wrong formula": (GOOD + 'epilogue = "D = softmax(accum)"', r"kernels\[0\]\.epilogue.*softmax"),
+    "operands of nothing": (
+        GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]', "").replace('"gemm"', '"copy"'),
+        r"kernels\[0\].layouts: needs operands",
+    ),
     "unknown host": (
         GOOD.replace("device =", 'hosts = ["sparc"]\ndevice ='),
         "bundle.hosts: unknown 'sparc'",
