@@ -1,0 +1,122 @@
+"""TF32 GEMMs: enumeration and compilation, inside a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from cutlass.operators import GemmArguments
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators import dsl
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.tf32_gemm import Tf32Gemm
+from cutlass_aot.generators.tf32_gemm_operators import OPERATORS, Sm90Tf32PersistentGemmOperator
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+
+_OUTPUTS = ("f32", "bf16", "f16")
+_EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
+_SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
+_ALIGNMENT = 16
+
+Design = tuple[tuple[str, DesignValue], ...]
+
+
+def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    """Every TF32 GEMM for ``problem`` on ``target``."""
+    for design in operators_of(problem, target):
+        yield Kernel.make(
+            operation="gemm",
+            generator=Tf32Gemm.name,
+            operands=_operands(problem),
+            accumulator="f32",
+            design=dict(design),
+            target=target,
+            constants=_constants(dict(design), device),
+        )
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one kernel.
+
+    Raises:
+        CompileError: if there is no such kernel any more.
+    """
+    dtypes = tuple(operand.dtype for operand in kernel.operands)
+    problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
+    operator = operators_of(problem, kernel.target).get(kernel.design)
+    if operator is None:
+        raise CompileError(f"{kernel.name}: generator {kernel.generator} has no such kernel; plan again")
+    operands = dsl.fake_operands(kernel)
+    stream = dsl.environment_stream()
+    clusters = next((value for _, value in kernel.constants), None)
+    if isinstance(operator, Sm90Tf32PersistentGemmOperator):
+        return dsl.compile_for(kernel.target, operator.impl, *operands, clusters, stream)
+    return dsl.compile_for(
+        kernel.target, operator.impl, *operands, stream, clusters, operator.impl.epilogue_op
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def operators_of(problem: Problem, target: str) -> dict[Design, Any]:
+    """Operators for a problem by their design in record form; empty for one that is not theirs."""
+    if (
+        problem.operation != "gemm"
+        or problem.dtypes[:2] != ("tf32", "tf32")
+        or len(problem.dtypes) != 3
+        or problem.dtypes[2] not in _OUTPUTS
+        or problem.accumulator != "f32"
+    ):
+        return {}
+    arguments = _arguments(problem)
+    wanted = target.removeprefix("sm_")
+    return {
+        tuple(sorted(records.design(operator).items())): operator
+        for kind in OPERATORS
+        for operator in kind.generate_operators(None, args=arguments)
+        # A portable target is compiled for all it runs on, such as sm_100f for sm_103f.
+        if any(supported.is_portable_to(wanted) for supported in operator.metadata.supported_targets)
+    }
+
+
+def _arguments(problem: Problem) -> Any:
+    """The package's description of the operands; no memory is behind it, and the extents do not matter."""
+    tensors = []
+    for name, dtype, layout in zip(_EXTENTS, ("f32", "f32", problem.dtypes[2]), problem.layouts, strict=True):
+        shape = [_SIZES[extent] for extent in _EXTENTS[name]]
+        if layout == "n":
+            shape[1], shape[2] = shape[2], shape[1]
+        tensor = torch.empty(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="meta")
+        tensors.append(tensor.transpose(1, 2) if layout == "n" else tensor)
+    return GemmArguments(*tensors, accumulator_type=torch.float32)
+
+
+def _operands(problem: Problem) -> tuple[OperandConstraint, ...]:
+    return tuple(
+        OperandConstraint(
+            name=name,
+            dtype=dtype,
+            extents=_EXTENTS[name],
+            contiguous=-1 if layout == "t" else -2,
+            divisibility=_ALIGNMENT // DTYPES[dtype].bytes,
+            alignment=_ALIGNMENT,
+            written=name == "out",
+        )
+        for name, dtype, layout in zip(_EXTENTS, problem.dtypes, problem.layouts, strict=True)
+    )
+
+
+def _constants(design: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
+    """Clusters that run at once, for static schedulers."""
+    if design.get("tile_scheduler") == "clc":
+        return {}
+    cluster = design["cluster_shape"]
+    if not isinstance(cluster, tuple):
+        raise CompileError(f"cluster shape {cluster!r}: expected a shape")
+    size = cluster[0] * cluster[1]
+    return {f"max_active_clusters_{size}": device.active_clusters(size)}
