@@ -1,4 +1,4 @@
-"""TF32 GEMMs: f32 operands that the tensor cores round to TF32. The interface; operators are in ``tf32_gemm_operators``.
+"""TF32 GEMMs: f32 operands that the tensor cores round. The interface; see ``tf32_gemm_operators``.
 
 ``cutlass.operators`` 0.3.0 has no operator for f32 operands. These are operators of our own, registered with
 the package as anybody's would be.
@@ -44,7 +44,7 @@ class Tf32Gemm:
         return (*SM90_TARGETS, *SM100_TARGETS) if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
-        """Every TF32 GEMM for ``problem`` on ``target``: A and B are ``tf32``, the output f32, bf16 or f16."""
+        """Every GEMM for ``problem`` on ``target``: A and B are ``tf32``, the output f32, bf16 or f16."""
         from cutlass_aot.generators.tf32_gemm_worker import enumerate_kernels
 
         return enumerate_kernels(problem, target, device)

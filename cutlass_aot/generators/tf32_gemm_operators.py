@@ -1,7 +1,7 @@
-"""Operators of the CUTLASS Operator API for TF32: ours, registered with its provider. Import it inside a worker only.
+"""Operators of the CUTLASS Operator API for TF32: ours, registered with its provider.
 
-From the import on ``cutlass.operators.get_operators`` gives them for arguments of float32. A and B are rounded
-to TF32, to the nearest, where they are loaded; sums are f32.
+Import it inside a worker only. From then on ``cutlass.operators.get_operators`` gives them for arguments of
+float32. A and B are rounded to TF32 where they are loaded; sums are f32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The persistent GEMM of SM90 with TF32 operands. Import it inside a worker only: it imports the DSL.
 
 The pipeline is that of the package's kernel for 8- and 16-bit operands. What is ours is what it takes to feed
-it with TF32: the instruction, which the DSL 4.8 has no class for, shared memory of TF32, and loads that round.
+it: the instruction, which the DSL 4.8 has no class for, shared memory of TF32, and loads that round.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
         @cute.struct
         class SharedStorage:
             mainloop_pipeline_array_ptr: cute.struct.MemRange[cutlass.Int64, self.ab_stage * 2]
-            sA: buffer(self.a_dtype, self.a_smem_layout_staged)  # type: ignore[valid-type]  # noqa: N815
-            sB: buffer(self.b_dtype, self.b_smem_layout_staged)  # type: ignore[valid-type]  # noqa: N815
-            sC: buffer(self.c_dtype, self.epi_smem_layout_staged)  # type: ignore[valid-type]  # noqa: N815
+            sA: buffer(self.a_dtype, self.a_smem_layout_staged)  # type: ignore[valid-type]
+            sB: buffer(self.b_dtype, self.b_smem_layout_staged)  # type: ignore[valid-type]
+            sC: buffer(self.c_dtype, self.epi_smem_layout_staged)  # type: ignore[valid-type]
 
         self.shared_storage = SharedStorage
         self.kernel(

@@ -1,4 +1,4 @@
-"""The end of a mixture-of-experts layer, in CuTe DSL. Import it where kernels are compiled: it imports the DSL.
+"""The end of a mixture-of-experts layer, in CuTe DSL. It imports the DSL.
 
     out[t] = sum over j of weight[t, j] * expert_out[index[t, j]]
 

@@ -1,4 +1,4 @@
-"""RMSNorm, in CuTe DSL. Import it where kernels are compiled: it imports the DSL.
+"""RMSNorm, in CuTe DSL. It imports the DSL.
 
     out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight
 

@@ -1,4 +1,4 @@
-"""SwiGLU with requantisation to FP8, in CuTe DSL. Import it where kernels are compiled: it imports the DSL.
+"""SwiGLU with requantisation to FP8, in CuTe DSL. It imports the DSL.
 
 For a row t and a block b of 128 columns, with gate = x[t, :n] and up = x[t, n:]::
 
@@ -75,6 +75,4 @@ def swiglu(x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor, n: cutlass.Cons
     if cutlass.const_expr(out.element_type != cutlass.Float8E4M3FN):
         out = cute.recast_tensor(out, cutlass.Float8E4M3FN)
     steps = (n // BLOCK_COLUMNS - 1) // BLOCKS_A_STEP + 1
-    swiglu_kernel(x, out, scale, n).launch(
-        grid=(x.shape[0], steps, 1), block=(THREADS, 1, 1), stream=stream
-    )
+    swiglu_kernel(x, out, scale, n).launch(grid=(x.shape[0], steps, 1), block=(THREADS, 1, 1), stream=stream)

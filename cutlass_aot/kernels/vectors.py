@@ -1,4 +1,4 @@
-"""Memory in vectors of 16 bytes, for kernels that read rows. Import it where kernels are compiled: it imports the DSL."""
+"""Memory in vectors of 16 bytes, for kernels that read rows. It imports the DSL."""
 
 from __future__ import annotations
 

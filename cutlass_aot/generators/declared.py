@@ -1,0 +1,155 @@
+"""A kernel that :func:`cutlass_aot.kernel` declares, as a generator: it calls the decorated function, in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.runtime.declared import DeclaredKernel
+from cutlass_aot.schema.declaration import Operand
+from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+
+OWN_MODULES = (
+    "cutlass_aot.generators.declared",
+    "cutlass_aot.generators.dsl",
+    "cutlass_aot.schema.declaration",
+)
+"""Modules of this package that decide the code of a declared kernel."""
+
+
+class Answer(NamedTuple):
+    """What a decorated function returned.
+
+    Attributes:
+        function: the ``@cute.jit`` callable.
+        operands: the constraints of its operands, in order.
+        values: what it takes after them, compiled in.
+    """
+
+    function: Any
+    operands: tuple[OperandConstraint, ...]
+    values: tuple[Any, ...]
+
+
+class DeclaredGenerator:
+    """The generator of one declared kernel: one record a combination of its parameters and a target."""
+
+    def __init__(self, declared: DeclaredKernel) -> None:
+        self.declared = declared
+        self.name = declared.name
+        self.version = declared.version
+        self.operations: tuple[str, ...] = (declared.name,)
+        self.modules: tuple[str, ...] = tuple(
+            sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
+        )
+        self.design: Mapping[str, str] = {
+            key: f"parameter: {', '.join(map(str, values))}" for key, values in declared.params.items()
+        }
+
+    def targets(self, operation: str) -> tuple[str, ...]:
+        """The declared targets."""
+        return self.declared.targets if operation in self.operations else ()
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+        """Every declared combination of parameters, if ``problem`` asks for what it computes.
+
+        Raises:
+            GeneratorError: if the decorated function does not return what it should, or gives the same
+                operands for two combinations: a bundle could not tell them apart.
+        """
+        if problem.operation not in self.operations or target not in self.declared.targets:
+            return
+        seen: dict[tuple[OperandConstraint, ...], Mapping[str, DesignValue]] = {}
+        for values in self.declared.combinations():
+            kernel = self.kernel(values, target)
+            if kernel is None or not _asked_for(problem, kernel):
+                continue
+            other = seen.setdefault(kernel.operands, values)
+            if other is not values:
+                raise GeneratorError(
+                    f"{self.declared.call_text(other)} and {self.declared.call_text(values)} take equal "
+                    "operands, so that a bundle could not tell one from the other: declare a kernel of another "
+                    "name for each"
+                )
+            yield kernel
+
+    def kernel(self, values: Mapping[str, DesignValue], target: str) -> Kernel | None:
+        """The record for these parameters; None if the decorated function has none for them.
+
+        Raises:
+            GeneratorError: if the decorated function does not return what it should.
+        """
+        answer = ask(self.declared, values)
+        if answer is None:
+            return None
+        return Kernel.make(
+            operation=self.name,
+            generator=self.name,
+            operands=answer.operands,
+            accumulator=self.declared.accumulator,
+            design=values,
+            target=target,
+        )
+
+    def compile(self, kernel: Kernel) -> CompiledFunction:
+        """Compile one kernel from its record's parameters.
+
+        Raises:
+            CompileError: if the decorated function now describes other operands.
+            GeneratorError: if it does not return what it should.
+        """
+        # The DSL comes in here, in a worker; the command line imports this module without it.
+        from cutlass_aot.generators import dsl
+
+        answer = ask(self.declared, dict(kernel.design))
+        if answer is None or answer.operands != kernel.operands:
+            raise CompileError(
+                f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "
+                "it depends on something that is no parameter"
+            )
+        operands = dsl.fake_operands(kernel)
+        return dsl.compile_for(
+            kernel.target, answer.function, *operands, *answer.values, dsl.environment_stream()
+        )
+
+
+def ask(declared: DeclaredKernel, values: Mapping[str, DesignValue]) -> Answer | None:
+    """Call the decorated function.
+
+    Raises:
+        GeneratorError: if it does not return a callable and operands.
+    """
+    found = declared.function(**values)
+    if found is None:
+        return None
+    call = declared.call_text(values)
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not callable(found[0]):
+        raise GeneratorError(
+            f"{call} returned {type(found).__name__}: expected (callable, operands), (callable, operands, "
+            "values to compile in), or None"
+        )
+    function, operands, *rest = found
+    if not isinstance(operands, Sequence) or not all(isinstance(item, Operand) for item in operands):
+        raise GeneratorError(f"{call}: expected a list of cutlass_aot.Operand as the second of what it returns")
+    constraints = tuple(operand.constraint() for operand in operands)
+    names = [constraint.name for constraint in constraints]
+    if len(set(names)) != len(names) or not any(constraint.written for constraint in constraints):
+        raise GeneratorError(
+            f"{call}: operands {', '.join(names) or 'none'}: expected different names, and one that is written"
+        )
+    return Answer(function, constraints, tuple(rest[0]) if rest else ())
+
+
+def _asked_for(problem: Problem, kernel: Kernel) -> bool:
+    """Whether a problem leaves the operands to the declaration, or describes these."""
+    if not problem.dtypes:
+        return True
+    dtypes = tuple(operand.dtype for operand in kernel.operands)
+    return (dtypes, kernel.layouts, kernel.accumulator) == (
+        problem.dtypes,
+        problem.layouts,
+        problem.accumulator,
+    )
