@@ -82,6 +82,7 @@ def enumerate_kernels(
 def _answer(question: Enumeration, records: Sequence[bytes], declared: Container[str]) -> list[Kernel]:
     """The kernels of an answer, held against the question."""
     problem = question.problem
+    count = len(problem.dtypes)
     asked = (problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator)
     kernels = []
     for record in records:
@@ -91,8 +92,10 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
             raise GeneratorError(
                 f"generator {question.generator.name!r} on {question.name}: {error}"
             ) from None
-        dtypes = tuple(operand.dtype for operand in kernel.operands)
-        if (kernel.operation, kernel.target, dtypes, kernel.layouts, kernel.accumulator) != asked:
+        # A problem describes the first operands, or none of an operation that fixes them itself.
+        dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
+        accumulator = kernel.accumulator if count else problem.accumulator
+        if (kernel.operation, kernel.target, dtypes, kernel.layouts[:count], accumulator) != asked:
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
