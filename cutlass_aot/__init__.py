@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime import policy as policy
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
+    from cutlass_aot.runtime.declared import kernel as kernel
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
     from cutlass_aot.runtime.installed import open_installed as open_installed
     from cutlass_aot.runtime.view import view_as as view_as
+    from cutlass_aot.schema.declaration import Operand as Operand
     from cutlass_aot.schema.operands import Accepted as Accepted
     from cutlass_aot.schema.operands import OperandDescription as OperandDescription
     from cutlass_aot.schema.operands import Rejected as Rejected
@@ -57,6 +59,7 @@ _PUBLIC = {
     "LaunchError": ("cutlass_aot.errors", "LaunchError"),
     "LinkError": ("cutlass_aot.errors", "LinkError"),
     "ManifestError": ("cutlass_aot.errors", "ManifestError"),
+    "Operand": ("cutlass_aot.schema.declaration", "Operand"),
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
     "PolicyError": ("cutlass_aot.errors", "PolicyError"),
@@ -71,6 +74,7 @@ _PUBLIC = {
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
+    "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
     "view_as": ("cutlass_aot.runtime.view", "view_as"),
 }
@@ -92,6 +96,7 @@ __all__ = [
     "LaunchError",
     "LinkError",
     "ManifestError",
+    "Operand",
     "OperandDescription",
     "OperandError",
     "PolicyError",
@@ -105,6 +110,7 @@ __all__ = [
     "describe",
     "errors",
     "installed_bundles",
+    "kernel",
     "open",
     "open_installed",
     "policy",

@@ -1,4 +1,4 @@
-"""A kernel that :func:`cutlass_aot.kernel` declares, as a generator: it calls the decorated function, in a worker."""
+"""A kernel that :func:`cutlass_aot.kernel` declares, as a generator: it calls the function, in a worker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.schema.declaration import Operand
-from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
@@ -57,26 +58,16 @@ class DeclaredGenerator:
         """Every declared combination of parameters, if ``problem`` asks for what it computes.
 
         Raises:
-            GeneratorError: if the decorated function does not return what it should, or gives the same
-                operands for two combinations: a bundle could not tell them apart.
+            GeneratorError: if the decorated function does not return what it should.
         """
         if problem.operation not in self.operations or target not in self.declared.targets:
             return
-        seen: dict[tuple[OperandConstraint, ...], Mapping[str, DesignValue]] = {}
         for values in self.declared.combinations():
             kernel = self.kernel(values, target)
-            if kernel is None or not _asked_for(problem, kernel):
-                continue
-            other = seen.setdefault(kernel.operands, values)
-            if other is not values:
-                raise GeneratorError(
-                    f"{self.declared.call_text(other)} and {self.declared.call_text(values)} take equal "
-                    "operands, so that a bundle could not tell one from the other: declare a kernel of another "
-                    "name for each"
-                )
-            yield kernel
+            if kernel is not None and _asked_for(problem, kernel):
+                yield kernel
 
-    def kernel(self, values: Mapping[str, DesignValue], target: str) -> Kernel | None:
+    def kernel(self, values: Parameters, target: str) -> Kernel | None:
         """The record for these parameters; None if the decorated function has none for them.
 
         Raises:
@@ -89,9 +80,10 @@ class DeclaredGenerator:
             operation=self.name,
             generator=self.name,
             operands=answer.operands,
-            accumulator=self.declared.accumulator,
-            design=values,
+            accumulator="",
+            design={},
             target=target,
+            parameters=values,
         )
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
@@ -104,7 +96,7 @@ class DeclaredGenerator:
         # The DSL comes in here, in a worker; the command line imports this module without it.
         from cutlass_aot.generators import dsl
 
-        answer = ask(self.declared, dict(kernel.design))
+        answer = ask(self.declared, dict(kernel.parameters))
         if answer is None or answer.operands != kernel.operands:
             raise CompileError(
                 f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "
@@ -116,7 +108,7 @@ class DeclaredGenerator:
         )
 
 
-def ask(declared: DeclaredKernel, values: Mapping[str, DesignValue]) -> Answer | None:
+def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
     """Call the decorated function.
 
     Raises:
@@ -133,12 +125,15 @@ def ask(declared: DeclaredKernel, values: Mapping[str, DesignValue]) -> Answer |
         )
     function, operands, *rest = found
     if not isinstance(operands, Sequence) or not all(isinstance(item, Operand) for item in operands):
-        raise GeneratorError(f"{call}: expected a list of cutlass_aot.Operand as the second of what it returns")
+        raise GeneratorError(
+            f"{call}: expected a list of cutlass_aot.Operand as the second of what it returns"
+        )
     constraints = tuple(operand.constraint() for operand in operands)
     names = [constraint.name for constraint in constraints]
     if len(set(names)) != len(names) or not any(constraint.written for constraint in constraints):
         raise GeneratorError(
-            f"{call}: operands {', '.join(names) or 'none'}: expected different names, and one that is written"
+            f"{call}: operands {', '.join(names) or 'none'}: expected different names, and one that is "
+            "written"
         )
     return Answer(function, constraints, tuple(rest[0]) if rest else ())
 
@@ -148,8 +143,4 @@ def _asked_for(problem: Problem, kernel: Kernel) -> bool:
     if not problem.dtypes:
         return True
     dtypes = tuple(operand.dtype for operand in kernel.operands)
-    return (dtypes, kernel.layouts, kernel.accumulator) == (
-        problem.dtypes,
-        problem.layouts,
-        problem.accumulator,
-    )
+    return (dtypes, kernel.layouts) == (problem.dtypes, problem.layouts)

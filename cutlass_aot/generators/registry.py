@@ -1,4 +1,4 @@
-"""Which generators there are: a decorator for code, entry points for packages, plugins for a manifest."""
+"""Which generators there are: decorators for code, entry points for packages, plugins for a manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from types import ModuleType
 from typing import TypeVar
 
 from cutlass_aot.errors import GeneratorError, ManifestError
+from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.protocol import Generator
+from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
 
 ENTRY_POINT_GROUP = "cutlass_aot.generators"
@@ -73,6 +75,8 @@ class GeneratorReference:
                 f"generator {self.name!r}: {self.location} cannot be imported: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        if isinstance(found, DeclaredKernel):
+            return DeclaredGenerator(found)
         _check(found, self.location)
         generator: Generator = found()  # type: ignore[operator]
         return generator
@@ -84,7 +88,7 @@ def import_plugin(module: str) -> None:
     Raises:
         GeneratorError: if it raises, registers nothing, or imports the DSL.
     """
-    before = set(_registered)
+    before = set(_known())
     try:
         loaded = _import_light(module, f"plugin {module!r}")
     except GeneratorError:
@@ -93,11 +97,11 @@ def import_plugin(module: str) -> None:
         raise GeneratorError(
             f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    own = any(cls.__module__ == module for cls in _registered.values())
-    if set(_registered) == before and not own:
+    own = any(location.partition(":")[0] == module for location in _known().values())
+    if set(_known()) == before and not own:
         raise GeneratorError(
-            f"plugin {module!r} ({loaded.__file__}) registers no generator: "
-            "decorate its class with cutlass_aot.generators.registry.register"
+            f"plugin {module!r} ({loaded.__file__}) registers no generator: decorate its class with "
+            "cutlass_aot.generators.registry.register, or a function with cutlass_aot.kernel"
         )
 
 
@@ -126,8 +130,7 @@ def references() -> dict[str, GeneratorReference]:
                 f"{entry_point.value}: uninstall one of the two packages"
             )
         found[entry_point.name] = GeneratorReference(entry_point.name, entry_point.value)
-    for name, cls in _registered.items():
-        location = f"{cls.__module__}:{cls.__qualname__}"
+    for name, location in _known().items():
         known = found.get(name)
         if known is not None and known.location != location:
             raise GeneratorError(
@@ -135,6 +138,23 @@ def references() -> dict[str, GeneratorReference]:
             )
         found[name] = GeneratorReference(name, location)
     return dict(sorted(found.items()))
+
+
+def _known() -> dict[str, str]:
+    """Where each generator stands that a decorator has made known, by name.
+
+    Raises:
+        GeneratorError: if a class and a declared kernel have one name.
+    """
+    found = {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in _registered.items()}
+    for name, declared in declared_kernels().items():
+        if name in found:
+            raise GeneratorError(
+                f"kernel name {name!r} of {declared.location} is taken by generator {found[name]}: give it "
+                "another one"
+            )
+        found[name] = declared.location
+    return found
 
 
 def find(name: str) -> GeneratorReference:

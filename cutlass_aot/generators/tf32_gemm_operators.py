@@ -45,6 +45,7 @@ def operands_of(args: Any, a_strides: tuple[Any, ...], b_strides: tuple[Any, ...
         b_strides: likewise of B.
     """
     both = (ROW_MAJOR, COLUMN_MAJOR)
+    choices: Iterator[Any]
     if args is None:
         choices = product(OUTPUTS, a_strides, b_strides, both)
     else:
@@ -86,7 +87,7 @@ def _metadata(operator: type, operands: Any, design: Any) -> OperatorMetadata:
     )
 
 
-@CuTeDSLProvider.register  # type: ignore[untyped-decorator]
+@CuTeDSLProvider.register
 class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ignore[misc]
     """Persistent TF32 GEMM of SM100, by the package's own kernel, whose operator does not offer it."""
 
@@ -128,7 +129,7 @@ class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ign
         return found
 
 
-@CuTeDSLProvider.register  # type: ignore[untyped-decorator]
+@CuTeDSLProvider.register
 class Sm90Tf32PersistentGemmOperator(Sm90StaticPersistentGemmOperator):  # type: ignore[misc]
     """Persistent TF32 GEMM of SM90: A row-major, B column-major, as its instruction takes no others."""
 

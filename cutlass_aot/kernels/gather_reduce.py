@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cutlass_aot.runtime.declared import kernel
@@ -20,16 +21,17 @@ def gather_reduce(k: int, dtype: str) -> Any:
         k: experts a token.
         dtype: of the experts' outputs and of the sum: ``bf16`` or ``f16``.
     """
-    from cutlass_aot.kernels.gather_reduce_kernel import VECTOR, gather_reduce
+    from cutlass_aot.kernels.gather_reduce_kernel import gather_reduce
+    from cutlass_aot.kernels.vectors import VECTOR
 
-    rows = {"alignment": 2 * VECTOR, "divisibility": VECTOR}
+    rows = partial(Operand, alignment=2 * VECTOR, divisibility=VECTOR)
     return (
         gather_reduce,
         [
-            Operand("expert_out", dtype, ("R", "N"), **rows),
+            rows("expert_out", dtype, ("R", "N")),
             Operand("index", "i32", ("T", k)),
             Operand("weight", "f32", ("T", k)),
-            Operand("out", dtype, ("T", "N"), written=True, **rows),
+            rows("out", dtype, ("T", "N"), written=True),
         ],
         (k,),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cutlass_aot.runtime.declared import kernel
@@ -23,15 +24,16 @@ def rms_norm(n: int, dtype: str) -> Any:
         n: elements of a row, a multiple of 8.
         dtype: of all tensors: ``bf16`` or ``f16``.
     """
-    from cutlass_aot.kernels.rms_norm_kernel import VECTOR, rms_norm
+    from cutlass_aot.kernels.rms_norm_kernel import rms_norm
+    from cutlass_aot.kernels.vectors import VECTOR
 
-    rows = {"alignment": 2 * VECTOR, "divisibility": VECTOR}
+    rows = partial(Operand, alignment=2 * VECTOR, divisibility=VECTOR)
     return (
         rms_norm,
         [
-            Operand("x", dtype, ("T", n), **rows),
-            Operand("weight", dtype, (n,), **rows),
-            Operand("out", dtype, ("T", n), written=True, **rows),
+            rows("x", dtype, ("T", n)),
+            rows("weight", dtype, (n,)),
+            rows("out", dtype, ("T", n), written=True),
             Operand("eps", "f32", ()),
         ],
         (n,),

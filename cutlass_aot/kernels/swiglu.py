@@ -27,7 +27,8 @@ def swiglu_fp8(n: int, dtype: str) -> Any:
         n: columns of the output, a multiple of 128.
         dtype: of the output: ``f8e4m3``, or ``u8`` for the same bytes where a framework has no FP8.
     """
-    from cutlass_aot.kernels.swiglu_kernel import BLOCK_COLUMNS, VECTOR, swiglu
+    from cutlass_aot.kernels.swiglu_kernel import BLOCK_COLUMNS, swiglu
+    from cutlass_aot.kernels.vectors import VECTOR
 
     return (
         swiglu,

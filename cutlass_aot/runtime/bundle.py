@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from cutlass_aot.schema.catalog import Catalog, FileReference, GroupEntry
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.targets import Target
 
+_opened: list[weakref.ref[Bundle]] = []
+
 MAX_REMEMBERED = 65536
 """Choices that :meth:`Bundle.gemm` remembers; it forgets all of them when there are more."""
 
@@ -54,7 +57,14 @@ def open_bundle(path: str | os.PathLike[str], *, check: bool = True, rankings: b
     bundle = Bundle(root, read_catalog(root), rankings=rankings)
     if check:
         bundle.check_machine()
+    # The latest first. What is gone goes with the list, which is made anew: others may be reading it.
+    _opened[:] = [weakref.ref(bundle), *(other for other in _opened if other() is not None)]
     return bundle
+
+
+def opened_bundles() -> list[Bundle]:
+    """Bundles that this process has opened and still holds, the latest first."""
+    return [bundle for reference in list(_opened) if (bundle := reference()) is not None]
 
 
 class Bundle:
@@ -306,6 +316,23 @@ class Bundle:
         from cutlass_aot.runtime.listing import by_name
 
         return by_name(self.name, [h for group in self.groups for h in self._handles(group)], name)
+
+    def kernels_of(self, operation: str, parameters: Parameters) -> list[KernelHandle]:
+        """Kernels of an operation that leaves something open, with these parameters; by target, then name.
+
+        Args:
+            operation: what is computed.
+            parameters: every one of them, with its value.
+        """
+        wanted = sorted((name, type(value), value) for name, value in parameters.items())
+        return [
+            handle
+            for target in self.targets
+            for entry in self.catalog.groups.of_operation(operation, target)
+            # True and 1 are equal, and two parameters.
+            if [(name, type(value), value) for name, value in entry.parameters] == wanted
+            for handle in self._handles(entry)
+        ]
 
     def _handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
         handles = self._handles_of.get(entry.name)

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from cutlass_aot.errors import CutlassAotError, GeneratorError, KernelNotFound, OperandError
+from cutlass_aot.errors import GeneratorError, KernelNotFound, OperandError
 from cutlass_aot.runtime import device, policy
+from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.bundle import Bundle, open_bundle, opened_bundles
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.handle import KernelHandle, Launch
 from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
-from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import DesignValue
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
@@ -30,7 +30,7 @@ MAX_COMBINATIONS = 4096
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _declared: dict[str, DeclaredKernel] = {}
-_installed: dict[Path, Bundle | None] = {}
+_installed: dict[Path, Bundle] = {}
 
 
 def kernel(
@@ -40,7 +40,6 @@ def kernel(
     targets: Sequence[str] | None = None,
     modules: Sequence[str] = (),
     version: str = "1",
-    accumulator: str = "f32",
 ) -> Callable[[Callable[..., Any]], DeclaredKernel]:
     """Declare a kernel of one's own: decorates the function that says how to compile it.
 
@@ -58,7 +57,6 @@ def kernel(
         targets: GPU code targets it can be built for; every known one if left out.
         modules: further modules whose source decides the code, above all the one that the body imports.
         version: to be raised when equal parameters are to give other code although no module changed.
-        accumulator: element type it computes in; stands in the record.
 
     Raises:
         GeneratorError: if the declaration is wrong, or the name is taken.
@@ -72,7 +70,6 @@ def kernel(
             targets=KNOWN_TARGETS if targets is None else tuple(targets),
             modules=tuple(modules),
             version=version,
-            accumulator=accumulator,
         )
         known = _declared.get(name)
         if known is not None and known.location != made.location:
@@ -102,14 +99,12 @@ class DeclaredKernel:
         targets: tuple[str, ...],
         modules: tuple[str, ...],
         version: str,
-        accumulator: str,
     ) -> None:
         self.name = name
         self.params = params
         self.targets = targets
         self.modules = modules
         self.version = version
-        self.accumulator = accumulator
         self.function = function
         self.__doc__ = function.__doc__
         self._functions: dict[tuple[Any, ...], PrebuiltFunction] = {}
@@ -139,10 +134,7 @@ class DeclaredKernel:
             CutlassAotError: if an installed bundle cannot be read.
         """
         bound = inspect.signature(self.function).bind(*positional, **named).arguments
-        values = {
-            key: tuple(value) if isinstance(value, list) else _checked(self.name, key, value)
-            for key, value in bound.items()
-        }
+        values = {key: _checked(self.name, key, value) for key, value in bound.items()}
         # True and 1 are equal, and two values.
         key = tuple((type(value), value) for value in values.values())
         found = self._functions.get(key)
@@ -156,7 +148,7 @@ class DeclaredKernel:
         for values in product(*self.params.values()):
             yield dict(zip(self.params, values, strict=True))
 
-    def call_text(self, values: Mapping[str, DesignValue]) -> str:
+    def call_text(self, values: Parameters) -> str:
         """A call with these parameters, in words for messages: ``swiglu_fp8(n=4096)``."""
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
@@ -203,10 +195,6 @@ class DeclaredKernel:
                 raise self._refusal(f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}")
         if not self.targets:
             raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
-        if self.accumulator not in DTYPES:
-            raise self._refusal(
-                f"unknown accumulator {self.accumulator!r}: expected one of {', '.join(DTYPES)}"
-            )
 
     def _refusal(self, problem: str) -> GeneratorError:
         return GeneratorError(f"kernel {self.name!r} ({self.location}): {problem}")
@@ -218,12 +206,11 @@ class PrebuiltFunction:
     It looks for its kernel at the first call on a GPU, and keeps it for that GPU.
     """
 
-    def __init__(self, declared: DeclaredKernel, values: Mapping[str, DesignValue]) -> None:
+    def __init__(self, declared: DeclaredKernel, values: Parameters) -> None:
         self.declared = declared
         self.values = dict(values)
-        # A prebuilt kernel's launch, or what the policy jit made, by GPU.
-        self._launches: dict[int, Launch] = {}
-        self._names: tuple[str, ...] = ()
+        # A prebuilt kernel's launch, or what the policy jit made, with the operands' names, by GPU.
+        self._launches: dict[int, tuple[Launch, tuple[str, ...]]] = {}
 
     def __repr__(self) -> str:
         return f"<PrebuiltFunction {self.declared.call_text(self.values)}>"
@@ -242,13 +229,13 @@ class PrebuiltFunction:
             OperandError: if the operands are on no GPU, or the kernel does not support them.
             CutlassAotError: see :attr:`cutlass_aot.KernelHandle.launch`.
         """
-        ordinal = _ordinal_of((*operands, *named.values()))
-        launch = self._launches.get(ordinal)
-        if launch is None:
-            launch = self._launches.setdefault(ordinal, self._find(ordinal))
-        if named:
-            operands = self._ordered(operands, named)
-        launch(*operands, stream=stream, workspace=workspace)
+        ordinal = _ordinal_of((*operands, *named.values()) if named else operands)
+        found = self._launches.get(ordinal)
+        if found is None:
+            found = self._launches.setdefault(ordinal, self._find(ordinal))
+        launch, names = found
+        given = self._ordered(names, operands, named) if named else operands
+        launch(*given, stream=stream, workspace=workspace)
 
     def kernels(self) -> list[KernelHandle]:
         """The kernels for these parameters, of every target, in the bundles that are open or installed.
@@ -256,7 +243,7 @@ class PrebuiltFunction:
         Raises:
             CutlassAotError: if an installed bundle cannot be read.
         """
-        return [handle for bundle in _bundles() for handle in self._of_bundle(bundle)]
+        return [kernel for bundle in _bundles() for kernel in self._kernels_of(bundle)]
 
     def require(self) -> None:
         """Refuse parameters that no bundle has a kernel for, unless the policy is to compile one.
@@ -265,25 +252,19 @@ class PrebuiltFunction:
             KernelNotFound: then.
         """
         if not self._launches and policy.get() != "jit" and not self.kernels():
-            raise policy.counted(self._missing("any GPU"), self.declared.call_text(self.values))
+            policy.on_declared_miss(self._missing("any GPU"), self.declared, self.values, -1)
 
-    def _find(self, ordinal: int) -> Launch:
+    def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = device.compute_capability(ordinal)
-        handles = self.kernels()
-        for target in runnable_targets(tuple({handle.target for handle in handles}), capability):
-            handle = next(handle for handle in handles if handle.target == target)
-            self._names = tuple(operand.name for operand in handle.group.operands)
-            return handle.launch
-        error = self._missing(f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]}")
-        launch: Launch
-        launch, self._names = policy.on_declared_miss(error, self.declared, self.values, ordinal)
-        return launch
+        kernels = self.kernels()
+        for target in runnable_targets(sorted({kernel.target for kernel in kernels}), capability):
+            kernel = next(kernel for kernel in kernels if kernel.target == target)
+            return kernel.launch, tuple(operand.name for operand in kernel.group.operands)
+        where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
+        return policy.on_declared_miss(self._missing(where), self.declared, self.values, ordinal)
 
-    def _of_bundle(self, bundle: Bundle) -> list[KernelHandle]:
-        # No filters of a listing: their values are patterns, in which 4096 is also "4096".
-        return [
-            handle for handle in bundle.of_operation(self.declared.name) if _same(handle.design, self.values)
-        ]
+    def _kernels_of(self, bundle: Bundle) -> list[KernelHandle]:
+        return bundle.kernels_of(self.declared.name, self.values)
 
     def _missing(self, where: str) -> KernelNotFound:
         bundles = [f"{bundle.name} {bundle.version}" for bundle in _bundles()]
@@ -293,40 +274,35 @@ class PrebuiltFunction:
             "choose policy jit"
         )
 
-    def _ordered(self, operands: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-        rest = self._names[len(operands) :]
+    def _ordered(
+        self, names: Sequence[str], operands: Sequence[Any], named: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        rest = names[len(operands) :]
         if set(rest) != set(named):
             raise OperandError(
-                f"{self.declared.name}: expected operands {', '.join(self._names)}, got {len(operands)} in "
-                f"order and {', '.join(named)} by name"
+                f"{self.declared.name}: expected operands {', '.join(names)}, got {len(operands)} in order "
+                f"and {', '.join(named)} by name"
             )
         return [*operands, *(named[name] for name in rest)]
 
 
 def _bundles() -> Iterator[Bundle]:
-    """Bundles that are open, the latest first, then those installed that are not open already."""
+    """Bundles that are open, the latest first, then those that are installed and not open already."""
     seen = set()
     for bundle in opened_bundles():
         seen.add(bundle.path.absolute())
         yield bundle
-    for found in installed_bundles():
-        if found.path is None or found.path.absolute() in seen:
-            continue
-        if found.path not in _installed:
-            _installed[found.path] = open_bundle(found.path)
-        bundle_or_none = _installed[found.path]
-        if bundle_or_none is not None:
-            yield bundle_or_none
-
-
-def _same(design: Mapping[str, DesignValue], values: Mapping[str, DesignValue]) -> bool:
-    """Whether a design is these parameters; true and 1 are two values."""
-    return design.keys() == values.keys() and all(
-        design[key] == value and type(design[key]) is type(value) for key, value in values.items()
-    )
+    for installed in installed_bundles():
+        path = installed.path
+        if path is not None and path.absolute() not in seen:
+            # Kept here: whoever opened it otherwise would have to.
+            if path not in _installed:
+                _installed[path] = open_bundle(path)
+            yield _installed[path]
 
 
 def _ordinal_of(operands: Sequence[Any]) -> int:
+    """The GPU of the first operand that is on one."""
     for operand in operands:
         if is_torch(operand):
             if operand.is_cuda:
@@ -340,14 +316,12 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
 
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:
-    if isinstance(value, tuple) and all(isinstance(item, int) for item in value):
+    """A parameter's value, if it is one that a record can have."""
+    if isinstance(value, tuple) and all(type(item) is int for item in value):
         return value
-    if isinstance(value, bool | int | str) and value != "":
-        return value
+    if type(value) in (bool, int, float, str) and value == value:
+        return value  # type: ignore[no-any-return]
     raise GeneratorError(
-        f"kernel {name!r}: parameter {key} = {value!r}: expected text, a whole number, true or false, or a "
-        "tuple of whole numbers; pass other numbers as operands"
+        f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a tuple "
+        "of whole numbers"
     )
-
-
-__all__ = ["CutlassAotError", "DeclaredKernel", "PrebuiltFunction", "declared_kernels", "kernel"]

@@ -20,11 +20,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
+from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.lookup import Request
 from cutlass_aot.runtime.process_lock import ProcessLock
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.declared import DeclaredKernel
 
 POLICIES = ("required", "warn", "jit")
 """Their names."""
@@ -141,10 +145,7 @@ def on_miss(
         ToolchainError: under ``jit``, where the DSL is not installed.
         CutlassAotError: whatever else went wrong on the way that the policy chose; ``error`` is its cause.
     """
-    signature = str(request)
-    counted, count = _count(signature)
-    policy = get()
-    _logger().warning("no kernel for %s (miss %d of it, policy %s)", signature, count, policy)
+    counted, policy = _note(str(request))
     if policy == "required":
         raise error
     try:
@@ -159,6 +160,34 @@ def on_miss(
         if failure is error:
             raise
         raise failure from error
+
+
+def on_declared_miss(
+    error: KernelNotFound, declared: DeclaredKernel, values: Parameters, ordinal: int
+) -> tuple[Any, tuple[str, ...]]:
+    """Count a miss of a declared kernel, write it to the log, and do what the policy says.
+
+    Args:
+        error: what the miss is under ``required``, and under ``warn``: no framework computes it.
+        declared: the kernel.
+        values: its parameters.
+        ordinal: CUDA device ordinal; -1 where none is at hand, for which nothing is compiled.
+
+    Returns:
+        What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
+
+    Raises:
+        KernelNotFound: ``error``.
+        CutlassAotError: under ``jit``, whatever went wrong; ``error`` is its cause.
+    """
+    _, policy = _note(f"{declared.call_text(values)} on {f'GPU {ordinal}' if ordinal >= 0 else 'any GPU'}")
+    if policy != "jit" or ordinal < 0:
+        raise error
+    try:
+        launch, names = importlib.import_module(_JIT).declared(declared, values, ordinal)
+    except CutlassAotError as failure:
+        raise failure from error
+    return launch, names
 
 
 def warn_once(what: str, message: str) -> None:
@@ -177,6 +206,14 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cutlass_aot."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _note(signature: str) -> tuple[str, str]:
+    """Count a miss and write it to the log: what it is counted as, and the policy here and now."""
+    counted, count = _count(signature)
+    policy = get()
+    _logger().warning("no kernel for %s (miss %d of it, policy %s)", signature, count, policy)
+    return counted, policy
 
 
 def _count(signature: str) -> tuple[str, int]:

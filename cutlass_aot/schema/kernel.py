@@ -396,7 +396,7 @@ class Kernel:
         design = "-".join(
             _design_word(name, value) for name, value in ordered if value is not False and value != ""
         )
-        return f"{self.group_name}-{design}-{self.digest[:8]}"
+        return "-".join(filter(None, (self.group_name, design, self.digest[:8])))
 
 
 _Function = tuple[
