@@ -18,21 +18,25 @@ from typing import Any
 
 from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
+from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device import CLUSTER_SIZES, DeviceProfile, builtin_profiles, load_profile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import references
 from cutlass_aot.runtime import device, machine
+from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.dlpack import view
+from cutlass_aot.runtime.handle import Launch
 from cutlass_aot.runtime.launch import call, translated, without_gradients, workspace_for
-from cutlass_aot.runtime.lookup import Request, usual_accumulator
-from cutlass_aot.runtime.operands import common_device, is_torch, to_ffi
+from cutlass_aot.runtime.lookup import Request, arrangement, usual_accumulator
+from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch, to_ffi
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.process_lock import ProcessLock
 from cutlass_aot.runtime.select import sort_key
 from cutlass_aot.runtime.streams import current_stream, stream_handle
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
-from cutlass_aot.schema.operands import OperandDescription, supports
+from cutlass_aot.schema.operands import OperandDescription, Rejected, supports
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
@@ -101,16 +105,76 @@ def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any)
     if ordinal < 0:
         raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")
     chosen = compiled_for(request, _gpu(ordinal))
+    order = _order(chosen.kernel, request)
+    given, descriptions = [operands[i] for i in order], [request.operands[i] for i in order]
+    _launch(chosen, given, descriptions, ordinal, stream, workspace)
+
+
+def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
+    """A declared kernel, compiled for a GPU.
+
+    Args:
+        kernel: the kernel.
+        values: its parameters.
+        ordinal: CUDA device ordinal.
+
+    Returns:
+        What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
+
+    Raises:
+        ToolchainError: if the DSL is not installed: says what is missing.
+        KernelNotFound: if it is not declared for the GPU, or has no kernel for these parameters.
+        GeneratorError: if its declaration is wrong.
+        CompileError: if it does not compile.
+    """
+    _require_compiler()
+    gpu = _gpu(ordinal)
+    targets = runnable_targets(kernel.targets, gpu.capability)
+    generator = DeclaredGenerator(kernel)
+    with _lock:
+        record = generator.kernel(values, targets[0]) if targets else None
+        if record is None:
+            raise KernelNotFound(
+                f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."
+                f"{gpu.capability[1]}: it is declared for {', '.join(kernel.targets)}"
+            )
+        key = (os.getpid(), record.digest)
+        if key not in _compiled:
+            _compiled[key] = _compile(record, generator)
+        compiled = _compiled[key]
+
+    def launch(*operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        descriptions = [describe_operand(operand) for operand in operands]
+        verdict = supports(record.operands, descriptions)
+        if not verdict:
+            raise OperandError(f"kernel {record.name}: {verdict.reason}")
+        _launch(compiled, operands, descriptions, ordinal, stream, workspace)
+
+    return launch, tuple(operand.name for operand in record.operands)
+
+
+def _launch(
+    chosen: Compiled,
+    operands: Sequence[Any],
+    descriptions: Sequence[OperandDescription],
+    ordinal: int,
+    stream: Any,
+    workspace: Any,
+) -> None:
+    """Call a compiled kernel on operands that it supports.
+
+    Raises:
+        CutlassAotError: whatever is wrong with the operands, the stream or the launch.
+    """
     kernel = chosen.kernel
     names = [constraint.name for constraint in kernel.operands]
     try:
         operands = without_gradients(names, operands)
         handle = current_stream(operands, ordinal) if stream is None else stream_handle(stream, ordinal)
         arguments = [
-            _batched(constraint, operand, description, handle)
-            for constraint, operand, description in zip(
-                kernel.operands, operands, request.operands, strict=True
-            )
+            # A number is handed over as it is.
+            operand if constraint.is_number else _batched(constraint, operand, description, handle)
+            for constraint, operand, description in zip(kernel.operands, operands, descriptions, strict=True)
         ]
         if kernel.workspace_bytes:
             arguments.append(
@@ -180,7 +244,8 @@ def _signature(request: Request, gpu: _Gpu) -> Signature:
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
         for operand in request.operands
     )
-    return (os.getpid(), gpu, request.operation, request.epilogue, request.accumulator, operands)
+    asked = (request.operation, request.epilogue, request.accumulator, request.names, request.parameters)
+    return (os.getpid(), gpu, asked, operands)
 
 
 def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
@@ -196,9 +261,7 @@ def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
             if target in generator.targets(request.operation)
             for problem in _problems(request)
             for kernel in _kernels(generator, problem, target, profile)
-            if supports(kernel.operands, request.operands)
-            and kernel.epilogue == request.epilogue
-            and not known_bad(kernel, version)
+            if _serves(kernel, request) and not known_bad(kernel, version)
         ]
         if found:
             return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
@@ -206,6 +269,23 @@ def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
         f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {request} "
         "either: change the operands, or choose policy warn"
     )
+
+
+def _serves(kernel: Kernel, request: Request) -> bool:
+    """Whether a kernel computes what is asked for, on these operands."""
+    order = _order(kernel, request)
+    return (
+        bool(order)
+        and bool(supports(kernel.operands, [request.operands[index] for index in order]))
+        and request.epilogue in (None, kernel.epilogue)
+        and kernel.parameters == request.parameters
+    )
+
+
+def _order(kernel: Kernel, request: Request) -> tuple[int, ...]:
+    """Where each operand of a kernel stands among those of a request; empty if they are not the same."""
+    order = arrangement(kernel.operands, len(request.operands), request.names)
+    return () if isinstance(order, Rejected) else order
 
 
 def _kernels(
@@ -220,7 +300,14 @@ def _kernels(
 
 
 def _problems(request: Request) -> Iterator[Problem]:
-    """What to ask a generator: the layouts that the strides allow, two for an operand with extents of 1."""
+    """What to ask a generator: for kernels of any operands, if it is not for GEMMs, and for these.
+
+    Of a matrix all layouts that the strides allow: two for one with extents of 1.
+    """
+    if request.operation != "gemm":
+        yield Problem(request.operation, (), "", "")
+    if any(len(operand.shape) < 2 for operand in request.operands):
+        return
     dtypes = tuple(operand.dtype for operand in request.operands)
     accumulator = request.accumulator or usual_accumulator(dtypes[-1])
     letters = [
@@ -236,8 +323,8 @@ def _problems(request: Request) -> Iterator[Problem]:
 
 
 def _extents(operands: Sequence[OperandDescription]) -> Extents:
-    *batch, m, k = operands[0].shape
-    return Extents(batch[0] if batch else 1, m, operands[-1].shape[-1], k)
+    first, last = ((1, 1, 1, *operand.shape) for operand in (operands[0], operands[-1]))
+    return Extents(first[-3], first[-2], last[-1], first[-1])
 
 
 def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:

@@ -63,8 +63,7 @@ class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
 
     def _setup_attributes(self) -> None:
         """Everything that follows from the tile and from the operands' types."""
-        tile_m: int = self.tile_shape_mnk[0]
-        tile_n: int = self.tile_shape_mnk[1]
+        tile_m, tile_n, _ = self.tile_shape_mnk  # type: ignore[has-type]
         # Inherited: two warp groups for tiles whose sums do not fit into the registers of one.
         self.tiled_mma = cute.make_tiled_mma(cute.make_mma_atom(MmaTF32Op(tile_n)), self.atom_layout_mnk)
         self.tile_shape_mnk = (tile_m, tile_n, INSTRUCTION_K * INSTRUCTIONS_A_TILE)
