@@ -140,7 +140,7 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
             )
         key = (os.getpid(), record.digest)
         if key not in _compiled:
-            _compiled[key] = _compile(record, generator)
+            _compiled[key] = compile_record(record, generator)
         compiled = _compiled[key]
 
     def launch(*operands: Any, stream: Any = None, workspace: Any = None) -> None:
@@ -201,7 +201,7 @@ def compiled_for(request: Request, gpu: _Gpu) -> Compiled:
             key = (os.getpid(), kernel.digest)
             found = _compiled.get(key)
             if found is None:
-                found = _compiled[key] = _compile(kernel, generator)
+                found = _compiled[key] = compile_record(kernel, generator)
             if len(_chosen) >= MAX_REMEMBERED:
                 _chosen.clear()
             _chosen[signature] = found
@@ -349,7 +349,12 @@ def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceP
     )
 
 
-def _compile(kernel: Kernel, generator: Generator) -> Compiled:
+def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
+    """Compile a kernel in this process, with a warning that it took time.
+
+    Raises:
+        CompileError: if it does not compile, or cannot be called here.
+    """
     start = time.monotonic()
     try:
         function: Any = generator.compile(kernel)

@@ -18,6 +18,7 @@ from cutlass_aot.errors import CutlassAotError
 _COMMANDS = {
     "build": "Build a manifest's bundle.",
     "bundle": "Merge the shards of a bundle.",
+    "capture": "Write the manifest of what a program compiles.",
     "doctor": "Say what is installed, and what this machine can build and run.",
     "generators": "List the known generators.",
     "ls": "List the kernels of a bundle.",

@@ -6,6 +6,7 @@ It works on objects of the package nvidia-cutlass-operators, which whoever has o
 from __future__ import annotations
 
 from cutlass_aot.operators.building import build
+from cutlass_aot.operators.compile import compile
 from cutlass_aot.operators.prebuilt import PrebuiltFunction, artifact, find_kernel
 
-__all__ = ["PrebuiltFunction", "artifact", "build", "find_kernel"]
+__all__ = ["PrebuiltFunction", "artifact", "build", "compile", "find_kernel"]

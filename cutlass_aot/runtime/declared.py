@@ -243,7 +243,7 @@ class PrebuiltFunction:
         Raises:
             CutlassAotError: if an installed bundle cannot be read.
         """
-        return [kernel for bundle in _bundles() for kernel in self._kernels_of(bundle)]
+        return [kernel for bundle in bundles_at_hand() for kernel in self._kernels_of(bundle)]
 
     def require(self) -> None:
         """Refuse parameters that no bundle has a kernel for, unless the policy is to compile one.
@@ -267,7 +267,7 @@ class PrebuiltFunction:
         return bundle.kernels_of(self.declared.name, self.values)
 
     def _missing(self, where: str) -> KernelNotFound:
-        bundles = [f"{bundle.name} {bundle.version}" for bundle in _bundles()]
+        bundles = [f"{bundle.name} {bundle.version}" for bundle in bundles_at_hand()]
         return KernelNotFound(
             f"no kernel {self.declared.call_text(self.values)} for {where} in the bundles that are open or "
             f"installed ({', '.join(bundles) or 'none'}): open one that has it with cutlass_aot.open, or "
@@ -286,7 +286,7 @@ class PrebuiltFunction:
         return [*operands, *(named[name] for name in rest)]
 
 
-def _bundles() -> Iterator[Bundle]:
+def bundles_at_hand() -> Iterator[Bundle]:
     """Bundles that are open, the latest first, then those that are installed and not open already."""
     seen = set()
     for bundle in opened_bundles():

@@ -1,0 +1,32 @@
+"""Which CuTe DSL kernels a program compiles, as the manifest that would have prebuilt them.
+
+``cutlass-aot capture -- python app.py`` runs a program with it; :func:`capture` is the same for a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cutlass_aot.capture.found import Found
+from cutlass_aot.capture.watch import Watch
+
+__all__ = ["Found", "capture"]
+
+
+@contextmanager
+def capture() -> Iterator[Found]:
+    """Within the block, in every thread: what is compiled is written down.
+
+    ::
+
+        with cutlass_aot.capture.capture() as found:
+            model(x)
+        text = cutlass_aot.capture.manifest.manifest_text(found, "my-kernels")
+    """
+    watch = Watch()
+    watch.begin()
+    try:
+        yield watch.found
+    finally:
+        watch.end()

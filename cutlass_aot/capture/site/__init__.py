@@ -1,0 +1,1 @@
+"""Stands first on the path of programs that are watched."""

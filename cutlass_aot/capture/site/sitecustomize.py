@@ -1,0 +1,28 @@
+"""Python imports it at the start of a program that ``cutlass-aot capture`` runs, before the site's own."""
+
+import importlib
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+
+
+def _begin() -> None:
+    # The program is not to find this folder; what it starts itself finds it by the environment.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    try:
+        child = importlib.import_module("cutlass_aot.capture.child")
+    except ImportError as error:
+        print(f"cutlass-aot capture: {sys.executable} is not watched: {error}", file=sys.stderr)
+    else:
+        child.begin()
+    # The module of the same name that this one stands before, if there is one.
+    this = sys.modules.pop(__name__, None)
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError:
+        if this is not None:
+            sys.modules[__name__] = this
+
+
+_begin()
