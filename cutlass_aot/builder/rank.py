@@ -17,7 +17,7 @@ from cutlass_aot.manifest.keys import unknown
 from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.runtime.select import sort_key
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
-from cutlass_aot.schema.operands import OperandDescription, describe, supports
+from cutlass_aot.schema.operands import packed, supports
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.targets import Target
 
@@ -212,19 +212,7 @@ def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) 
     """The shapes that a kernel of such operands accepts, packed; none if it is no GEMM."""
     if not all(set(operand.extents) <= _GEMM_EXTENTS for operand in operands):
         return ()
-    return tuple(shape for shape in shapes if supports(operands, [_packed(o, shape) for o in operands]))
-
-
-def _packed(operand: OperandConstraint, shape: Extents) -> OperandDescription:
-    """An operand of a problem as it lies in memory without padding."""
-    sizes = shape.by_name
-    extents = [sizes[name] for name in operand.extents]
-    order = sorted(range(len(extents)), key=lambda mode: mode - len(extents) == operand.contiguous)
-    strides, step = [0] * len(extents), 1
-    for mode in reversed(order):
-        strides[mode] = step
-        step *= extents[mode]
-    return describe(extents, operand.dtype, strides=strides)
+    return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
 
 
 def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Question]) -> list[Ranked]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import BATCH, OperandConstraint
+from cutlass_aot.schema.kernel import BATCH, OperandConstraint, Scale
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed as signed 32-bit integers to compiled code."""
@@ -92,6 +92,40 @@ def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
         strides[mode] = step
         step *= max(shape[mode], 1)
     return tuple(strides)
+
+
+def packed(
+    constraints: Sequence[OperandConstraint], extents: Mapping[str | int, int]
+) -> list[OperandDescription]:
+    """Operands of a problem as they lie in memory without gaps, each laid out as its constraint wants it.
+
+    Args:
+        constraints: of all operands of a kernel.
+        extents: of the problem, by their names. A batch that is not among them is left out.
+
+    Raises:
+        KeyError: if another extent that a constraint names is not among them.
+    """
+    names = {
+        constraint.name: [extent for extent in constraint.extents if extent != BATCH or BATCH in extents]
+        for constraint in constraints
+    }
+    found = []
+    for constraint in constraints:
+        of = constraint.name if constraint.scale is None else constraint.scale.of
+        shape = tuple(name if isinstance(name, int) else extents[name] for name in names[of])
+        if constraint.scale is not None:
+            shape = (_factors(constraint.scale, dict(zip(names[of], shape, strict=True))),)
+        strides = compact_strides(shape, constraint.contiguous)
+        found.append(describe(shape, constraint.dtype, strides=strides))
+    return found
+
+
+def _factors(scale: Scale, shape: Mapping[str | int, int]) -> int:
+    """Number of scale factors for an operand of this shape, by the names of its extents."""
+    others = dict(shape)
+    extent, batch = others.pop(scale.along), others.pop(BATCH, 1)
+    return scale.count(batch, prod(others.values()), extent)
 
 
 class Accepted(NamedTuple):
@@ -290,9 +324,7 @@ def _scale_count(
     scale = constraint.scale
     if scale is None:
         return ""
-    shape = dict(shapes[scale.of])
-    extent, batch = shape.pop(scale.along), shape.pop(BATCH, 1)
-    expected, found = scale.count(batch, prod(shape.values()), extent), prod(operand.shape)
+    expected, found = _factors(scale, shapes[scale.of]), prod(operand.shape)
     if found == expected:
         return ""
     layout = f", laid out as {scale.swizzle}" if scale.swizzle else ""

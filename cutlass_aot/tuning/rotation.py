@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import OperandConstraint
-from cutlass_aot.schema.operands import OperandDescription, describe
 from cutlass_aot.schema.ranking import Extents
 
 MOST_SETS = 64
@@ -71,19 +70,6 @@ class Rotation:
 def is_gemm(operands: Sequence[OperandConstraint]) -> bool:
     """Whether operands are those of a plain GEMM: a, b and out, each with a batch first."""
     return tuple(operand.extents for operand in operands) == _EXTENTS
-
-
-def describe_problem(operands: Sequence[OperandConstraint], extents: Extents) -> list[OperandDescription]:
-    """Compact operands of a problem, as constraints of a GEMM want them laid out."""
-    found = []
-    for operand in operands:
-        batch, major, minor = memory_shape(operand, extents)
-        if operand.contiguous == -2:
-            shape, strides = (batch, minor, major), (major * minor, 1, minor)
-        else:
-            shape, strides = (batch, major, minor), (major * minor, minor, 1)
-        found.append(describe(shape, operand.dtype, strides=strides))
-    return found
 
 
 def memory_shape(operand: OperandConstraint, extents: Extents) -> tuple[int, int, int]:

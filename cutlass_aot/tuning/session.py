@@ -11,11 +11,11 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.listing import Filters
-from cutlass_aot.schema.operands import supports
+from cutlass_aot.schema.operands import packed, supports
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.tuned import applies, fits, objects_of
 from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
-from cutlass_aot.tuning.rotation import describe_problem, is_gemm
+from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0
 """Results are written after a problem if the last time is longer ago than this: a kill loses no more."""
@@ -105,7 +105,7 @@ def plan(
             seen.add(kind)
             fitting, unfit = [], []
             for problem in extents:
-                verdict = supports(group.operands, describe_problem(group.operands, problem))
+                verdict = supports(group.operands, packed(group.operands, problem.by_name))
                 if verdict:
                     fitting.append(problem)
                 else:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.operands import Accepted, OperandDescription, Rejected, describe, supports
+from cutlass_aot.schema.kernel import OperandConstraint, Scale
+from cutlass_aot.schema.operands import Accepted, OperandDescription, Rejected, describe, packed, supports
 from tests.unit.kernels import gemm
 
 GEMM = gemm(layouts="tnt")
@@ -119,3 +120,19 @@ def test_another_element_type_is_refused(
 def test_a_description_describes_itself() -> None:
     found = describe((4, 8), "f16")
     assert describe_operand(found) is found
+
+
+def test_packed_operands_are_laid_out_as_they_are_wanted() -> None:
+    scale = OperandConstraint("a_scale", "f8e8m0", ("*",), -1, 1, 32, scale=Scale("a", 32, "K", "32x4x4"))
+    square = OperandConstraint("table", "f32", ("N", "N"), -2, 1, 4)
+    number = OperandConstraint("alpha", "f32", (), 0, 1, 4)
+    constraints = (*gemm(layouts="tnt").operands, scale, square, number)
+    extents = {"M": 130, "N": 64, "K": 160}
+    found = packed(constraints, extents)
+    assert [item.shape for item in found] == [(130, 160), (160, 64), (130, 64), (2048,), (64, 64), ()]
+    assert [item.strides for item in found[:3]] == [(160, 1), (1, 160), (64, 1)]
+    assert supports(constraints, found)
+    batched = packed(constraints, {**extents, "L": 3})
+    assert batched[1].strides == (160 * 64, 1, 160)
+    assert batched[3].shape == (3 * 2048,)
+    assert supports(constraints, batched)
