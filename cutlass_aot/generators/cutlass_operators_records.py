@@ -35,7 +35,13 @@ _SCHEDULERS = {
     "StaticPersistentTileSchedulerMetadata": "static",
 }
 # These take their grid from the device profile whatever their metadata says of a scheduler.
-_ALWAYS_STATIC = ("PersistentDenseGemmEFC", "Sm90StaticPersistentGemm")
+_ALWAYS_STATIC = (
+    "PersistentDenseGemmEFC",
+    "Sm90StaticPersistentGemm",
+    "PersistentDenseBlockScaledGemm",
+    "MixedInputGemm",
+    "ContiguousOffset2D3DGemmDense",
+)
 _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
 
@@ -101,7 +107,7 @@ def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
         accumulator=problem.accumulator,
         design=chosen,
         target=target,
-        constants=_constants(chosen, device),
+        constants=constants(chosen, device),
     )
 
 
@@ -146,7 +152,7 @@ def constraints(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
     )
 
 
-def _constants(chosen: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
+def constants(chosen: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
     """Numbers of the device profile that a design compiles in: one a cluster size it asks for."""
     if chosen["family"] not in _ALWAYS_STATIC and chosen.get("tile_scheduler") != "static":
         return {}

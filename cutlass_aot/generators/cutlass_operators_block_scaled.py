@@ -1,0 +1,145 @@
+"""Block-scaled GEMMs of the CUTLASS Operator API: enumeration and compilation, inside a worker.
+
+The package lists FP6 operands beside ``f8e4m3`` alone. Its kernel spreads each narrow operand over bytes by itself, and
+the instruction takes any two of FP8, FP6 and FP4 (PTX ISA, ``tcgen05.mma``, ``.kind::mxf8f6f4``): pairs with FP6 that
+the package leaves out have the designs of the pair it lists.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_persistent import (
+    PersistentDenseBlockScaledGemmOperator,
+)
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_catalogue as catalogue
+from cutlass_aot.generators import cutlass_operators_operands as operands
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators import dsl
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.kernel import Kernel
+
+
+def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    """Every block-scaled GEMM for ``problem`` on ``target``; none if a and b are not both scaled."""
+    if problem.operation != "gemm" or None in problem.scales or problem.epilogue is not None:
+        return
+    for operator in operators_of(problem, target).values():
+        design = operands.design(operator)
+        yield Kernel.make(
+            operation=problem.operation,
+            generator=records.GENERATOR,
+            operands=operands.block_scaled(operator, problem),
+            accumulator=problem.accumulator,
+            design=design,
+            target=target,
+            constants=records.constants(design, device),
+        )
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one block-scaled GEMM.
+
+    Raises:
+        CompileError: if the installed operators package has no such kernel any more.
+    """
+    operator = operators_of(operands.problem_of_kernel(kernel), kernel.target).get(kernel.design)
+    if operator is None:
+        raise CompileError(
+            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
+        )
+    (a_mode, _), (b_mode, _), (out_layout, _) = operator._major_modes(operator.metadata.operands)
+    (clusters,) = dict(kernel.constants).values()
+    return dsl.compile_for(
+        kernel.target,
+        block_scaled_gemm,
+        *dsl.fake_operands(kernel),
+        operator.impl,
+        (a_mode, b_mode, out_layout),
+        clusters,
+        dsl.environment_stream(),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
+    """Operators for a problem with scales, by their design in record form."""
+    if target not in {arch.name for arch in tcgen05.MmaMXF8Op.admissible_archs}:
+        return {}  # sm_103f: the DSL has the instruction for sm_100a, sm_100f and sm_103a
+    listed = _listed(problem)
+    if listed is None:
+        return {}
+    return catalogue.by_design(
+        PersistentDenseBlockScaledGemmOperator,
+        wanted=lambda described: operands.problem_of(described, "gemm") == listed,
+        fits=lambda metadata: catalogue.runs_on(metadata, target),
+    )
+
+
+def _listed(problem: Problem) -> Problem | None:
+    """The problem that the package lists in the place of this one; None if there is none.
+
+    The kernel takes element types from its operands: the operators differ in what they are listed for.
+    """
+    a, b, out = problem.dtypes
+    six = [name.startswith("f6") for name in (a, b)]
+    if not any(six) or "f8e4m3" in (a, b):
+        return problem
+    known = ("f4e2m1", "f8e5m2", "f6e2m3", "f6e3m2")
+    # FP4 lies along K, as the package demands of it in every pair.
+    if a not in known or b not in known or (a == "f4e2m1" and problem.layouts[0] != "t"):
+        return None
+    if b == "f4e2m1" and problem.layouts[1] != "n":
+        return None
+    return replace(problem, dtypes=("f8e4m3", b, out) if six[1] else (a, "f8e4m3", out))
+
+
+@cute.jit
+def block_scaled_gemm(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    out: cute.Tensor,
+    a_scale: cute.Tensor,
+    b_scale: cute.Tensor,
+    implementation: cutlass.Constexpr,
+    layouts: cutlass.Constexpr,
+    max_active_clusters: cutlass.Constexpr,
+    stream: Any,
+) -> None:
+    """Call the package's kernel, which takes addresses and extents, with tensors.
+
+    Args:
+        a: compact (L, M, K).
+        b: compact (L, K, N).
+        out: compact (L, M, N).
+        a_scale: rank 1, arranged as :mod:`cutlass_aot.scales` says.
+        b_scale: likewise, with a row for each of N.
+        implementation: the package's host function.
+        layouts: the package's names of the layouts of a, b and out.
+        max_active_clusters: of the device profile.
+        stream: of the launch.
+    """
+    batches, rows, depth = a.shape
+    _, _, columns = b.shape
+    # 64-bit: the kernel makes the batch's stride of these, which reaches beyond 32 bits.
+    shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
+    implementation(
+        a.iterator,
+        b.iterator,
+        a_scale.iterator,
+        b_scale.iterator,
+        out.iterator,
+        layouts,
+        shape,
+        max_active_clusters,
+        stream,
+    )

@@ -1,0 +1,54 @@
+"""Operators of one class of the CUTLASS Operator API by their design. Import it inside a worker only.
+
+``cutlass.operators.get_operators`` takes tensors, and no library has tensors of ``f6e2m3``, ``f6e3m2`` and ``i4``. So
+the class's own list of operands is looked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from cutlass.operators import TargetSm
+
+from cutlass_aot.generators import cutlass_operators_operands as operands
+from cutlass_aot.schema.kernel import DesignValue
+
+Design = tuple[tuple[str, DesignValue], ...]
+
+
+def by_design(
+    operator_class: Any, wanted: Callable[[Any], bool], fits: Callable[[Any], bool]
+) -> dict[Design, Any]:
+    """Operators of a class by their design in record form.
+
+    Args:
+        operator_class: of the package.
+        wanted: whether operand metadata is that of the operands wanted.
+        fits: whether an operator's metadata fits beyond that.
+    """
+    combinations = [found for found in operator_class._metadata_operand_combinations() if wanted(found)]
+
+    class OfTheseOperands(operator_class):  # type: ignore[misc]
+        """The class with these operands alone: asking it for all it has takes seconds."""
+
+        supported_args_type = operator_class.supported_args_type
+        designed_for_min_cc = operator_class.designed_for_min_cc
+
+        @staticmethod
+        def _metadata_operand_combinations() -> Iterator[Any]:
+            return iter(combinations)
+
+    OfTheseOperands.__name__ = operator_class.__name__  # the family's name in records
+    found = OfTheseOperands.generate_operators(fits)
+    return {tuple(sorted(operands.design(operator).items())): operator for operator in found}
+
+
+def runs_on(metadata: Any, target: str) -> bool:
+    """Whether an operator's own list of targets has this one."""
+    return among(metadata.supported_targets, target)
+
+
+def among(targets: Iterable[Any], target: str) -> bool:
+    """Whether code for one of the package's targets can be compiled for this one."""
+    return bool(TargetSm(target.removeprefix("sm_")).supports_operators_from(targets))

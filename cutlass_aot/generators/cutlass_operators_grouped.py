@@ -1,0 +1,95 @@
+"""Grouped GEMMs of the CUTLASS Operator API: enumeration and compilation, inside a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense_gemm import (
+    ContiguousOffset2D3DGemmDenseOperator,
+)
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_catalogue as catalogue
+from cutlass_aot.generators import cutlass_operators_operands as operands
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators import dsl
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.kernel import Kernel
+
+
+def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    """Every grouped GEMM for ``problem`` on ``target``."""
+    if problem.operation != "grouped_gemm" or problem.epilogue is not None:
+        return
+    for operator in operators_of(problem, target).values():
+        design = operands.design(operator)
+        yield Kernel.make(
+            operation=problem.operation,
+            generator=records.GENERATOR,
+            operands=operands.grouped(operator, problem),
+            accumulator=problem.accumulator,
+            design=design,
+            target=target,
+            constants=records.constants(design, device),
+        )
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one grouped GEMM.
+
+    Raises:
+        CompileError: if the installed operators package has no such kernel any more.
+    """
+    operator = operators_of(operands.problem_of_kernel(kernel), kernel.target).get(kernel.design)
+    if operator is None:
+        raise CompileError(
+            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
+        )
+    (clusters,) = dict(kernel.constants).values()
+    return dsl.compile_for(
+        kernel.target,
+        grouped_gemm,
+        *dsl.fake_operands(kernel),
+        operator.impl,
+        clusters,
+        dsl.environment_stream(),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
+    """Operators for a problem, by their design in record form."""
+    return catalogue.by_design(
+        ContiguousOffset2D3DGemmDenseOperator,
+        wanted=lambda described: operands.problem_of(described, "grouped_gemm") == problem,
+        fits=lambda metadata: catalogue.runs_on(metadata, target),
+    )
+
+
+@cute.jit
+def grouped_gemm(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    out: cute.Tensor,
+    offsets: cute.Tensor,
+    implementation: cutlass.Constexpr,
+    max_active_clusters: cutlass.Constexpr,
+    stream: Any,
+) -> None:
+    """Call the package's kernel, whose order of operands is ours.
+
+    Args:
+        a: (M, K), the groups one after the other along M.
+        b: (G, K, N).
+        out: (M, N), the groups as in a.
+        offsets: (G,), the end of each group along M.
+        implementation: the package's host function.
+        max_active_clusters: of the device profile.
+        stream: of the launch.
+    """
+    implementation(a, b, out, offsets, max_active_clusters, stream)

@@ -1,0 +1,193 @@
+"""What the scaled, mixed-input and grouped families of the CUTLASS Operator API demand of their operands.
+
+Nothing is imported but records: operators are looked at as they are. Dense GEMM stands in
+:mod:`cutlass_aot.generators.cutlass_operators_records`.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.schema.dtypes import BY_DSL, DTYPES
+from cutlass_aot.schema.kernel import (
+    ANY_SHAPE,
+    SWIZZLE_32X4X4,
+    SWIZZLE_COLUMNS,
+    DesignValue,
+    Kernel,
+    OperandConstraint,
+    Scale,
+)
+
+BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
+MIXED_INPUT = "MixedInputGemm"
+GROUPED = "ContiguousOffset2D3DGemmDense"
+
+FAMILIES = {
+    BLOCK_SCALED: "SM100 block-scaled: MXFP8, MXFP4, MXFP8 with MXFP4 or MXFP6, NVFP4",
+    MIXED_INPUT: "SM100 mixed input: integers in A are converted on the way, scaled by block if they are i4",
+    GROUPED: "SM100 grouped: A and out hold all groups, one after the other along M",
+}
+"""Families beside dense GEMM by the name of their operator class, less ``Operator``."""
+
+GROUPED_EXTENTS = {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")}
+"""Extents of a grouped GEMM's operands: G is the number of groups."""
+
+_UNPACKED = 128
+"""Elements that the contiguous extent is a multiple of where TMA spreads elements of 4 or 6 bits over bytes.
+Source: CUDA driver API, ``cuTensorMapEncodeTiled``, for 16U4_ALIGN16B and 16U6_ALIGN16B."""
+
+_UNPACKED_ALIGNMENT = 32
+"""Bytes; the same source, for the address and the strides of such an operand."""
+
+_SCALE_ALIGNMENT = 16
+"""Bytes; what TMA asks of an address."""
+
+
+def problem_of(described: Any, operation: str) -> Problem:
+    """The operands of an operator of these families, scale factors included.
+
+    Args:
+        described: operand metadata of the operator.
+        operation: what the family computes.
+
+    Raises:
+        GeneratorError: if an element type or a layout is not one that bundles know.
+    """
+    metadata = SimpleNamespace(operands=described, operator_name=operation)
+    dense = records.problem_of(SimpleNamespace(metadata=metadata))
+    return Problem(
+        operation,
+        dense.dtypes,
+        dense.layouts,
+        dense.accumulator,
+        scales=(_scale_request(described.A), _scale_request(described.B)),
+    )
+
+
+def problem_of_kernel(kernel: Kernel) -> Problem:
+    """The problem that a kernel of these families was enumerated for."""
+    first = kernel.operands[:3]
+    scales = {
+        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
+        for operand in kernel.operands
+        if operand.scale is not None
+    }
+    return Problem(
+        kernel.operation,
+        tuple(operand.dtype for operand in first),
+        "".join(operand.layout for operand in first),
+        kernel.accumulator,
+        scales=(scales.get("a"), scales.get("b")),
+    )
+
+
+def _scale_request(operand: Any) -> ScaleRequest | None:
+    mode = getattr(operand, "mode", None)
+    if mode is None:
+        return None
+    return ScaleRequest(BY_DSL[operand.scale.dtype.__name__], math.prod(mode))
+
+
+def design(operator: Any) -> dict[str, DesignValue]:
+    """An operator's design as plain values.
+
+    Of block-scaled operators 0.3.0 the metadata says 2-CTA instructions for all; their code uses them for
+    tiles of 256 rows alone.
+    """
+    values = records.design(operator)
+    if records.family(operator) == BLOCK_SCALED:
+        values["use_2cta_mma"] = bool(operator.impl.use_2cta_instrs)
+    return values
+
+
+def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
+    """Operands of a block-scaled GEMM: a, b, out, a_scale, b_scale.
+
+    The kernel takes addresses and extents, no strides: operands are compact.
+
+    Args:
+        operator: of the family.
+        problem: whose operands they are, scales included.
+    """
+    unpacked = len({DTYPES[dtype].bits for dtype in problem.dtypes[:2]}) > 1
+    constraints = []
+    for constraint in records.constraints(operator, problem):
+        narrow = DTYPES[constraint.dtype].bits < 8
+        spread = narrow and (unpacked or DTYPES[constraint.dtype].bits == 6)
+        constraints.append(
+            OperandConstraint(
+                name=constraint.name,
+                dtype=constraint.dtype,
+                extents=constraint.extents,
+                contiguous=constraint.contiguous,
+                divisibility=math.lcm(constraint.divisibility, _UNPACKED) if spread else constraint.divisibility,
+                # The package's own is 96 bytes for 128 elements of 6 bits, which nothing needs.
+                alignment=_UNPACKED_ALIGNMENT if spread else 16,
+                compact=True,
+                written=constraint.written,
+            )
+        )
+    for name, scale in zip(("a", "b"), problem.scales, strict=True):
+        assert scale is not None  # who calls has looked
+        constraints.append(_scale_operand(name, scale.dtype, Scale(of=name, block=scale.block, swizzle=SWIZZLE_32X4X4)))
+    return tuple(constraints)
+
+
+def mixed_input(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
+    """Operands of a mixed-input GEMM: a, b, out, and a_scale if a is scaled.
+
+    A scale factor covers ``block`` elements along K of one row; they lie rows first, as (L, K / block, M). K is
+    a multiple of the block: stated for the operands along whose contiguous mode K lies.
+    """
+    constraints = list(records.constraints(operator, problem))
+    scale = problem.scales[0]
+    if scale is None:
+        return tuple(constraints)
+    for position, constraint in enumerate(constraints):
+        if constraint.extents[constraint.contiguous] == "K":
+            divisibility = math.lcm(constraint.divisibility, scale.block)
+            constraints[position] = OperandConstraint(
+                name=constraint.name,
+                dtype=constraint.dtype,
+                extents=constraint.extents,
+                contiguous=constraint.contiguous,
+                divisibility=divisibility,
+                alignment=constraint.alignment,
+            )
+    constraints.append(_scale_operand("a", scale.dtype, Scale(of="a", block=scale.block, swizzle=SWIZZLE_COLUMNS)))
+    return tuple(constraints)
+
+
+def grouped(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
+    """Operands of a grouped GEMM: a, b, out, offsets (the end of each group along M)."""
+    constraints = [
+        OperandConstraint(
+            name=constraint.name,
+            dtype=constraint.dtype,
+            extents=GROUPED_EXTENTS[constraint.name],
+            contiguous=constraint.contiguous,
+            divisibility=constraint.divisibility,
+            alignment=constraint.alignment,
+            written=constraint.written,
+        )
+        for constraint in records.constraints(operator, problem)
+    ]
+    constraints.append(OperandConstraint("offsets", "i32", ("G",), -1, 1, 4))
+    return tuple(constraints)
+
+
+def _scale_operand(of: str, dtype: str, scale: Scale) -> OperandConstraint:
+    return OperandConstraint(
+        name=f"{of}_scale",
+        dtype=dtype,
+        extents=ANY_SHAPE,
+        contiguous=-1,
+        divisibility=1,
+        alignment=_SCALE_ALIGNMENT,
+        scale=scale,
+    )

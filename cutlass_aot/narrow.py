@@ -1,0 +1,154 @@
+"""Elements narrower than a byte: bytes to codes and back, codes to values and back.
+
+Elements follow each other without gaps, the first one in the lowest bits of the first byte: two 4-bit elements in
+a byte, four 6-bit elements in three. A **code** is the bits of one element as a number from 0 on. Values of the
+floating-point types are those of the OCP Microscaling Formats (MX) specification 1.0, section 5.3; none of them has
+an infinity or a NaN. ``i4`` is two's complement.
+
+=========  ====  ========  ========  =======  ===========
+type       bits  exponent  mantissa  largest  smallest > 0
+=========  ====  ========  ========  =======  ===========
+f4e2m1     4     2         1         6        0.5
+f6e2m3     6     2         3         7.5      0.125
+f6e3m2     6     3         2         28       0.0625
+i4         4                         7        1
+=========  ====  ========  ========  =======  ===========
+
+Packed bytes become an operand by :func:`cutlass_aot.view_as`. The functions here work on torch tensors; torch is
+imported when one is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.dtypes import DTYPES
+
+__all__ = ["decode", "encode", "pack", "unpack"]
+
+_FLOATS = {"f4e2m1": (2, 1), "f6e2m3": (2, 3), "f6e3m2": (3, 2)}
+"""Bits of exponent and mantissa; the exponent's bias is that of IEEE 754, 2^(bits - 1) - 1."""
+
+
+def pack(codes: Any, dtype: str) -> Any:
+    """Codes as the bytes that kernels read.
+
+    Args:
+        codes: torch tensor of an integer type, one code an element; the last mode is the contiguous one.
+        dtype: ``f4e2m1``, ``f6e2m3``, ``f6e3m2`` or ``i4``.
+
+    Returns:
+        uint8 tensor whose last extent is ``bits / 8`` times the one of ``codes``.
+
+    Raises:
+        OperandError: if the last extent does not fill whole bytes, a code does not fit, or the type is no such.
+    """
+    import torch
+
+    bits = _bits(dtype)
+    group = 8 // bits if bits == 4 else 4
+    extent = int(codes.shape[-1])
+    if extent % group:
+        raise OperandError(f"{extent} elements of {dtype}: expected a multiple of {group}, which fills whole bytes")
+    numbers = codes.to(torch.int64)
+    if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= 1 << bits):
+        raise OperandError(f"codes from {int(numbers.min())} to {int(numbers.max())}: expected 0 to {(1 << bits) - 1}")
+    numbers = numbers.reshape(*codes.shape[:-1], extent // group, group)
+    words = torch.zeros_like(numbers[..., 0])
+    for place in range(group):
+        words |= numbers[..., place] << (place * bits)
+    parts = [(words >> (8 * place)) & 0xFF for place in range(group * bits // 8)]
+    return torch.stack(parts, dim=-1).to(torch.uint8).reshape(*codes.shape[:-1], extent * bits // 8)
+
+
+def unpack(packed: Any, dtype: str) -> Any:
+    """The codes of packed bytes: the inverse of :func:`pack`.
+
+    Args:
+        packed: torch tensor of bytes (uint8, int8 or ``float4_e2m1fn_x2``), the last mode the contiguous one.
+        dtype: of the elements.
+
+    Returns:
+        uint8 tensor with one code an element.
+
+    Raises:
+        OperandError: if the last extent holds no whole elements, or the type is no such.
+    """
+    import torch
+
+    bits = _bits(dtype)
+    group, width = (2, 1) if bits == 4 else (4, 3)
+    extent = int(packed.shape[-1])
+    if extent % width:
+        raise OperandError(f"{extent} bytes of {dtype}: expected a multiple of {width}, which holds whole elements")
+    numbers = packed.view(torch.uint8).to(torch.int64)
+    numbers = numbers.reshape(*packed.shape[:-1], extent // width, width)
+    words = torch.zeros_like(numbers[..., 0])
+    for place in range(width):
+        words |= numbers[..., place] << (8 * place)
+    parts = [(words >> (place * bits)) & ((1 << bits) - 1) for place in range(group)]
+    return torch.stack(parts, dim=-1).to(torch.uint8).reshape(*packed.shape[:-1], extent // width * group)
+
+
+def decode(codes: Any, dtype: str) -> Any:
+    """The values of codes, exactly.
+
+    Args:
+        codes: torch tensor of an integer type.
+        dtype: of the elements.
+
+    Returns:
+        float32 tensor of the same shape.
+    """
+    import torch
+
+    table = torch.tensor(_values(dtype), dtype=torch.float32, device=codes.device)
+    return table[codes.to(torch.int64)]
+
+
+def encode(values: Any, dtype: str) -> Any:
+    """The code of the nearest value of the type; halfway, the one whose last bit is 0; beyond the largest, the largest.
+
+    Args:
+        values: torch tensor of real numbers without NaN.
+        dtype: of the elements.
+
+    Returns:
+        uint8 tensor of the same shape.
+    """
+    import torch
+
+    known = _values(dtype)
+    # Of 0 and -0, which are equal, the first is kept.
+    codes = sorted(range(len(known)), key=lambda code: (known[code], code))
+    codes = [code for code, before in zip(codes, [-1, *codes], strict=False) if before < 0 or known[before] < known[code]]
+    table = torch.tensor([known[code] for code in codes], dtype=torch.float64, device=values.device)
+    numbers = torch.tensor(codes, dtype=torch.uint8, device=values.device)
+    wanted = values.to(torch.float64).clamp(table[0], table[-1]).contiguous()
+    above = torch.searchsorted(table, wanted).clamp(1, len(codes) - 1)
+    low, high = wanted - table[above - 1], table[above] - wanted
+    upper = (high < low) | ((high == low) & (numbers[above] % 2 == 0))
+    return numbers[torch.where(upper, above, above - 1)]
+
+
+def _bits(dtype: str) -> int:
+    if dtype not in _FLOATS and dtype != "i4":
+        raise OperandError(f"element type {dtype!r}: expected one of {', '.join([*_FLOATS, 'i4'])}")
+    return DTYPES[dtype].bits
+
+
+def _values(dtype: str) -> list[float]:
+    """The value of each code."""
+    bits = _bits(dtype)
+    if dtype == "i4":
+        return [float(code - 16 if code >= 8 else code) for code in range(16)]
+    exponent_bits, mantissa_bits = _FLOATS[dtype]
+    bias = (1 << (exponent_bits - 1)) - 1
+    values = []
+    for code in range(1 << bits):
+        exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
+        mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+        size = (1 + mantissa) * 2.0 ** (exponent - bias) if exponent else mantissa * 2.0 ** (1 - bias)
+        values.append(-size if code >> (bits - 1) else size)
+    return values
