@@ -1,9 +1,9 @@
 """Elements narrower than a byte: bytes to codes and back, codes to values and back.
 
-Elements follow each other without gaps, the first one in the lowest bits of the first byte: two 4-bit elements in
-a byte, four 6-bit elements in three. A **code** is the bits of one element as a number from 0 on. Values of the
-floating-point types are those of the OCP Microscaling Formats (MX) specification 1.0, section 5.3; none of them has
-an infinity or a NaN. ``i4`` is two's complement.
+Elements follow each other without gaps, the first one in the lowest bits of the first byte: two 4-bit
+elements in a byte, four 6-bit elements in three. A **code** is the bits of one element as a number from 0
+on. Values of the floating types are those of the OCP Microscaling Formats (MX) specification 1.0, section
+5.3; none of them has an infinity or a NaN. ``i4`` is two's complement.
 
 =========  ====  ========  ========  =======  ===========
 type       bits  exponent  mantissa  largest  smallest > 0
@@ -14,12 +14,13 @@ f6e3m2     6     3         2         28       0.0625
 i4         4                         7        1
 =========  ====  ========  ========  =======  ===========
 
-Packed bytes become an operand by :func:`cutlass_aot.view_as`. The functions here work on torch tensors; torch is
-imported when one is called.
+Packed bytes become an operand by :func:`cutlass_aot.view_as`. The functions here work on torch tensors; torch
+is imported when one is called.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from cutlass_aot.errors import OperandError
@@ -29,6 +30,9 @@ __all__ = ["decode", "encode", "pack", "unpack"]
 
 _FLOATS = {"f4e2m1": (2, 1), "f6e2m3": (2, 3), "f6e3m2": (3, 2)}
 """Bits of exponent and mantissa; the exponent's bias is that of IEEE 754, 2^(bits - 1) - 1."""
+
+_GROUPS = {4: (2, 1), 6: (4, 3)}
+"""How many elements fill how many bytes, by the bits of one."""
 
 
 def pack(codes: Any, dtype: str) -> Any:
@@ -42,24 +46,27 @@ def pack(codes: Any, dtype: str) -> Any:
         uint8 tensor whose last extent is ``bits / 8`` times the one of ``codes``.
 
     Raises:
-        OperandError: if the last extent does not fill whole bytes, a code does not fit, or the type is no such.
+        OperandError: if the last extent fills no whole bytes, a code does not fit, or the type is no such.
     """
     import torch
 
     bits = _bits(dtype)
-    group = 8 // bits if bits == 4 else 4
+    group, width = _GROUPS[bits]
     extent = int(codes.shape[-1])
     if extent % group:
-        raise OperandError(f"{extent} elements of {dtype}: expected a multiple of {group}, which fills whole bytes")
+        raise OperandError(
+            f"{extent} elements of {dtype}: expected a multiple of {group}, to fill whole bytes"
+        )
     numbers = codes.to(torch.int64)
-    if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= 1 << bits):
-        raise OperandError(f"codes from {int(numbers.min())} to {int(numbers.max())}: expected 0 to {(1 << bits) - 1}")
+    low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
+    if low < 0 or high >= 1 << bits:
+        raise OperandError(f"codes from {low} to {high}: expected 0 to {(1 << bits) - 1}")
     numbers = numbers.reshape(*codes.shape[:-1], extent // group, group)
     words = torch.zeros_like(numbers[..., 0])
     for place in range(group):
         words |= numbers[..., place] << (place * bits)
-    parts = [(words >> (8 * place)) & 0xFF for place in range(group * bits // 8)]
-    return torch.stack(parts, dim=-1).to(torch.uint8).reshape(*codes.shape[:-1], extent * bits // 8)
+    parts = [(words >> (8 * place)) & 0xFF for place in range(width)]
+    return torch.stack(parts, dim=-1).to(torch.uint8).reshape(*codes.shape[:-1], extent // group * width)
 
 
 def unpack(packed: Any, dtype: str) -> Any:
@@ -78,10 +85,12 @@ def unpack(packed: Any, dtype: str) -> Any:
     import torch
 
     bits = _bits(dtype)
-    group, width = (2, 1) if bits == 4 else (4, 3)
+    group, width = _GROUPS[bits]
     extent = int(packed.shape[-1])
     if extent % width:
-        raise OperandError(f"{extent} bytes of {dtype}: expected a multiple of {width}, which holds whole elements")
+        raise OperandError(
+            f"{extent} bytes of {dtype}: expected a multiple of {width}, to hold whole elements"
+        )
     numbers = packed.view(torch.uint8).to(torch.int64)
     numbers = numbers.reshape(*packed.shape[:-1], extent // width, width)
     words = torch.zeros_like(numbers[..., 0])
@@ -100,6 +109,9 @@ def decode(codes: Any, dtype: str) -> Any:
 
     Returns:
         float32 tensor of the same shape.
+
+    Raises:
+        OperandError: if the type is no such.
     """
     import torch
 
@@ -108,7 +120,9 @@ def decode(codes: Any, dtype: str) -> Any:
 
 
 def encode(values: Any, dtype: str) -> Any:
-    """The code of the nearest value of the type; halfway, the one whose last bit is 0; beyond the largest, the largest.
+    """The code of the nearest value of the type.
+
+    Halfway between two, it is the code whose last bit is 0; beyond the largest, that of the largest.
 
     Args:
         values: torch tensor of real numbers without NaN.
@@ -116,13 +130,16 @@ def encode(values: Any, dtype: str) -> Any:
 
     Returns:
         uint8 tensor of the same shape.
+
+    Raises:
+        OperandError: if the type is no such.
     """
     import torch
 
     known = _values(dtype)
     # Of 0 and -0, which are equal, the first is kept.
     codes = sorted(range(len(known)), key=lambda code: (known[code], code))
-    codes = [code for code, before in zip(codes, [-1, *codes], strict=False) if before < 0 or known[before] < known[code]]
+    codes = codes[:1] + [code for before, code in pairwise(codes) if known[before] < known[code]]
     table = torch.tensor([known[code] for code in codes], dtype=torch.float64, device=values.device)
     numbers = torch.tensor(codes, dtype=torch.uint8, device=values.device)
     wanted = values.to(torch.float64).clamp(table[0], table[-1]).contiguous()

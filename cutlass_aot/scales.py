@@ -1,10 +1,11 @@
 """Lay the scale factors of a block-scaled operand out as tensor cores read them, and back again.
 
-A block-scaled operand of extents ``(rows, k)`` has one scale factor for each ``block`` elements along K: plain
-scale factors have shape ``(rows, ceil(k / block))``, or ``(batch, rows, ceil(k / block))``. Kernels take them in
-tiles of 128 rows by 4 blocks. Rows are padded to a multiple of 128 and blocks to a multiple of 4; tiles follow
-each other along K first, then along rows, then along the batch. Within a tile, the scale factor of row ``r`` and
-block ``c`` stands at ``(r % 32) * 16 + (r // 32) * 4 + c``. Rows are those of A, and for B its columns.
+A block-scaled operand of extents ``(rows, k)`` has one scale factor for each ``block`` elements along K.
+Plain scale factors have shape ``(rows, ceil(k / block))``, or ``(batch, rows, ceil(k / block))``. Kernels
+take them in tiles of 128 rows by 4 blocks: rows are padded to a multiple of 128 and blocks to a multiple of
+4, and tiles follow each other along K first, then along rows, then along the batch. Within a tile, the
+scale factor of row ``r`` and block ``c`` stands at ``(r % 32) * 16 + (r // 32) * 4 + c``. Rows are those of
+A; for B they are its columns.
 
 Source of the layout: cuBLAS documentation, "1D Block Scaling Factors Layout". It is ``32x4x4`` in records.
 """
@@ -68,9 +69,8 @@ def arrange(scales: Any, rows: int, k: int, block: int) -> Any:
     Padding is zero bytes: it is multiplied with elements that are zero, and must not be NaN.
 
     Args:
-        scales: plain scale factors of shape ``(rows, ceil(k / block))`` or ``(batch, rows, ceil(k / block))``, of
-            an element type of one byte: a torch tensor on any device, or an array of the Python array API
-            (NumPy from 2.1 on, CuPy, JAX). Any strides.
+        scales: plain scale factors, of an element type of one byte: a torch tensor on any device, or an array
+            of the Python array API (NumPy from 2.1 on, CuPy, JAX). Any strides.
         rows: M for operand A, N for operand B.
         k: extent that blocks lie along.
         block: elements that share a scale factor, 16 or 32.
@@ -171,7 +171,7 @@ class _Library:
         width = tensor.dtype.itemsize
         if width != 1:
             raise OperandError(
-                f"scale factors of element type {tensor.dtype}: expected one of one byte, such as f8e8m0 or f8e4m3"
+                f"scale factors of element type {tensor.dtype}: expected one of one byte, such as f8e8m0"
             )
         return tensor.view(self._module.uint8)
 

@@ -1,4 +1,4 @@
-"""Dense GEMMs of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
+"""Kernels of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
 
 What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker` and, for ranking,
 :mod:`cutlass_aot.generators.cutlass_operators_rank`; what an operator is as a record, in
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cutlass_aot.generators.cutlass_operators_operands import FAMILIES as OTHER_FAMILIES
 from cutlass_aot.generators.cutlass_operators_records import FAMILIES, GENERATOR
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
@@ -17,20 +18,25 @@ from cutlass_aot.schema.ranking import Extents
 
 
 class CutlassOperators:
-    """Generator of every dense GEMM family of ``cutlass.operators``."""
+    """Generator of the GEMMs of ``cutlass.operators``: dense, block-scaled, mixed-input and grouped."""
 
     name = GENERATOR
     version = "1"
-    operations = ("gemm",)
+    operations = ("gemm", "grouped_gemm")
     modules = (
         "cutlass_aot.generators.cutlass_operators",
+        "cutlass_aot.generators.cutlass_operators_block_scaled",
+        "cutlass_aot.generators.cutlass_operators_catalogue",
+        "cutlass_aot.generators.cutlass_operators_grouped",
+        "cutlass_aot.generators.cutlass_operators_mixed_input",
+        "cutlass_aot.generators.cutlass_operators_operands",
         "cutlass_aot.generators.cutlass_operators_records",
         "cutlass_aot.generators.cutlass_operators_worker",
         "cutlass_aot.generators.dsl",
     )
     # The module that ranks is not among them: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {
-        "family": "operator class without `Operator`: " + ", ".join(FAMILIES),
+        "family": "operator class without `Operator`: " + ", ".join([*FAMILIES, *OTHER_FAMILIES]),
         "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",
         "cluster_shape": "blocks of a cluster, MxN",
         "fallback_cluster_shape": "smaller cluster for the rest (PersistentDenseGemmPreferredCluster)",
@@ -51,12 +57,14 @@ class CutlassOperators:
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """GPU code targets it can serve."""
+        if operation == "grouped_gemm":
+            return ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
         return (
             "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
         )  # fmt: skip
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
-        """Every dense GEMM for ``problem`` on ``target``."""
+        """Every kernel for ``problem`` on ``target``."""
         from cutlass_aot.generators.cutlass_operators_worker import enumerate_kernels
 
         return enumerate_kernels(problem, target, device)

@@ -1,8 +1,8 @@
 """Block-scaled GEMMs of the CUTLASS Operator API: enumeration and compilation, inside a worker.
 
-The package lists FP6 operands beside ``f8e4m3`` alone. Its kernel spreads each narrow operand over bytes by itself, and
-the instruction takes any two of FP8, FP6 and FP4 (PTX ISA, ``tcgen05.mma``, ``.kind::mxf8f6f4``): pairs with FP6 that
-the package leaves out have the designs of the pair it lists.
+The package lists FP6 operands beside ``f8e4m3`` alone. Its kernel spreads each narrow operand over bytes by
+itself, and the instruction takes any two of FP8, FP6 and FP4 (PTX ISA, ``tcgen05.mma``,
+``.kind::mxf8f6f4``): pairs with FP6 that the package leaves out have the designs of the pair it lists.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _listed(problem: Problem) -> Problem | None:
     return replace(problem, dtypes=("f8e4m3", b, out) if six[1] else (a, "f8e4m3", out))
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def block_scaled_gemm(
     a: cute.Tensor,
     b: cute.Tensor,

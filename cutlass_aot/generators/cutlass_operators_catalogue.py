@@ -1,7 +1,7 @@
 """Operators of one class of the CUTLASS Operator API by their design. Import it inside a worker only.
 
-``cutlass.operators.get_operators`` takes tensors, and no library has tensors of ``f6e2m3``, ``f6e3m2`` and ``i4``. So
-the class's own list of operands is looked through.
+``cutlass.operators.get_operators`` takes tensors, and no library has tensors of ``f6e2m3``, ``f6e3m2`` and
+``i4``. So the class's own list of operands is looked through.
 """
 
 from __future__ import annotations

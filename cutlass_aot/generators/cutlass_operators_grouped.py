@@ -71,7 +71,7 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     )
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def grouped_gemm(
     a: cute.Tensor,
     b: cute.Tensor,

@@ -1,6 +1,7 @@
 """Mixed-input GEMMs of the CUTLASS Operator API: enumeration and compilation, inside a worker.
 
-Operand a holds integers, which the kernel converts to b's element type before it multiplies; ``i4`` ones are scaled.
+Operand a holds integers, which the kernel converts to b's element type before it multiplies; ``i4`` ones are
+scaled too.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     return catalogue.by_design(
         MixedInputGemmOperator,
         wanted=lambda described: operands.problem_of(described, "gemm") == problem,
-        # The package's list for integers is that of integer instructions; these kernels multiply in f16 or bf16.
+        # The package's list for 8-bit integers is that of integer instructions; these kernels multiply in f16
+        # or bf16.
         fits=lambda metadata: catalogue.among(
             metadata.design.mma_instruction_type.supported_targets(), target
         ),
     )
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def mixed_input_gemm(
     a: cute.Tensor,
     b: cute.Tensor,
@@ -100,7 +102,7 @@ def mixed_input_gemm(
     implementation(a, None, b, out, max_active_clusters, stream)
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def scaled_mixed_input_gemm(
     a: cute.Tensor,
     b: cute.Tensor,

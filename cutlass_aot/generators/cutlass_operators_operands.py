@@ -7,6 +7,7 @@ Nothing is imported but records: operators are looked at as they are. Dense GEMM
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,15 +38,15 @@ FAMILIES = {
 GROUPED_EXTENTS = {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")}
 """Extents of a grouped GEMM's operands: G is the number of groups."""
 
-_UNPACKED = 128
+_SPREAD = 128
 """Elements that the contiguous extent is a multiple of where TMA spreads elements of 4 or 6 bits over bytes.
 Source: CUDA driver API, ``cuTensorMapEncodeTiled``, for 16U4_ALIGN16B and 16U6_ALIGN16B."""
 
-_UNPACKED_ALIGNMENT = 32
-"""Bytes; the same source, for the address and the strides of such an operand."""
+_SPREAD_ALIGNMENT = 32
+"""Bytes; what TMA asks of the address of such an operand; the same source."""
 
-_SCALE_ALIGNMENT = 16
-"""Bytes; what TMA asks of an address."""
+_ALIGNMENT = 16
+"""Bytes; what TMA asks of the address of any other."""
 
 
 def problem_of(described: Any, operation: str) -> Problem:
@@ -114,67 +115,43 @@ def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ..
         operator: of the family.
         problem: whose operands they are, scales included.
     """
-    unpacked = len({DTYPES[dtype].bits for dtype in problem.dtypes[:2]}) > 1
+    mixed = len({DTYPES[dtype].bits for dtype in problem.dtypes[:2]}) > 1
     constraints = []
     for constraint in records.constraints(operator, problem):
-        narrow = DTYPES[constraint.dtype].bits < 8
-        spread = narrow and (unpacked or DTYPES[constraint.dtype].bits == 6)
+        bits = DTYPES[constraint.dtype].bits
+        spread = bits == 6 or (bits == 4 and mixed)
         constraints.append(
-            OperandConstraint(
-                name=constraint.name,
-                dtype=constraint.dtype,
-                extents=constraint.extents,
-                contiguous=constraint.contiguous,
-                divisibility=math.lcm(constraint.divisibility, _UNPACKED) if spread else constraint.divisibility,
-                # The package's own is 96 bytes for 128 elements of 6 bits, which nothing needs.
-                alignment=_UNPACKED_ALIGNMENT if spread else 16,
+            replace(
+                constraint,
+                divisibility=math.lcm(constraint.divisibility, _SPREAD)
+                if spread
+                else constraint.divisibility,
+                # The package's own is 96 bytes where it is 128 elements of 6 bits, which nothing needs.
+                alignment=_SPREAD_ALIGNMENT if spread else _ALIGNMENT,
                 compact=True,
-                written=constraint.written,
             )
         )
-    for name, scale in zip(("a", "b"), problem.scales, strict=True):
-        assert scale is not None  # who calls has looked
-        constraints.append(_scale_operand(name, scale.dtype, Scale(of=name, block=scale.block, swizzle=SWIZZLE_32X4X4)))
+    for name, request in zip(("a", "b"), problem.scales, strict=True):
+        if request is not None:
+            scale = Scale(of=name, block=request.block, swizzle=SWIZZLE_32X4X4)
+            constraints.append(_scale_operand(name, request.dtype, scale))
     return tuple(constraints)
 
 
 def mixed_input(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
-    """Operands of a mixed-input GEMM: a, b, out, and a_scale if a is scaled.
-
-    A scale factor covers ``block`` elements along K of one row; they lie rows first, as (L, K / block, M). K is
-    a multiple of the block: stated for the operands along whose contiguous mode K lies.
-    """
-    constraints = list(records.constraints(operator, problem))
+    """Operands of a mixed-input GEMM: a, b, out, and a_scale if a is scaled."""
+    constraints = records.constraints(operator, problem)
     scale = problem.scales[0]
     if scale is None:
-        return tuple(constraints)
-    for position, constraint in enumerate(constraints):
-        if constraint.extents[constraint.contiguous] == "K":
-            divisibility = math.lcm(constraint.divisibility, scale.block)
-            constraints[position] = OperandConstraint(
-                name=constraint.name,
-                dtype=constraint.dtype,
-                extents=constraint.extents,
-                contiguous=constraint.contiguous,
-                divisibility=divisibility,
-                alignment=constraint.alignment,
-            )
-    constraints.append(_scale_operand("a", scale.dtype, Scale(of="a", block=scale.block, swizzle=SWIZZLE_COLUMNS)))
-    return tuple(constraints)
+        return constraints
+    factors = Scale(of="a", block=scale.block, swizzle=SWIZZLE_COLUMNS)
+    return (*constraints, _scale_operand("a", scale.dtype, factors))
 
 
 def grouped(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
     """Operands of a grouped GEMM: a, b, out, offsets (the end of each group along M)."""
     constraints = [
-        OperandConstraint(
-            name=constraint.name,
-            dtype=constraint.dtype,
-            extents=GROUPED_EXTENTS[constraint.name],
-            contiguous=constraint.contiguous,
-            divisibility=constraint.divisibility,
-            alignment=constraint.alignment,
-            written=constraint.written,
-        )
+        replace(constraint, extents=GROUPED_EXTENTS[constraint.name])
         for constraint in records.constraints(operator, problem)
     ]
     constraints.append(OperandConstraint("offsets", "i32", ("G",), -1, 1, 4))
@@ -188,6 +165,6 @@ def _scale_operand(of: str, dtype: str, scale: Scale) -> OperandConstraint:
         extents=ANY_SHAPE,
         contiguous=-1,
         divisibility=1,
-        alignment=_SCALE_ALIGNMENT,
+        alignment=_ALIGNMENT,
         scale=scale,
     )

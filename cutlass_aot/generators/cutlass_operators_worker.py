@@ -1,4 +1,7 @@
-"""Dense GEMMs of the CUTLASS Operator API: enumeration and compilation, inside a worker."""
+"""Kernels of the CUTLASS Operator API: enumeration and compilation, inside a worker.
+
+Dense GEMM stands here; the other families each have a module with the same two functions.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,10 @@ import cutlass.utils
 import torch
 
 from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_block_scaled as block_scaled
+from cutlass_aot.generators import cutlass_operators_grouped as grouped
+from cutlass_aot.generators import cutlass_operators_mixed_input as mixed_input
+from cutlass_aot.generators import cutlass_operators_operands as operands
 from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.device import DeviceProfile
@@ -23,11 +30,27 @@ from cutlass_aot.schema.kernel import DesignValue, Kernel
 # Any extents that every tile shape divides: they choose major modes here, nothing else.
 _SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
 
+_OTHER_FAMILIES: Mapping[str, Any] = {
+    operands.BLOCK_SCALED: block_scaled,
+    operands.MIXED_INPUT: mixed_input,
+    operands.GROUPED: grouped,
+}
+
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-    """Every dense GEMM for ``problem`` on ``target``, without listing the catalogue."""
-    if problem.operation != "gemm" or len(problem.dtypes) != 3:
+    """Every kernel of the package for ``problem`` on ``target``, without listing the catalogue."""
+    if len(problem.dtypes) != 3:
         return
+    yield from _dense_kernels(problem, target, device)
+    for family in _OTHER_FAMILIES.values():
+        yield from family.enumerate_kernels(problem, target, device)
+
+
+def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    if problem.operation != "gemm" or problem.scales != (None, None) or problem.epilogue is not None:
+        return
+    if any(not DTYPES[dtype].torch for dtype in problem.dtypes):
+        return  # the package takes tensors, and torch has none of these
     for operator in operators_of(problem, target).values():
         yield records.record(operator, target, device)
 
@@ -38,6 +61,10 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
     """
+    family = _OTHER_FAMILIES.get(str(dict(kernel.design)["family"]))
+    if family is not None:
+        elsewhere: CompiledFunction = family.compile_kernel(kernel)
+        return elsewhere
     problem = Problem(
         kernel.operation,
         tuple(operand.dtype for operand in kernel.operands),

@@ -7,11 +7,13 @@ its ``compile``, never at the top of the module that holds the generator's class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.base_dsl.tvm_ffi_builder import spec
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
@@ -37,10 +39,11 @@ def dsl_dtype(name: str) -> Any:
 def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:
     """What each extent is a multiple of, by name.
 
-    An operand demands it of its contiguous extent alone. Operands that share an extent share its value too,
-    so that the least common multiple of their demands holds for every one of them.
+    An operand demands it of its contiguous extent, scale factors of what they scale. Operands that share an
+    extent share its value too, so that the least common multiple of their demands holds for every one.
     """
     divisibilities: dict[str, int] = {}
+    operands = tuple(operands)
     for operand in operands:
         for name in operand.extents:
             if isinstance(name, str) and operand.extents != ANY_SHAPE:
@@ -48,6 +51,11 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
         name = operand.extents[operand.contiguous] if operand.extents else ""
         if name in divisibilities:
             divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
+    shapes = {operand.name: operand.extents for operand in operands}
+    for operand in operands:
+        if operand.scale is not None:
+            for name, multiple in operand.scale.multiples(shapes[operand.scale.of], operand.dtype).items():
+                divisibilities[name] = math.lcm(divisibilities[name], multiple)
     return divisibilities
 
 
@@ -123,4 +131,20 @@ def compile_for(target: str, function: Any, *arguments: Any) -> CompiledFunction
         Exception: whatever the DSL raises; the worker turns it into a failure of this kernel alone.
     """
     compiler = cute.compile[cute.GPUArch(target), cute.EnableTVMFFI(True)]
-    return cast(CompiledFunction, compiler(function, *arguments))
+    with _four_bit_floats_by_element():
+        return cast(CompiledFunction, compiler(function, *arguments))
+
+
+@contextmanager
+def _four_bit_floats_by_element() -> Iterator[None]:
+    """Within: a placeholder of 4-bit floats stands for a tensor whose shape counts elements, like any other.
+
+    The DSL would have the compiled function take torch's pairs, with extents of their own for them: a K that
+    differs between two operands would pass its checks.
+    """
+    saved = spec.create_map_tensor_dtype_f4x2_to_f4_spec
+    spec.create_map_tensor_dtype_f4x2_to_f4_spec = lambda tensor: tensor
+    try:
+        yield
+    finally:
+        spec.create_map_tensor_dtype_f4x2_to_f4_spec = saved

@@ -56,6 +56,9 @@ class Scale:
     - ``"32x4x4"``: what tensor cores of SM100 read: tiles of 128 rows x 4 factors, row-major over the rounded
       up matrix; the factor of row r and column c of a tile stands at ``(r % 32) * 16 + (r // 32) * 4 + c``.
       Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
+    - ``"columns"``: F x R factors, those of all rows for the first block, then for the second, a batch after
+      the other. They are loaded 16 bytes at a time: R of them fill a multiple of 16 bytes, and the extent is
+      a multiple of ``block``.
 
     Attributes:
         of: name of the operand that is scaled.
@@ -76,9 +79,23 @@ class Scale:
             return batch * (-(-rows // 128) * 128) * (-(-factors // 4) * 4)
         return batch * rows * factors
 
+    def multiples(self, extents: Sequence[str | int], dtype: str) -> dict[str, int]:
+        """What extents of the scaled operand are multiples of, by name.
+
+        Args:
+            extents: of the scaled operand.
+            dtype: element type of the factors.
+        """
+        if self.swizzle != SWIZZLE_COLUMNS:
+            return {}
+        rows = 16 * 8 // DTYPES[dtype].bits
+        names = [extent for extent in extents if isinstance(extent, str) and extent != BATCH]
+        return {name: self.block if name == self.along else rows for name in names}
+
 
 SWIZZLE_32X4X4 = "32x4x4"
-SWIZZLES = ("", SWIZZLE_32X4X4)
+SWIZZLE_COLUMNS = "columns"
+SWIZZLES = ("", SWIZZLE_32X4X4, SWIZZLE_COLUMNS)
 """Layouts of scale factors in memory, see :class:`Scale`."""
 
 

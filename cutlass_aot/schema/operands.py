@@ -324,7 +324,11 @@ def _scale_count(
     scale = constraint.scale
     if scale is None:
         return ""
-    expected, found = _factors(scale, shapes[scale.of]), prod(operand.shape)
+    shape = shapes[scale.of]
+    for name, multiple in scale.multiples(tuple(shape), constraint.dtype).items():
+        if shape[name] % multiple:
+            return f"expected extent {name} of `{scale.of}` divisible by {multiple}, got {shape[name]}"
+    expected, found = _factors(scale, shape), prod(operand.shape)
     if found == expected:
         return ""
     layout = f", laid out as {scale.swizzle}" if scale.swizzle else ""

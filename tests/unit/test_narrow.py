@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_every_code_is_the_nearest_to_its_value(dtype):
 @pytest.mark.parametrize("dtype", BITS)
 def test_encode_takes_the_nearest_and_halfway_the_even_code(dtype):
     known = sorted(set(narrow.decode(torch.arange(1 << BITS[dtype]), dtype).tolist()))
-    for low, high in zip(known, known[1:], strict=False):
+    for low, high in pairwise(known):
         for part in (0.25, 0.5, 0.75):
             value = low + part * (high - low)
             code = int(narrow.encode(torch.tensor([value], dtype=torch.float64), dtype)[0])
