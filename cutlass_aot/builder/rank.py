@@ -210,7 +210,7 @@ def questions_of(
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
     """The shapes that a kernel of such operands accepts, packed; none if it is no GEMM."""
-    if not all(set(operand.extents) <= _GEMM_EXTENTS for operand in operands):
+    if not all(operand.scale is not None or set(operand.extents) <= _GEMM_EXTENTS for operand in operands):
         return ()
     return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
 

@@ -34,12 +34,10 @@ def rank_kernels(
     gpu: str,
 ) -> Ranked:
     """Rank ``kernels`` for each of ``shapes``; see :class:`cutlass_aot.generators.protocol.Ranker`."""
-    known = operators_of(problem, target)
-    candidates = {
-        kernel.digest: known[kernel.design]
-        for kernel in kernels
-        if dict(kernel.design)["family"] in MODELLED_FAMILIES and kernel.design in known
-    }
+    modelled = [kernel for kernel in kernels if dict(kernel.design)["family"] in MODELLED_FAMILIES]
+    # Only then: the package takes tensors, and there are none of some element types of the other families.
+    known = operators_of(problem, target) if modelled else {}
+    candidates = {kernel.digest: known[kernel.design] for kernel in modelled if kernel.design in known}
     if not candidates:
         reason = f"{heuristic} models {', '.join(MODELLED_FAMILIES)} alone"
         return Ranked(frozenset(), tuple(() for _ in shapes), reason)

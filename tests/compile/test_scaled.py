@@ -266,9 +266,11 @@ def test_every_kernel_has_the_instructions_that_its_record_calls_for(bundle, sto
 _LAYOUT_OF_THE_PACKAGE = """
 import json, sys
 import cutlass, cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.utils.blockscaled_layout import tile_atom_to_shape_SF
+from cutlass.utils.mixed_input_helpers import get_gmem_layout_scale
 
-places = []
+places, columns = [], []
 
 
 @cute.jit
@@ -282,9 +284,23 @@ def place(rows: cutlass.Constexpr, k: cutlass.Constexpr, batch: cutlass.Constexp
     places.append((rows, k, batch, block, int(cute.cosize(layout))))
 
 
+@cute.jit
+def by_columns(
+    rows: cutlass.Constexpr, k: cutlass.Constexpr, batch: cutlass.Constexpr, block: cutlass.Constexpr
+):
+    layout = get_gmem_layout_scale((rows, k, batch), 1, block, OperandMajorMode.MN)
+    for index in cutlass.range_constexpr(batch):
+        for row in cutlass.range_constexpr(0, rows, 29):
+            for column in cutlass.range_constexpr(0, k, block):
+                where = int(cute.crd2idx((row, column + block - 1, index), layout))
+                columns.append((rows, k, batch, block, index, row, column // block, where))
+
+
 for shape in ((1, 32, 1, 32), (128, 64, 1, 16), (129, 513, 2, 16), (300, 400, 3, 32), (640, 1056, 1, 32)):
     cute.compile(place, *shape)
-print(json.dumps(places))
+for shape in ((8, 64, 1, 64), (264, 1024, 3, 128)):
+    cute.compile(by_columns, *shape)
+print(json.dumps([places, columns]))
 """
 
 
@@ -299,14 +315,17 @@ def test_scale_factors_lie_where_the_package_looks_for_them(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    places = json.loads(done.stdout)
+    places, columns = json.loads(done.stdout)
     assert len(places) > 500
+    assert len(columns) > 100
     for rows, k, batch, block, *rest in places:
         if len(rest) == 1:
             assert rest[0] == scales.count(rows, k, block, batch=batch)
         else:
             index, row, column, where = rest
             assert scales.position(row, column, rows, k, block, batch=index) == where
+    for rows, k, _, block, index, row, column, where in columns:
+        assert (index * (k // block) + column) * rows + row == where
 
 
 def test_a_torch_tensor_of_pairs_is_described_by_its_elements():

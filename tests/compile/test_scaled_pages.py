@@ -1,7 +1,7 @@
 """The pages of scaled, mixed-input and grouped GEMM: manifests are built, code runs as far as it can.
 
-What needs a GPU of the SM100 family is compiled as Python and no more; that its operands find a kernel is shown
-by the pages' own descriptions.
+What needs a GPU of the SM100 family is compiled as Python and no more; that its operands find a kernel is
+shown by the pages' own descriptions.
 """
 
 from __future__ import annotations

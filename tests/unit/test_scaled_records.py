@@ -104,6 +104,13 @@ def test_integers_with_scale_factors_demand_whole_blocks_and_rows():
         describe((264, 64), "f16"),
     ]
     assert supports(made, [*given, describe((2, 264), "f16")])
+    for shape, what in (
+        ((268, 256), "M of `a` divisible by 8, got 268"),
+        ((264, 320), "K of `a` divisible by 128"),
+    ):
+        m, k = shape
+        others = [describe((m, k), "i4"), describe((k, 64), "f16", strides=(1, k)), describe((m, 64), "f16")]
+        assert what in supports(made, [*others, describe((-(-k // 128), m), "f16")]).reason
     refused = supports(made, [*given, describe((3, 264), "f16")])
     assert "expected 528 scale factors, one for each 128 elements of `a` along K" in refused.reason
 
