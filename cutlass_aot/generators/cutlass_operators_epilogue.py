@@ -1,0 +1,267 @@
+"""Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue, inside a worker.
+
+The package turns a Python function into an epilogue by tracing its source; that reaches fewer functions than
+its kernel has, and computes in the output's element type. Here the kernel class behind the operator is given
+the formula itself: :class:`_Program` loads the operands, evaluates the formula in f32, and stores and reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.operators.providers.cutedsl.evt import efc
+from cutlass.operators.providers.cutedsl.gemm.implementations.sm100_static_persistent_efc_impl import (
+    PersistentDenseGemmEFCKernel,
+)
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators import dsl
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.epilogue import (
+    COLUMN,
+    ELEMENT,
+    EXTENTS,
+    MATRIX,
+    NUMBER,
+    ROW,
+    Epilogue,
+    EpilogueOperand,
+    parse_epilogue,
+)
+from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+
+FAMILY = "PersistentDenseGemmEFC"
+"""The family whose kernel takes any epilogue."""
+
+TRANSPORT = "transport_"
+"""What precedes an operand's name in a kernel's design, where its transport is not the default."""
+
+_TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
+
+# Modes of the output (M, N, L) by the modes of an operand; True is a mode that it does not have.
+_MODES: Mapping[tuple[str | int, ...], tuple[int | bool, ...]] = {
+    ROW: (True, 0, True),
+    COLUMN: (0, True, True),
+    ELEMENT: (True, True, True),
+}
+_REDUCTIONS = {"sum": "ADD", "max": "MAX", "min": "MIN"}
+
+
+def constraints(epilogue: Epilogue, out_layout: str) -> tuple[OperandConstraint, ...]:
+    """What a kernel demands of an epilogue's operands.
+
+    Args:
+        epilogue: whose operands, sorted by name.
+        out_layout: ``t`` or ``n``, that of a matrix which names none.
+    """
+    return tuple(_constraint(operand, out_layout) for operand in epilogue.operands)
+
+
+def _constraint(operand: EpilogueOperand, out_layout: str) -> OperandConstraint:
+    bytes_ = DTYPES[operand.dtype].bytes
+    # A vector's length is free: TMA demands 16 bytes of strides, and it has none. Of a matrix, the contiguous
+    # extent of a batch of one is the stride of the next mode.
+    divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
+    contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
+    by_element = operand.extents in (NUMBER, ELEMENT) or (operand.written and operand.extents != MATRIX)
+    return OperandConstraint(
+        name=operand.name,
+        dtype=operand.dtype,
+        extents=operand.extents,
+        contiguous=0 if operand.extents == NUMBER else contiguous,
+        divisibility=divisibility,
+        alignment=bytes_ if by_element else _TMA_BYTES,
+        written=operand.written,
+    )
+
+
+class _Program:
+    """A formula as the package's kernel calls it: once to learn what is read and written, then to compute."""
+
+    def __init__(self, epilogue: Epilogue) -> None:
+        self.operands = {operand.name: operand for operand in epilogue.operands}
+        self.statements = epilogue.statements
+        self.read = frozenset().union(*(names_in(s.expression) for s in self.statements)) - {ACCUMULATOR}
+
+    def function(self) -> Callable[..., None]:
+        """A function of the package's form: its parameters are those of :meth:`run`, by number.
+
+        The package makes names of its own out of the parameters' names; numbers cannot collide with them.
+        """
+        names = [f"operand{index}" for index in range(1 + len(self.operands))]
+        made: Callable[..., None] = efc.create_named_epilogue(["efc_config", *names], self.run)
+        return made
+
+    def run(self, configuration: Any, out: Any, *operands: Any) -> None:
+        """Load, compute, store.
+
+        Args:
+            configuration: the package's view of the epilogue in its present phase.
+            out: D.
+            operands: the others, sorted by name.
+        """
+        given = {OUT: out, **dict(zip(self.operands, operands, strict=True))}
+        loaded = {name: self._load(configuration, name, given[name]) for name in sorted(self.read)}
+        analysing = configuration.phase is efc.EFC.Phase.ParameterAnalysis
+        values: dict[str, Any] = {}
+        if not analysing:
+            accumulator = configuration.accum()
+            values = {name: _everywhere(accumulator, value) for name, value in loaded.items()}
+            values[ACCUMULATOR] = accumulator
+        functions = {name: getattr(configuration, name) for name in FUNCTIONS}
+        for statement in self.statements:
+            # What is computed does not matter to the analysis, and may divide by what is not known yet.
+            value = 1 if analysing else _computed(statement, values, functions)
+            self._store(configuration, statement, given[statement.name], value)
+
+    def _load(self, configuration: Any, name: str, given: Any) -> Any:
+        operand = self.operands[name]
+        if operand.extents == NUMBER:
+            return given
+        source = given
+        if operand.extents != MATRIX:
+            source = configuration.remap_modes(given, _MODES[operand.extents])
+        return source.load(via=efc.Transport(operand.transport or "tma"))
+
+    def _store(self, configuration: Any, statement: Statement, given: Any, value: Any) -> None:
+        operand = self.operands.get(statement.name)
+        if operand is None or operand.extents == MATRIX:
+            transport = operand.transport if operand else ""
+            given.store(value, via=efc.Transport(transport or "tma"))
+            return
+        kept = configuration.remap_modes(given, _MODES[operand.extents])
+        kept.reduce(value, op=getattr(configuration, _REDUCTIONS[statement.reduction]))
+
+
+def _everywhere(accumulator: Any, value: Any) -> Any:
+    """A number as a value for each element, so that every function takes it."""
+    if isinstance(value, cute.TensorSSA):
+        return value
+    return cute.full_like(accumulator, value, cutlass.Float32)
+
+
+def _computed(
+    statement: Statement, values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
+) -> Any:
+    accumulator = values[ACCUMULATOR]
+    return evaluate(
+        statement.expression, values, functions, lambda number: _everywhere(accumulator, cutlass.Float32(number))
+    )
+
+
+class _Gemm(PersistentDenseGemmEFCKernel):  # type: ignore[misc]
+    """The package's kernel, with tiles chosen by what is stored and not by where a reduction goes."""
+
+    class JIT(PersistentDenseGemmEFCKernel.JIT):  # type: ignore[misc]
+        """Its host side."""
+
+        def written_tensor_name_with_bigger_element_type(self) -> str:
+            """The stored matrix of the widest element type.
+
+            The package's own may answer with the destination of a reduction, which is no matrix.
+            """
+            stored = [
+                name
+                for name in self.efc.written_tensor_names
+                if self.efc.parameter_attributes[name].reduce_op is None
+            ]
+            return max(stored, key=lambda name: int(self.tensor_dtype[name].width))
+
+
+class _Launch:
+    """The compiled function: a, b, out and the epilogue's operands in a row, numbers by value."""
+
+    def __init__(self, gemm: _Gemm, max_active_clusters: int) -> None:
+        self.gemm = gemm
+        self.max_active_clusters = max_active_clusters
+
+    @cute.jit
+    def __call__(self, stream, a, b, out, *operands):  # type: ignore[no-untyped-def]  # noqa: ANN
+        """Launch the kernel."""
+        self.gemm(a, b, self.max_active_clusters, stream, out, *operands)
+
+
+def enumerate_kernels(
+    operators: Iterable[Any], problem: Problem, target: str, device: DeviceProfile
+) -> Iterator[Kernel]:
+    """Every kernel for a problem with an epilogue.
+
+    Args:
+        operators: the package's for the problem without its epilogue; those of other families are left out.
+        problem: with an epilogue.
+        target: GPU code target.
+        device: whose numbers the static scheduler compiles in.
+    """
+    epilogue = problem.epilogue
+    if epilogue is None:
+        return
+    transports = {
+        f"{TRANSPORT}{operand.name}": operand.transport for operand in epilogue.operands if operand.transport
+    }
+    for operator in operators:
+        if records.family(operator) != FAMILY:
+            continue
+        plain = records.record(operator, target, device)
+        yield Kernel.make(
+            operation=plain.operation,
+            generator=plain.generator,
+            operands=(*plain.operands, *constraints(epilogue, problem.layouts[2])),
+            accumulator=plain.accumulator,
+            epilogue=epilogue.formula,
+            design={**dict(plain.design), **transports},
+            target=target,
+            constants=dict(plain.constants),
+        )
+
+
+def epilogue_of(kernel: Kernel) -> Epilogue:
+    """The epilogue that a kernel's record describes.
+
+    Raises:
+        ManifestError: if the record's formula is none.
+    """
+    design = dict(kernel.design)
+    names = {extents: name for name, extents in EXTENTS.items()}
+    operands: dict[str, dict[str, object]] = {}
+    for operand in kernel.operands[3:]:
+        entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
+        if operand.extents == MATRIX:
+            entries["layout"] = operand.layout
+        transport = design.get(f"{TRANSPORT}{operand.name}")
+        if transport:
+            entries["transport"] = transport
+        operands[operand.name] = entries
+    return parse_epilogue(kernel.epilogue, operands)
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one kernel, with shared symbolic extents and the environment's stream.
+
+    Raises:
+        CompileError: if the device profile's number is missing in the record.
+    """
+    design = dict(kernel.design)
+    tile, cluster = design["tile_shape"], design["cluster_shape"]
+    assert isinstance(tile, tuple) and isinstance(cluster, tuple)
+    clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
+    if dict(kernel.constants).get(clusters, 0) < 1:
+        raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")
+    gemm = _Gemm(
+        dsl.dsl_dtype(kernel.accumulator),
+        cutlass.Float32,
+        bool(design["use_2cta_mma"]),
+        tile[:2],
+        cluster[:2],
+        _Program(epilogue_of(kernel)).function(),
+    )
+    fakes = dsl.fake_operands(kernel)
+    gemm.efc.compile(*fakes[2:])
+    launch = _Launch(gemm, dict(kernel.constants)[clusters])
+    return dsl.compile_for(kernel.target, launch, dsl.environment_stream(), *fakes)
