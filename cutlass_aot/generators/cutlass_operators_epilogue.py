@@ -13,9 +13,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass.operators.providers.cutedsl.evt import efc
-from cutlass.operators.providers.cutedsl.gemm.implementations.sm100_static_persistent_efc_impl import (
-    PersistentDenseGemmEFCKernel,
-)
+from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGemmEFC
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import cutlass_operators_records as records
@@ -156,10 +154,10 @@ def _computed(
     )
 
 
-class _Gemm(PersistentDenseGemmEFCKernel):  # type: ignore[misc]
+class _Gemm(DenseGemmEFC):  # type: ignore[misc]
     """The package's kernel, with tiles chosen by what is stored and not by where a reduction goes."""
 
-    class JIT(PersistentDenseGemmEFCKernel.JIT):  # type: ignore[misc]
+    class JIT(DenseGemmEFC.JIT):  # type: ignore[misc]
         """Its host side."""
 
         def written_tensor_name_with_bigger_element_type(self) -> str:
@@ -184,8 +182,20 @@ class _Launch:
 
     @cute.jit
     def __call__(self, stream, a, b, out, *operands):  # type: ignore[no-untyped-def]  # noqa: ANN
-        """Launch the kernel."""
-        self.gemm(a, b, self.max_active_clusters, stream, out, *operands)
+        """Launch the kernel, whose operands have the batch last, and B its columns first."""
+        given = (out, *operands)
+        self.gemm(
+            cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0])),
+            cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0])),
+            self.max_active_clusters,
+            stream,
+            *(
+                cute.make_tensor(operand.iterator, cute.select(operand.layout, [1, 2, 0]))
+                if isinstance(operand, cute.Tensor) and cute.rank(operand) == len(MATRIX)
+                else operand
+                for operand in given
+            ),
+        )
 
 
 def enumerate_kernels(
