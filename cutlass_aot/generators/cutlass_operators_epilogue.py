@@ -7,12 +7,14 @@ the formula itself: :class:`_Program` loads the operands, evaluates the formula 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.operators.providers.cutedsl.evt import efc
+from cutlass.operators.providers.cutedsl.evt.efc._tensor import _op_atomic
 from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGemmEFC
 
 from cutlass_aot.errors import CompileError
@@ -49,7 +51,13 @@ _MODES: Mapping[tuple[str | int, ...], tuple[int | bool, ...]] = {
     COLUMN: (0, True, True),
     ELEMENT: (True, True, True),
 }
-_REDUCTIONS = {"sum": "ADD", "max": "MAX", "min": "MIN"}
+_REDUCTIONS = {
+    "sum": (cute.ReductionOp.ADD, 0.0),
+    "max": (cute.ReductionOp.MAX, -math.inf),
+    "min": (cute.ReductionOp.MIN, math.inf),
+}  # with the value that changes nothing
+_WARP = 32
+_OUT_PARAMETER = "operand0"
 
 
 def constraints(epilogue: Epilogue, out_layout: str) -> tuple[OperandConstraint, ...]:
@@ -93,7 +101,7 @@ class _Program:
 
         The package makes names of its own out of the parameters' names; numbers cannot collide with them.
         """
-        names = [f"operand{index}" for index in range(1 + len(self.operands))]
+        names = [_OUT_PARAMETER, *(f"operand{index}" for index in range(1, 1 + len(self.operands)))]
         made: Callable[..., None] = efc.create_named_epilogue(["efc_config", *names], self.run)
         return made
 
@@ -134,8 +142,10 @@ class _Program:
             transport = operand.transport if operand else ""
             given.store(value, via=efc.Transport(transport or "tma"))
             return
-        kept = configuration.remap_modes(given, _MODES[operand.extents])
-        kept.reduce(value, op=getattr(configuration, _REDUCTIONS[statement.reduction]))
+        operation, neutral = _REDUCTIONS[statement.reduction]
+        if configuration.phase is not efc.EFC.Phase.ParameterAnalysis:
+            value = configuration.efc.kernel.inside(configuration.epilogue_context, value, neutral)
+        configuration.remap_modes(given, _MODES[operand.extents]).reduce(value, op=operation)
 
 
 def _everywhere(accumulator: Any, value: Any) -> Any:
@@ -154,14 +164,49 @@ def _computed(
     )
 
 
+@cute.jit
+def _neutral_outside(  # type: ignore[no-untyped-def]
+    values, coordinates, rows, columns, neutral: cutlass.Constexpr
+) -> None:
+    """Overwrite the values of a thread that lie past the last row or column."""
+    for index in cutlass.range_constexpr(cute.size(values)):
+        row, column, _ = coordinates[index]
+        if row >= rows or column >= columns:
+            values[index] = cutlass.Float32(neutral)
+
+
+@cute.jit
+def _combine_with_memory(  # type: ignore[no-untyped-def]
+    operation: cutlass.Constexpr,
+    folded,
+    destination,
+    tile: cutlass.Constexpr,
+    left,
+    barrier,
+    thread,
+    threads: cutlass.Constexpr,
+) -> None:
+    """Combine a block's values, one a row or column of its tile, with the destination's first ``left``."""
+    barrier.arrive_and_wait()
+    for stripe in cutlass.range_constexpr((tile + threads - 1) // threads):
+        index = thread + stripe * threads
+        if index < tile and index < left:
+            _op_atomic(operation, cutlass.Float32, destination + index, folded[index])
+    barrier.arrive_and_wait()
+
+
 class _Gemm(DenseGemmEFC):  # type: ignore[misc]
-    """The package's kernel, with tiles chosen by what is stored and not by where a reduction goes."""
+    """The package's kernel, with reductions that know where the matrix ends.
+
+    The package's own reduce whatever a tile holds, and write a tile's worth of rows or columns: past the last
+    ones that is memory of someone else.
+    """
 
     class JIT(DenseGemmEFC.JIT):  # type: ignore[misc]
         """Its host side."""
 
         def written_tensor_name_with_bigger_element_type(self) -> str:
-            """The stored matrix of the widest element type.
+            """The stored matrix of the widest element type: it chooses how tiles are stored.
 
             The package's own may answer with the destination of a reduction, which is no matrix.
             """
@@ -171,6 +216,63 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
                 if self.efc.parameter_attributes[name].reduce_op is None
             ]
             return max(stored, key=lambda name: int(self.tensor_dtype[name].width))
+
+    class Kernel(DenseGemmEFC.Kernel):  # type: ignore[misc]
+        """Its device side."""
+
+        def copy_and_partition_supplemental_rmem_tensors(
+            self, tiled_copy_t2r: Any, tTR_rAcc: Any, epi_tidx: Any, epi_tile: Any
+        ) -> None:
+            """Prepare a thread's parts of tensors; of the coordinates of the output, too."""
+            super().copy_and_partition_supplemental_rmem_tensors(
+                tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile
+            )
+            # Through shared memory in any case: what goes straight to memory has no bounds.
+            self.reduce_use_smem = dict.fromkeys(self.reduce_use_smem, True)
+            self.accumulator_shape = tTR_rAcc.shape
+            self.extents = self.parameter[f"{_OUT_PARAMETER}_tma_tensor_written"].shape
+            tiles = cute.local_tile(
+                cute.make_identity_tensor(self.extents),
+                cute.slice_(self.operation.mma_tiler, (None, None, 0)),
+                (None, None, None),
+            )
+            parts = self.operation.thr_mma.partition_C(tiles)[((None, None), 0, 0, None, None, None)]
+            self.coordinates = tiled_copy_t2r.get_slice(epi_tidx).partition_D(cute.flat_divide(parts, epi_tile))
+
+        def inside(self, context: Any, value: Any, neutral: float) -> Any:
+            """A thread's values of a subtile, ``neutral`` where they lie outside of the output."""
+            # The accumulator's order of values, which is that of the coordinates.
+            values = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
+            self.subtile_retile(values).store(value)
+            of_tile = self.coordinates[(None, None, None, None, None, *context.mma_tile_coord_mnl)]
+            of_tile = cute.group_modes(of_tile, 3, cute.rank(of_tile))
+            rows, columns, _ = self.extents
+            _neutral_outside(values, of_tile[(None, None, None, context.subtile_idx)], rows, columns, neutral)
+            return values.load()
+
+        def reduce_smem_flush(self, barrier: Any, mma_tile_coord_mnl: Any) -> None:
+            """Combine what a block has folded of its tile with the destinations, up to their ends."""
+            warps = self.operation.epilogue_warp_id
+            thread = (cute.arch.warp_idx() - warps[0]) * _WARP + cute.arch.lane_idx()
+
+            def combine(name: str, attributes: Any) -> None:
+                if attributes.reduce_op is None or attributes.degenerate_to_scalar:
+                    return
+                (axis,) = attributes.reduce_kept_axes
+                first = mma_tile_coord_mnl[axis] * self.operation.mma_tiler[axis]
+                tile = self.reduce_gReduce_mnl[name][(None, None, *mma_tile_coord_mnl)]
+                _combine_with_memory(
+                    attributes.reduce_op,
+                    self.smem_reduce[name],
+                    tile.iterator,
+                    self.reduce_kept_extent[name],
+                    self.extents[axis] - first,
+                    barrier,
+                    thread,
+                    len(warps) * _WARP,
+                )
+
+            self.efc.foreach_remapped_tensor(combine)
 
 
 class _Launch:
