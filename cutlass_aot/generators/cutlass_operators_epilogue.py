@@ -2,7 +2,7 @@
 
 The package turns a Python function into an epilogue by tracing its source; that reaches fewer functions than
 its kernel has, and computes in the output's element type. Here the kernel class behind the operator is given
-the formula itself: :class:`_Program` loads the operands, evaluates the formula in f32, and stores and reduces.
+the formula itself: :class:`_Program` loads the operands, evaluates the formula in f32, stores and reduces.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cutlass_aot.schema.epilogue import (
     parse_epilogue,
 )
 from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
 
 FAMILY = "PersistentDenseGemmEFC"
 """The family whose kernel takes any epilogue."""
 
-TRANSPORT = "transport_"
-"""What precedes an operand's name in a kernel's design, where its transport is not the default."""
+TRANSPORTS = "transports"
+"""Name in a kernel's design of how operands move where it is not by TMA: ``C=sync_gmem_load,F=...``."""
 
 _TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
 
@@ -60,17 +60,31 @@ _WARP = 32
 _OUT_PARAMETER = "operand0"
 
 
-def constraints(epilogue: Epilogue, out_layout: str) -> tuple[OperandConstraint, ...]:
+def constraints(
+    epilogue: Epilogue, out_layout: str, design: Mapping[str, DesignValue]
+) -> tuple[OperandConstraint, ...]:
     """What a kernel demands of an epilogue's operands.
 
     Args:
         epilogue: whose operands, sorted by name.
         out_layout: ``t`` or ``n``, that of a matrix which names none.
+        design: the kernel's, for the tiles that it works on.
     """
-    return tuple(_constraint(operand, out_layout) for operand in epilogue.operands)
+    tile, cluster = _shapes(design)
+    # Clusters work on whole clusters' worth of tiles; of a pair of blocks, the tile is that of both.
+    blocks = cluster[0] // 2 if design["use_2cta_mma"] else cluster[0]
+    whole = {"M": tile[0] * blocks, "N": tile[1] * cluster[1]}
+    return tuple(_constraint(operand, out_layout, whole) for operand in epilogue.operands)
 
 
-def _constraint(operand: EpilogueOperand, out_layout: str) -> OperandConstraint:
+def _shapes(design: Mapping[str, DesignValue]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    tile, cluster = design["tile_shape"], design["cluster_shape"]
+    if not isinstance(tile, tuple) or not isinstance(cluster, tuple):
+        raise CompileError(f"expected the shapes of a tile and a cluster, got {tile!r} and {cluster!r}")
+    return tile, cluster
+
+
+def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, int]) -> OperandConstraint:
     bytes_ = DTYPES[operand.dtype].bytes
     # A vector's length is free: TMA demands 16 bytes of strides, and it has none. Of a matrix, the contiguous
     # extent of a batch of one is the stride of the next mode.
@@ -85,6 +99,8 @@ def _constraint(operand: EpilogueOperand, out_layout: str) -> OperandConstraint:
         divisibility=divisibility,
         alignment=bytes_ if by_element else _TMA_BYTES,
         written=operand.written,
+        # TMA knows where a tensor ends; the other transports move whole tiles.
+        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents) if operand.transport else (),
     )
 
 
@@ -160,11 +176,14 @@ def _computed(
 ) -> Any:
     accumulator = values[ACCUMULATOR]
     return evaluate(
-        statement.expression, values, functions, lambda number: _everywhere(accumulator, cutlass.Float32(number))
+        statement.expression,
+        values,
+        functions,
+        lambda number: _everywhere(accumulator, cutlass.Float32(number)),
     )
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def _neutral_outside(  # type: ignore[no-untyped-def]
     values, coordinates, rows, columns, neutral: cutlass.Constexpr
 ) -> None:
@@ -175,7 +194,7 @@ def _neutral_outside(  # type: ignore[no-untyped-def]
             values[index] = cutlass.Float32(neutral)
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def _combine_with_memory(  # type: ignore[no-untyped-def]
     operation: cutlass.Constexpr,
     folded,
@@ -210,7 +229,7 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
 
             The package's own may answer with the destination of a reduction, which is no matrix.
             """
-            stored = [
+            stored: list[str] = [
                 name
                 for name in self.efc.written_tensor_names
                 if self.efc.parameter_attributes[name].reduce_op is None
@@ -224,11 +243,11 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             self, tiled_copy_t2r: Any, tTR_rAcc: Any, epi_tidx: Any, epi_tile: Any
         ) -> None:
             """Prepare a thread's parts of tensors; of the coordinates of the output, too."""
-            super().copy_and_partition_supplemental_rmem_tensors(
-                tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile
-            )
+            super().copy_and_partition_supplemental_rmem_tensors(tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile)
             # Through shared memory in any case: what goes straight to memory has no bounds.
-            self.reduce_use_smem = dict.fromkeys(self.reduce_use_smem, True)
+            self.reduce_use_smem: dict[str, bool] = dict.fromkeys(self.reduce_gReduce_mnl, True)
+            if not self.smem_reduce:
+                return  # no reductions
             self.accumulator_shape = tTR_rAcc.shape
             self.extents = self.parameter[f"{_OUT_PARAMETER}_tma_tensor_written"].shape
             tiles = cute.local_tile(
@@ -237,14 +256,17 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
                 (None, None, None),
             )
             parts = self.operation.thr_mma.partition_C(tiles)[((None, None), 0, 0, None, None, None)]
-            self.coordinates = tiled_copy_t2r.get_slice(epi_tidx).partition_D(cute.flat_divide(parts, epi_tile))
+            self.coordinates = tiled_copy_t2r.get_slice(epi_tidx).partition_D(
+                cute.flat_divide(parts, epi_tile)
+            )
 
         def inside(self, context: Any, value: Any, neutral: float) -> Any:
             """A thread's values of a subtile, ``neutral`` where they lie outside of the output."""
             # The accumulator's order of values, which is that of the coordinates.
             values = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
             self.subtile_retile(values).store(value)
-            of_tile = self.coordinates[(None, None, None, None, None, *context.mma_tile_coord_mnl)]
+            place = (None, None, None, None, None, *context.mma_tile_coord_mnl)
+            of_tile = self.coordinates[place]
             of_tile = cute.group_modes(of_tile, 3, cute.rank(of_tile))
             rows, columns, _ = self.extents
             _neutral_outside(values, of_tile[(None, None, None, context.subtile_idx)], rows, columns, neutral)
@@ -260,11 +282,11 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
                     return
                 (axis,) = attributes.reduce_kept_axes
                 first = mma_tile_coord_mnl[axis] * self.operation.mma_tiler[axis]
-                tile = self.reduce_gReduce_mnl[name][(None, None, *mma_tile_coord_mnl)]
+                place = (None, None, *mma_tile_coord_mnl)
                 _combine_with_memory(
                     attributes.reduce_op,
                     self.smem_reduce[name],
-                    tile.iterator,
+                    self.reduce_gReduce_mnl[name][place].iterator,
                     self.reduce_kept_extent[name],
                     self.extents[axis] - first,
                     barrier,
@@ -283,7 +305,7 @@ class _Launch:
         self.max_active_clusters = max_active_clusters
 
     @cute.jit
-    def __call__(self, stream, a, b, out, *operands):  # type: ignore[no-untyped-def]  # noqa: ANN
+    def __call__(self, stream, a, b, out, *operands):  # type: ignore[no-untyped-def]
         """Launch the kernel, whose operands have the batch last, and B its columns first."""
         given = (out, *operands)
         self.gemm(
@@ -312,11 +334,12 @@ def enumerate_kernels(
         device: whose numbers the static scheduler compiles in.
     """
     epilogue = problem.epilogue
-    if epilogue is None:
-        return
-    transports = {
-        f"{TRANSPORT}{operand.name}": operand.transport for operand in epilogue.operands if operand.transport
-    }
+    if epilogue is None or problem.accumulator == "f16":
+        return  # the kernel cannot take a value of f16 out of tensor memory as f32
+    moved = ",".join(
+        f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
+    )
+    transports = {TRANSPORTS: moved} if moved else {}
     for operator in operators:
         if records.family(operator) != FAMILY:
             continue
@@ -324,7 +347,7 @@ def enumerate_kernels(
         yield Kernel.make(
             operation=plain.operation,
             generator=plain.generator,
-            operands=(*plain.operands, *constraints(epilogue, problem.layouts[2])),
+            operands=(*plain.operands, *constraints(epilogue, problem.layouts[2], dict(plain.design))),
             accumulator=plain.accumulator,
             epilogue=epilogue.formula,
             design={**dict(plain.design), **transports},
@@ -339,16 +362,16 @@ def epilogue_of(kernel: Kernel) -> Epilogue:
     Raises:
         ManifestError: if the record's formula is none.
     """
-    design = dict(kernel.design)
+    moved = str(dict(kernel.design).get(TRANSPORTS, ""))
+    transports = dict(word.split("=") for word in moved.split(",") if word)
     names = {extents: name for name, extents in EXTENTS.items()}
     operands: dict[str, dict[str, object]] = {}
     for operand in kernel.operands[3:]:
         entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
         if operand.extents == MATRIX:
             entries["layout"] = operand.layout
-        transport = design.get(f"{TRANSPORT}{operand.name}")
-        if transport:
-            entries["transport"] = transport
+        if operand.name in transports:
+            entries["transport"] = transports[operand.name]
         operands[operand.name] = entries
     return parse_epilogue(kernel.epilogue, operands)
 
@@ -360,8 +383,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
         CompileError: if the device profile's number is missing in the record.
     """
     design = dict(kernel.design)
-    tile, cluster = design["tile_shape"], design["cluster_shape"]
-    assert isinstance(tile, tuple) and isinstance(cluster, tuple)
+    tile, cluster = _shapes(design)
     clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
     if dict(kernel.constants).get(clusters, 0) < 1:
         raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")

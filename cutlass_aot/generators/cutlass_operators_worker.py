@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import cutlass.cute.runtime
@@ -13,6 +14,7 @@ import cutlass.utils
 import torch
 
 from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
 from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.device import DeviceProfile
@@ -28,6 +30,11 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every dense GEMM for ``problem`` on ``target``, without listing the catalogue."""
     if problem.operation != "gemm" or len(problem.dtypes) != 3:
         return
+    if problem.epilogue is not None:
+        if problem.scales == (None, None):
+            plain = operators_of(replace(problem, epilogue=None), target)
+            yield from epilogues.enumerate_kernels(plain.values(), problem, target, device)
+        return
     for operator in operators_of(problem, target).values():
         yield records.record(operator, target, device)
 
@@ -38,6 +45,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
     """
+    if kernel.epilogue:
+        return epilogues.compile_kernel(kernel)
     problem = Problem(
         kernel.operation,
         tuple(operand.dtype for operand in kernel.operands),

@@ -37,8 +37,9 @@ def dsl_dtype(name: str) -> Any:
 def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:
     """What each extent is a multiple of, by name.
 
-    An operand demands it of its contiguous extent alone. Operands that share an extent share its value too,
-    so that the least common multiple of their demands holds for every one of them.
+    An operand demands it of its contiguous extent, and of others where it is moved in whole tiles. Operands
+    that share an extent share its value too, so that the least common multiple of their demands holds for
+    every one of them.
     """
     divisibilities: dict[str, int] = {}
     for operand in operands:
@@ -48,6 +49,9 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
         name = operand.extents[operand.contiguous] if operand.extents else ""
         if name in divisibilities:
             divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
+        for name, multiple in zip(operand.extents, operand.multiples, strict=False):
+            if name in divisibilities:
+                divisibilities[name] = math.lcm(divisibilities[name], multiple)
     return divisibilities
 
 

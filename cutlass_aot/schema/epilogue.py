@@ -90,6 +90,11 @@ class Epilogue:
     operands: tuple[EpilogueOperand, ...]
 
     @property
+    def is_identity(self) -> bool:
+        """Whether it stores the accumulator as it is, which a GEMM without an epilogue does too."""
+        return self.formula == f"{OUT} = {ACCUMULATOR}"
+
+    @property
     def statements(self) -> tuple[Statement, ...]:
         """The outputs: D first, then by name."""
         return parse_formula(self.formula, [operand.name for operand in self.operands if operand.written])
@@ -100,9 +105,9 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
 
     Args:
         text: the formula.
-        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number by
-            value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name that
-            the formula reads and that is not among them is an f32 number by value.
+        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number
+            by value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name
+            that the formula reads and that is not among them is an f32 number by value.
 
     Raises:
         ManifestError: if the formula or an operand is not as documented.
@@ -148,8 +153,8 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
         raise ManifestError(f"{where}: {OUT} is the GEMM's own output: its type is that of `out`")
     if not is_name(name) or name in _OF_THE_CALL:
         raise ManifestError(
-            f"{where}: not a name for an operand: letters, digits and _, and none of {ACCUMULATOR}, a function or "
-            f"{', '.join(_OF_THE_CALL)}"
+            f"{where}: not a name for an operand: letters, digits and _, and none of {ACCUMULATOR}, a "
+            f"function or {', '.join(_OF_THE_CALL)}"
         )
     if not isinstance(entries, Mapping):
         raise ManifestError(
@@ -176,7 +181,7 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
         return default
     value = entries[key]
     if not isinstance(value, str) or value not in allowed:
-        shown = ", ".join(repr(word) if not word else word for word in allowed)
+        shown = ", ".join(word if word else repr(word) for word in allowed)
         raise ManifestError(f"{where}.{key}: unknown {value!r}: expected one of {shown}")
     return value
 
@@ -184,8 +189,8 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
 def _input(operand: EpilogueOperand) -> EpilogueOperand:
     if operand.transport and operand.transport not in LOADS:
         raise ManifestError(
-            f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: expected "
-            f"one of {', '.join(LOADS)}"
+            f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: "
+            f"expected one of {', '.join(LOADS)}"
         )
     return operand
 
@@ -195,24 +200,24 @@ def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
     if operand.extents == MATRIX:
         if statement.reduction:
             raise ManifestError(
-                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value a '
-                'column), "M" (one a row) or "1"'
+                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value '
+                'a column), "M" (one a row) or "1"'
             )
         if operand.transport and operand.transport not in STORES:
             raise ManifestError(
-                f"{where}.transport: {operand.transport} reads, and {operand.name} is written: expected one of "
-                f"{', '.join(STORES)}"
+                f"{where}.transport: {operand.transport} reads, and {operand.name} is written: expected one "
+                f"of {', '.join(STORES)}"
             )
     else:
         if not statement.reduction:
             raise ManifestError(
-                f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), max() "
-                f"or min() of something: found `{statement}`"
+                f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), "
+                f"max() or min() of something: found `{statement}`"
             )
         if operand.dtype != "f32" or operand.transport:
             raise ManifestError(
-                f"{where}: the destination of a reduction is f32 and has no transport: blocks add to it with atomic "
-                "operations"
+                f"{where}: the destination of a reduction is f32 and has no transport: blocks combine it "
+                "with atomic operations"
             )
     return EpilogueOperand(
         operand.name, operand.dtype, operand.extents, operand.layout, operand.transport, written=True
