@@ -20,6 +20,7 @@ from cutlass_aot.schema.formula import (
     names_in,
     parse_formula,
 )
+from cutlass_aot.schema.kernel import MAX_OPERANDS
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
@@ -38,6 +39,12 @@ TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
 
 LOADS = TRANSPORTS[:3]
 STORES = (TRANSPORTS[0], TRANSPORTS[3])
+
+MAX_DECLARED = MAX_OPERANDS - 3
+"""Most operands of an epilogue, beside a, b and out."""
+
+IDENTITY = f"{OUT} = {ACCUMULATOR}"
+"""The formula that a GEMM without an epilogue computes."""
 
 _KEYS = ("dtype", "extents", "layout", "transport")
 _OF_THE_CALL = (
@@ -92,7 +99,7 @@ class Epilogue:
     @property
     def is_identity(self) -> bool:
         """Whether it stores the accumulator as it is, which a GEMM without an epilogue does too."""
-        return self.formula == f"{OUT} = {ACCUMULATOR}"
+        return self.formula == IDENTITY
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -127,6 +134,10 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
         raise ManifestError(f"epilogue: operand {unused[0]!r} is declared and the formula has no such name")
     for name in sorted(read - {ACCUMULATOR} - set(declared)):
         declared[name] = _declared(name, {})
+    if len(declared) > MAX_DECLARED:
+        raise ManifestError(
+            f"epilogue: {len(declared)} operands with the numbers, expected at most {MAX_DECLARED}"
+        )
     checked = [
         _output(operand, outputs[name]) if name in outputs else _input(operand)
         for name, operand in sorted(declared.items())
