@@ -7,8 +7,9 @@ the formula itself: :class:`_Program` loads the operands, evaluates the formula 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -130,23 +131,24 @@ class _Program:
             operands: the others, sorted by name.
         """
         given = {OUT: out, **dict(zip(self.operands, operands, strict=True))}
-        loaded = {name: self._load(configuration, name, given[name]) for name in sorted(self.read)}
-        analysing = configuration.phase is efc.EFC.Phase.ParameterAnalysis
-        values: dict[str, Any] = {}
-        if not analysing:
-            accumulator = configuration.accum()
-            values = {name: _everywhere(accumulator, value) for name, value in loaded.items()}
-            values[ACCUMULATOR] = accumulator
+        values = {name: self._load(configuration, name, given[name]) for name in sorted(self.read)}
+        if configuration.phase is efc.EFC.Phase.ParameterAnalysis:
+            # What is computed does not matter here, and might divide by what is not known yet.
+            for statement in self.statements:
+                self._store(configuration, statement, given[statement.name], 1)
+            return
+        values[ACCUMULATOR] = configuration.accum()
         functions = {name: getattr(configuration, name) for name in FUNCTIONS}
+        constant = functools.partial(configuration.full_like, values[ACCUMULATOR])
         for statement in self.statements:
-            # What is computed does not matter to the analysis, and may divide by what is not known yet.
-            value = 1 if analysing else _computed(statement, values, functions)
+            value = evaluate(statement.expression, values, functions, constant)
             self._store(configuration, statement, given[statement.name], value)
 
     def _load(self, configuration: Any, name: str, given: Any) -> Any:
         operand = self.operands[name]
         if operand.extents == NUMBER:
-            return given
+            # One value for each element, so that every function takes it.
+            return configuration.full_like(configuration.accum(), given)
         source = given
         if operand.extents != MATRIX:
             source = configuration.remap_modes(given, _MODES[operand.extents])
@@ -159,28 +161,9 @@ class _Program:
             given.store(value, via=efc.Transport(transport or "tma"))
             return
         operation, neutral = _REDUCTIONS[statement.reduction]
-        if configuration.phase is not efc.EFC.Phase.ParameterAnalysis:
+        if configuration.phase is efc.EFC.Phase.ThreadOperation:
             value = configuration.efc.kernel.inside(configuration.epilogue_context, value, neutral)
         configuration.remap_modes(given, _MODES[operand.extents]).reduce(value, op=operation)
-
-
-def _everywhere(accumulator: Any, value: Any) -> Any:
-    """A number as a value for each element, so that every function takes it."""
-    if isinstance(value, cute.TensorSSA):
-        return value
-    return cute.full_like(accumulator, value, cutlass.Float32)
-
-
-def _computed(
-    statement: Statement, values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
-) -> Any:
-    accumulator = values[ACCUMULATOR]
-    return evaluate(
-        statement.expression,
-        values,
-        functions,
-        lambda number: _everywhere(accumulator, cutlass.Float32(number)),
-    )
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -376,17 +359,15 @@ def epilogue_of(kernel: Kernel) -> Epilogue:
     return parse_epilogue(kernel.epilogue, operands)
 
 
-def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one kernel, with shared symbolic extents and the environment's stream.
+def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
+    """The package's kernel for a record.
 
-    Raises:
-        CompileError: if the device profile's number is missing in the record.
+    Args:
+        kernel: with an epilogue.
+        operands: placeholders for all of its operands.
     """
     design = dict(kernel.design)
     tile, cluster = _shapes(design)
-    clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
-    if dict(kernel.constants).get(clusters, 0) < 1:
-        raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")
     gemm = _Gemm(
         dsl.dsl_dtype(kernel.accumulator),
         cutlass.Float32,
@@ -395,7 +376,20 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
         cluster[:2],
         _Program(epilogue_of(kernel)).function(),
     )
+    gemm.efc.compile(*operands[2:])
+    return gemm
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one kernel, with shared symbolic extents and the environment's stream.
+
+    Raises:
+        CompileError: if the device profile's number is missing in the record.
+    """
+    _, cluster = _shapes(dict(kernel.design))
+    clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
+    if dict(kernel.constants).get(clusters, 0) < 1:
+        raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")
     fakes = dsl.fake_operands(kernel)
-    gemm.efc.compile(*fakes[2:])
-    launch = _Launch(gemm, dict(kernel.constants)[clusters])
+    launch = _Launch(gemm_of(kernel, fakes), dict(kernel.constants)[clusters])
     return dsl.compile_for(kernel.target, launch, dsl.environment_stream(), *fakes)

@@ -5,7 +5,11 @@ There is no GPU: a call that passes the compiled checks ends where the driver is
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -15,7 +19,7 @@ from cutlass_aot.builder.audit import disassemble
 from cutlass_aot.errors import DeviceError, KernelNotFound
 from cutlass_aot.runtime import device
 from cutlass_aot.schema.dtypes import DTYPES
-from tests.compile.test_build import blobs, command
+from tests.compile.test_build import REPOSITORY, blobs, command
 from tests.compile.test_families import aligned
 from tests.unit.bundles import ClaimsCuda
 
@@ -226,3 +230,21 @@ def test_what_moves_in_whole_tiles_says_so(bundle):
     assert "expected extent M divisible by 128, got 200" in handle.supports(*given).reason
     with pytest.raises(ValueError, match="divisible"):
         function_of(handle)(*given)
+
+
+def test_the_package_computes_what_the_formula_says():
+    script = Path(__file__).with_name("epilogue_values.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={
+            **os.environ,
+            "CUTE_DSL_ARCH": "sm_120a",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
