@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.formula import (
     ACCUMULATOR,
     OUT,
@@ -36,6 +35,9 @@ one element in the GPU's memory, a number that is passed by value."""
 
 TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
 """How a matrix or a vector moves between global memory and registers; ``tma`` if nothing is said."""
+
+DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+"""Element types of an epilogue's operands."""
 
 LOADS = TRANSPORTS[:3]
 STORES = (TRANSPORTS[0], TRANSPORTS[3])
@@ -174,7 +176,7 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
     for key in entries:
         if key not in _KEYS:
             raise ManifestError(f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}")
-    dtype = _word(where, entries, "dtype", "f32", tuple(DTYPES))
+    dtype = _word(where, entries, "dtype", "f32", DTYPES)
     extents = EXTENTS[_word(where, entries, "extents", "", tuple(EXTENTS))]
     if extents == NUMBER and dtype != "f32":
         raise ManifestError(f"{where}: a number of {dtype}: a number is passed by value, as f32")

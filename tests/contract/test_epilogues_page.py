@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.schema.epilogue import _KEYS, _OF_THE_CALL, EXTENTS, MAX_DECLARED, TRANSPORTS
+from cutlass_aot.schema.epilogue import _KEYS, _OF_THE_CALL, DTYPES, EXTENTS, MAX_DECLARED, TRANSPORTS
 from cutlass_aot.schema.formula import FUNCTIONS, MAX_NODES, MAX_TEXT, REDUCTIONS
 from tests.contract.commands import run_commands
 
@@ -27,6 +27,7 @@ def test_every_name_and_limit_is_documented():
     named = [*FUNCTIONS, *REDUCTIONS, *_KEYS, *_OF_THE_CALL, *TRANSPORTS]
     assert [name for name in named if not re.search(rf'`"?{name}"?`', TEXT)] == []
     assert [name for name in EXTENTS if name != "LMN" and f'`"{name}"`' not in TEXT] == []
+    assert ", ".join(DTYPES) in TEXT
     for limit in (f"{MAX_TEXT} characters", f"{MAX_NODES} operations", f"{MAX_DECLARED} operands"):
         assert limit in TEXT
 

@@ -190,6 +190,7 @@ def test_a_formula_that_grows_by_its_temporaries_is_refused():
         ({"C": "MN"}, "operands.C: 'MN', expected a table"),
         ({"C": {"type": "f32"}}, "operands.C: unknown key 'type'"),
         ({"C": {"dtype": "float"}}, "operands.C.dtype: unknown 'float'"),
+        ({"C": {**MATRIX, "dtype": "f64"}}, "operands.C.dtype: unknown 'f64': expected one of f32, f16"),
         ({"C": {"extents": "NM"}}, "operands.C.extents: unknown 'NM': expected one of MN, LMN, N, M, 1, ''"),
         ({"C": {"dtype": "bf16"}}, "operands.C: a number of bf16"),
         ({"C": {"extents": "N", "layout": "t"}}, "operands.C.layout: only a matrix"),
