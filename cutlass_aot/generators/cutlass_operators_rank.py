@@ -10,6 +10,7 @@ from typing import Any
 import cutlass.operators
 from cutlass.operators.heuristics.nvmatmul import _provider
 
+from cutlass_aot.generators.cutlass_operators_epilogue import TRANSPORTS
 from cutlass_aot.generators.cutlass_operators_worker import gemm_arguments, operators_of
 from cutlass_aot.generators.protocol import Problem, Ranked
 from cutlass_aot.schema.kernel import DesignValue, Kernel
@@ -35,10 +36,14 @@ def rank_kernels(
 ) -> Ranked:
     """Rank ``kernels`` for each of ``shapes``; see :class:`cutlass_aot.generators.protocol.Ranker`."""
     known = operators_of(problem, target)
+    # What is known of an epilogue's operands tells operators apart no further.
+    plain = {
+        kernel.digest: tuple(item for item in kernel.design if item[0] != TRANSPORTS) for kernel in kernels
+    }
     candidates = {
-        kernel.digest: known[kernel.design]
+        kernel.digest: known[plain[kernel.digest]]
         for kernel in kernels
-        if dict(kernel.design)["family"] in MODELLED_FAMILIES and kernel.design in known
+        if dict(kernel.design)["family"] in MODELLED_FAMILIES and plain[kernel.digest] in known
     }
     if not candidates:
         reason = f"{heuristic} models {', '.join(MODELLED_FAMILIES)} alone"
