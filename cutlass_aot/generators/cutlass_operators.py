@@ -25,6 +25,7 @@ class CutlassOperators:
     modules = (
         "cutlass_aot.generators.cutlass_operators",
         "cutlass_aot.generators.cutlass_operators_epilogue",
+        "cutlass_aot.generators.cutlass_operators_epilogue_records",
         "cutlass_aot.generators.cutlass_operators_records",
         "cutlass_aot.generators.cutlass_operators_worker",
         "cutlass_aot.generators.dsl",

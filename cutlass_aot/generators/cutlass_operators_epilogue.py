@@ -1,4 +1,4 @@
-"""Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue, inside a worker.
+"""Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue: compilation, in a worker.
 
 The package turns a Python function into an epilogue by tracing its source; that reaches fewer functions than
 its kernel has, and computes in the output's element type. Here the kernel class behind the operator is given
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -19,32 +19,12 @@ from cutlass.operators.providers.cutedsl.evt.efc._tensor import _op_atomic
 from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGemmEFC
 
 from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.device import DeviceProfile
-from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.epilogue import (
-    COLUMN,
-    ELEMENT,
-    EXTENTS,
-    MATRIX,
-    NUMBER,
-    ROW,
-    Epilogue,
-    EpilogueOperand,
-    parse_epilogue,
-)
+from cutlass_aot.generators.cutlass_operators_epilogue_records import epilogue_of, shapes
+from cutlass_aot.generators.protocol import CompiledFunction
+from cutlass_aot.schema.epilogue import COLUMN, ELEMENT, MATRIX, NUMBER, ROW, Epilogue
 from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
-from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
-
-FAMILY = "PersistentDenseGemmEFC"
-"""The family whose kernel takes any epilogue."""
-
-TRANSPORTS = "transports"
-"""Name in a kernel's design of how operands move where it is not by TMA: ``C=sync_gmem_load,F=...``."""
-
-_TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
+from cutlass_aot.schema.kernel import Kernel
 
 # Modes of the output (M, N, L) by the modes of an operand; True is a mode that it does not have.
 _MODES: Mapping[tuple[str | int, ...], tuple[int | bool, ...]] = {
@@ -59,50 +39,6 @@ _REDUCTIONS = {
 }  # with the value that changes nothing
 _WARP = 32
 _OUT_PARAMETER = "operand0"
-
-
-def constraints(
-    epilogue: Epilogue, out_layout: str, design: Mapping[str, DesignValue]
-) -> tuple[OperandConstraint, ...]:
-    """What a kernel demands of an epilogue's operands.
-
-    Args:
-        epilogue: whose operands, sorted by name.
-        out_layout: ``t`` or ``n``, that of a matrix which names none.
-        design: the kernel's, for the tiles that it works on.
-    """
-    tile, cluster = _shapes(design)
-    # Clusters work on whole clusters' worth of tiles; of a pair of blocks, the tile is that of both.
-    blocks = cluster[0] // 2 if design["use_2cta_mma"] else cluster[0]
-    whole = {"M": tile[0] * blocks, "N": tile[1] * cluster[1]}
-    return tuple(_constraint(operand, out_layout, whole) for operand in epilogue.operands)
-
-
-def _shapes(design: Mapping[str, DesignValue]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    tile, cluster = design["tile_shape"], design["cluster_shape"]
-    if not isinstance(tile, tuple) or not isinstance(cluster, tuple):
-        raise CompileError(f"expected the shapes of a tile and a cluster, got {tile!r} and {cluster!r}")
-    return tile, cluster
-
-
-def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, int]) -> OperandConstraint:
-    bytes_ = DTYPES[operand.dtype].bytes
-    # A vector's length is free: TMA demands 16 bytes of strides, and it has none. Of a matrix, the contiguous
-    # extent of a batch of one is the stride of the next mode.
-    divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
-    contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
-    by_element = operand.extents in (NUMBER, ELEMENT) or (operand.written and operand.extents != MATRIX)
-    return OperandConstraint(
-        name=operand.name,
-        dtype=operand.dtype,
-        extents=operand.extents,
-        contiguous=0 if operand.extents == NUMBER else contiguous,
-        divisibility=divisibility,
-        alignment=bytes_ if by_element else _TMA_BYTES,
-        written=operand.written,
-        # TMA knows where a tensor ends; the other transports move whole tiles.
-        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents) if operand.transport else (),
-    )
 
 
 class _Program:
@@ -305,60 +241,6 @@ class _Launch:
         )
 
 
-def enumerate_kernels(
-    operators: Iterable[Any], problem: Problem, target: str, device: DeviceProfile
-) -> Iterator[Kernel]:
-    """Every kernel for a problem with an epilogue.
-
-    Args:
-        operators: the package's for the problem without its epilogue; those of other families are left out.
-        problem: with an epilogue.
-        target: GPU code target.
-        device: whose numbers the static scheduler compiles in.
-    """
-    epilogue = problem.epilogue
-    if epilogue is None or problem.accumulator == "f16":
-        return  # the kernel cannot take a value of f16 out of tensor memory as f32
-    moved = ",".join(
-        f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
-    )
-    transports = {TRANSPORTS: moved} if moved else {}
-    for operator in operators:
-        if records.family(operator) != FAMILY:
-            continue
-        plain = records.record(operator, target, device)
-        yield Kernel.make(
-            operation=plain.operation,
-            generator=plain.generator,
-            operands=(*plain.operands, *constraints(epilogue, problem.layouts[2], dict(plain.design))),
-            accumulator=plain.accumulator,
-            epilogue=epilogue.formula,
-            design={**dict(plain.design), **transports},
-            target=target,
-            constants=dict(plain.constants),
-        )
-
-
-def epilogue_of(kernel: Kernel) -> Epilogue:
-    """The epilogue that a kernel's record describes.
-
-    Raises:
-        ManifestError: if the record's formula is none.
-    """
-    moved = str(dict(kernel.design).get(TRANSPORTS, ""))
-    transports = dict(word.split("=") for word in moved.split(",") if word)
-    names = {extents: name for name, extents in EXTENTS.items()}
-    operands: dict[str, dict[str, object]] = {}
-    for operand in kernel.operands[3:]:
-        entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
-        if operand.extents == MATRIX:
-            entries["layout"] = operand.layout
-        if operand.name in transports:
-            entries["transport"] = transports[operand.name]
-        operands[operand.name] = entries
-    return parse_epilogue(kernel.epilogue, operands)
-
-
 def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
     """The package's kernel for a record.
 
@@ -367,7 +249,7 @@ def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
         operands: placeholders for all of its operands.
     """
     design = dict(kernel.design)
-    tile, cluster = _shapes(design)
+    tile, cluster = shapes(design)
     gemm = _Gemm(
         dsl.dsl_dtype(kernel.accumulator),
         cutlass.Float32,
@@ -386,7 +268,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the device profile's number is missing in the record.
     """
-    _, cluster = _shapes(dict(kernel.design))
+    _, cluster = shapes(dict(kernel.design))
     clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
     if dict(kernel.constants).get(clusters, 0) < 1:
         raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")

@@ -15,6 +15,7 @@ import torch
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
+from cutlass_aot.generators import cutlass_operators_epilogue_records as epilogue_records
 from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.device import DeviceProfile
@@ -33,7 +34,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     if problem.epilogue is not None:
         if problem.scales == (None, None):
             plain = operators_of(replace(problem, epilogue=None), target)
-            yield from epilogues.enumerate_kernels(plain.values(), problem, target, device)
+            yield from epilogue_records.enumerate_kernels(plain.values(), problem, target, device)
         return
     for operator in operators_of(problem, target).values():
         yield records.record(operator, target, device)

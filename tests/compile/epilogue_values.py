@@ -9,6 +9,7 @@ import torch
 
 from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.cutlass_operators_epilogue_records import constraints, epilogue_of
 from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.formula import evaluate
 from cutlass_aot.schema.kernel import Kernel
@@ -49,13 +50,13 @@ def main() -> None:
     kernel = Kernel.make(
         operation="gemm",
         generator="cutlass.operators",
-        operands=(*plain.operands, *epilogues.constraints(epilogue, "t", design)),
+        operands=(*plain.operands, *constraints(epilogue, "t", design)),
         accumulator="f32",
         design=design,
         target="sm_100a",
         epilogue=epilogue.formula,
     )
-    assert epilogues.epilogue_of(kernel).formula == epilogue.formula
+    assert epilogue_of(kernel).formula == epilogue.formula
 
     accumulator = torch.randn(M, N, L)
     values: dict[str, object] = {"D": torch.empty(M, N, L)}
