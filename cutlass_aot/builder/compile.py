@@ -83,7 +83,10 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
     """The kernels of an answer, held against the question."""
     problem = question.problem
     count = len(problem.dtypes)
-    asked = (problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator)
+    asked = (
+        problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator,
+        problem.epilogue.formula if problem.epilogue else "",
+    )  # fmt: skip
     kernels = []
     for record in records:
         try:
@@ -94,8 +97,9 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
             ) from None
         # A problem describes the first operands, or none of an operation that fixes them itself.
         dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
+        layouts = kernel.layouts[:count]
         accumulator = kernel.accumulator if count else problem.accumulator
-        if (kernel.operation, kernel.target, dtypes, kernel.layouts[:count], accumulator) != asked:
+        if (kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue) != asked:
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"

@@ -25,6 +25,7 @@ MAX_RANKED = 8
 """Most kernels that a ranking names for one problem: what comes behind is not chosen anyway."""
 
 _GEMM_EXTENTS = {"L", "M", "N", "K"}
+_OPERANDS_OF_A_GEMM = 3  # a, b and out
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,10 @@ def questions_of(
         elif not accepted:
             why = f"it supports none of {len(shapes)} shapes"
         else:
-            dtypes = tuple(operand.dtype for operand in first.operands)
-            problem = Problem(first.operation, dtypes, first.layouts, first.accumulator)
+            # What an epilogue adds is the same for all of a group.
+            count = _OPERANDS_OF_A_GEMM if first.epilogue else len(first.operands)
+            dtypes = tuple(operand.dtype for operand in first.operands[:count])
+            problem = Problem(first.operation, dtypes, first.layouts[:count], first.accumulator)
             questions.append(
                 Question(
                     group=digest,
@@ -210,7 +213,13 @@ def questions_of(
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
     """The shapes that a kernel of such operands accepts, packed; none if it is no GEMM."""
-    if not all(operand.scale is not None or set(operand.extents) <= _GEMM_EXTENTS for operand in operands):
+    names = {
+        extent
+        for operand in operands
+        for extent in operand.extents
+        if operand.scale is None and isinstance(extent, str)
+    }
+    if not names <= _GEMM_EXTENTS:
         return ()
     return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
 

@@ -103,5 +103,6 @@ def _in_words(operand: OperandConstraint) -> str:
         + f"aligned to {operand.alignment} bytes, "
         + f"contiguous extent and strides divisible by {operand.divisibility}"
         + (", compact" if operand.compact else "")
+        + (f", multiples of {'x'.join(map(str, operand.multiples))}" if operand.multiples else "")
         + (", written" if operand.written else "")
     )

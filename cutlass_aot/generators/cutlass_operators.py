@@ -27,12 +27,16 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators",
         "cutlass_aot.generators.cutlass_operators_block_scaled",
         "cutlass_aot.generators.cutlass_operators_catalogue",
+        "cutlass_aot.generators.cutlass_operators_epilogue",
+        "cutlass_aot.generators.cutlass_operators_epilogue_records",
         "cutlass_aot.generators.cutlass_operators_grouped",
         "cutlass_aot.generators.cutlass_operators_mixed_input",
         "cutlass_aot.generators.cutlass_operators_operands",
         "cutlass_aot.generators.cutlass_operators_records",
         "cutlass_aot.generators.cutlass_operators_worker",
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.schema.epilogue",
+        "cutlass_aot.schema.formula",
     )
     # The module that ranks is not among them: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {
@@ -43,6 +47,7 @@ class CutlassOperators:
         "use_2cta_mma": "whether two blocks share one tensor-core instruction",
         "use_tma_store": "whether the result is stored by TMA",
         "tile_scheduler": "clc (hardware, dynamic) or static (from the device profile)",
+        "transports": "how operands of an epilogue move where it is not by TMA: C=sync_gmem_load, ...",
         "num_smem_stages": "shared-memory buffers of the pipeline, where the family fixes it",
     }
 

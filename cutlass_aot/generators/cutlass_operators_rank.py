@@ -10,6 +10,7 @@ from typing import Any
 import cutlass.operators
 from cutlass.operators.heuristics.nvmatmul import _provider
 
+from cutlass_aot.generators.cutlass_operators_epilogue_records import TRANSPORTS
 from cutlass_aot.generators.cutlass_operators_worker import gemm_arguments, operators_of
 from cutlass_aot.generators.protocol import Problem, Ranked
 from cutlass_aot.schema.kernel import DesignValue, Kernel
@@ -37,7 +38,11 @@ def rank_kernels(
     modelled = [kernel for kernel in kernels if dict(kernel.design)["family"] in MODELLED_FAMILIES]
     # Only then: the package takes tensors, and there are none of some element types of the other families.
     known = operators_of(problem, target) if modelled else {}
-    candidates = {kernel.digest: known[kernel.design] for kernel in modelled if kernel.design in known}
+    # What is known of an epilogue's operands tells operators apart no further.
+    plain = {
+        kernel.digest: tuple(item for item in kernel.design if item[0] != TRANSPORTS) for kernel in modelled
+    }
+    candidates = {digest: known[design] for digest, design in plain.items() if design in known}
     if not candidates:
         reason = f"{heuristic} models {', '.join(MODELLED_FAMILIES)} alone"
         return Ranked(frozenset(), tuple(() for _ in shapes), reason)

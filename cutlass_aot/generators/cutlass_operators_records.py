@@ -20,7 +20,7 @@ GENERATOR = "cutlass.operators"
 FAMILIES = {
     "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
     "PersistentDenseGemmPreferredCluster": "SM100 persistent with a preferred and a fallback cluster",
-    "PersistentDenseGemmEFC": "SM100 persistent of the fused-epilogue family, without an epilogue",
+    "PersistentDenseGemmEFC": "SM100 persistent, with any fused epilogue or none",
     "TgvGemm": "SM100 low latency, for few rows of A",
     "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
     "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
@@ -59,7 +59,7 @@ def refusal(operator: Any) -> str:
     if family(operator) not in FAMILIES:
         return f"{type(operator).__name__} is none of the families {', '.join(FAMILIES)}"
     if getattr(operator.metadata, "epilogue", None) is not None:
-        return "it has an epilogue fused in, which bundles do not have yet"
+        return "it has an epilogue of the package's own: write it in a manifest, as a formula"
     tile = getattr(operator.impl, "cta_tiler", None)
     described = operator.metadata.design.tile_shape
     if tile is not None and tuple(tile) != tuple(described):

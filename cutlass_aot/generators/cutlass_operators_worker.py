@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import cutlass.cute.runtime
@@ -17,6 +18,8 @@ import torch
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import cutlass_operators_block_scaled as block_scaled
+from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
+from cutlass_aot.generators import cutlass_operators_epilogue_records as epilogue_records
 from cutlass_aot.generators import cutlass_operators_grouped as grouped
 from cutlass_aot.generators import cutlass_operators_mixed_input as mixed_input
 from cutlass_aot.generators import cutlass_operators_operands as operands
@@ -41,18 +44,30 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every kernel of the package for ``problem`` on ``target``, without listing the catalogue."""
     if len(problem.dtypes) != 3:
         return
+    if problem.epilogue is not None:
+        if _is_dense(problem):
+            plain = operators_of(replace(problem, epilogue=None), target)
+            yield from epilogue_records.enumerate_kernels(plain.values(), problem, target, device)
+        return
     yield from _dense_kernels(problem, target, device)
     for family in _OTHER_FAMILIES.values():
         yield from family.enumerate_kernels(problem, target, device)
 
 
 def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-    if problem.operation != "gemm" or problem.scales != (None, None) or problem.epilogue is not None:
+    if not _is_dense(problem):
         return
-    if any(not DTYPES[dtype].torch for dtype in problem.dtypes):
-        return  # the package takes tensors, and torch has none of these
     for operator in operators_of(problem, target).values():
         yield records.record(operator, target, device)
+
+
+def _is_dense(problem: Problem) -> bool:
+    """Whether a dense GEMM of the package could be what is asked for: it takes torch's element types alone."""
+    return (
+        problem.operation == "gemm"
+        and problem.scales == (None, None)
+        and all(DTYPES[dtype].torch for dtype in problem.dtypes)
+    )
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
@@ -61,6 +76,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
     """
+    if kernel.epilogue:
+        return epilogues.compile_kernel(kernel)
     family = _OTHER_FAMILIES.get(str(dict(kernel.design)["family"]))
     if family is not None:
         elsewhere: CompiledFunction = family.compile_kernel(kernel)

@@ -39,8 +39,9 @@ def dsl_dtype(name: str) -> Any:
 def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:
     """What each extent is a multiple of, by name.
 
-    An operand demands it of its contiguous extent, scale factors of what they scale. Operands that share an
-    extent share its value too, so that the least common multiple of their demands holds for every one.
+    An operand demands it of its contiguous extent, of others where it is moved in whole tiles, and scale
+    factors of what they scale. Operands that share an extent share its value too, so that the least common
+    multiple of their demands holds for every one of them.
     """
     divisibilities: dict[str, int] = {}
     operands = tuple(operands)
@@ -51,6 +52,9 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
         name = operand.extents[operand.contiguous] if operand.extents else ""
         if name in divisibilities:
             divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
+        for name, multiple in zip(operand.extents, operand.multiples, strict=False):
+            if name in divisibilities:
+                divisibilities[name] = math.lcm(divisibilities[name], multiple)
     shapes = {operand.name: operand.extents for operand in operands}
     for operand in operands:
         if operand.scale is not None:

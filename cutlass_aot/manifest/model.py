@@ -236,10 +236,11 @@ def _epilogue(table: dict[str, Any], where: str) -> Epilogue | None:
     if not isinstance(operands, dict):
         raise ManifestError(f"{where}.operands: expected a table with a table for each operand's name")
     try:
-        return parse_epilogue(text(table, "epilogue", where), operands)
+        epilogue = parse_epilogue(text(table, "epilogue", where), operands)
     except ManifestError as error:
         message = str(error)
         raise ManifestError(message if message.startswith(where) else f"{where}.{message}") from None
+    return None if epilogue.is_identity else epilogue
 
 
 def _combinations(table: dict[str, Any], where: str) -> Combinations:

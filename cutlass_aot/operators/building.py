@@ -110,7 +110,7 @@ def _records(
     for operator, arguments in zip(operators, each, strict=True):
         reason = records.refusal(operator)
         if getattr(arguments, "epilogue", None) is not None:
-            reason = reason or "its arguments have an epilogue, which bundles do not have yet"
+            reason = reason or "its arguments have an epilogue: write it in a manifest, as a formula"
         if reason:
             raise GeneratorError(f"{operator.metadata.operator_name} cannot be put into a bundle: {reason}")
         for target in _targets_of(operator, arguments, named):

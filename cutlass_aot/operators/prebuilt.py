@@ -136,7 +136,7 @@ class _Wanted:
         asked = f"bundle {bundle.name} has no kernel for operator {operator.metadata.operator_name}"
         reason = records.refusal(operator)
         if getattr(args, "epilogue", None) is not None:
-            reason = reason or "the arguments have an epilogue, which bundles do not have yet"
+            reason = reason or "the arguments have an epilogue: `bundle.gemm` has those of a manifest"
         if reason:
             raise KernelNotFound(f"{asked}: {reason}")
         try:

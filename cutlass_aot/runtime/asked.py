@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cutlass_aot.errors import ManifestError
 from cutlass_aot.runtime.lookup import Request
 from cutlass_aot.runtime.operands import View
 from cutlass_aot.schema.kernel import DesignValue
@@ -14,12 +16,25 @@ Parameters = Mapping[str, DesignValue]
 """What an operation leaves open, by name."""
 
 
+@functools.lru_cache(maxsize=256)
+def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
+    """A formula in its canonical text; what is no formula, as a generator of one's own may have, as it is."""
+    from cutlass_aot.schema.epilogue import IDENTITY, canonical_formula
+
+    try:
+        canonical = canonical_formula(epilogue, names)
+    except ManifestError:
+        return epilogue
+    return "" if canonical == IDENTITY else canonical
+
+
 class Asked(NamedTuple):
     """An operation and how it is to be computed; what choices are remembered by.
 
     Attributes:
         operation: such as ``gemm``.
-        epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
+        epilogue: formula in its canonical text, ``""`` for none; None for the one that takes operands of
+            these names.
         accumulator: element type, None for any.
         parameters: what the operation leaves open, sorted by name.
         names: of the operands that are given by name, sorted.
@@ -44,12 +59,15 @@ class Asked(NamedTuple):
         named: Mapping[str, Any],
     ) -> Asked:
         """What a call asks for. Without operands by name, no epilogue is meant unless it is said."""
+        names = tuple(sorted(named)) if named else ()
+        if epilogue:
+            epilogue = _as_in_records(epilogue, names)
         return cls(
             operation,
             "" if epilogue is None and not named else epilogue,
             accumulator,
             tuple(sorted(parameters.items())) if parameters else (),
-            tuple(sorted(named)) if named else (),
+            names,
         )
 
     def reading(self, operands: Sequence[Any]) -> Asked:

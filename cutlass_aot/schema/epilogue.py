@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.formula import (
     ACCUMULATOR,
     OUT,
@@ -20,6 +19,7 @@ from cutlass_aot.schema.formula import (
     names_in,
     parse_formula,
 )
+from cutlass_aot.schema.kernel import MAX_OPERANDS
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
@@ -36,8 +36,17 @@ one element in the GPU's memory, a number that is passed by value."""
 TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
 """How a matrix or a vector moves between global memory and registers; ``tma`` if nothing is said."""
 
+DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+"""Element types of an epilogue's operands."""
+
 LOADS = TRANSPORTS[:3]
 STORES = (TRANSPORTS[0], TRANSPORTS[3])
+
+MAX_DECLARED = MAX_OPERANDS - 3
+"""Most operands of an epilogue, beside a, b and out."""
+
+IDENTITY = f"{OUT} = {ACCUMULATOR}"
+"""The formula that a GEMM without an epilogue computes."""
 
 _KEYS = ("dtype", "extents", "layout", "transport")
 _OF_THE_CALL = (
@@ -90,6 +99,11 @@ class Epilogue:
     operands: tuple[EpilogueOperand, ...]
 
     @property
+    def is_identity(self) -> bool:
+        """Whether it stores the accumulator as it is, which a GEMM without an epilogue does too."""
+        return self.formula == IDENTITY
+
+    @property
     def statements(self) -> tuple[Statement, ...]:
         """The outputs: D first, then by name."""
         return parse_formula(self.formula, [operand.name for operand in self.operands if operand.written])
@@ -100,9 +114,9 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
 
     Args:
         text: the formula.
-        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number by
-            value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name that
-            the formula reads and that is not among them is an f32 number by value.
+        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number
+            by value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name
+            that the formula reads and that is not among them is an f32 number by value.
 
     Raises:
         ManifestError: if the formula or an operand is not as documented.
@@ -122,6 +136,10 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
         raise ManifestError(f"epilogue: operand {unused[0]!r} is declared and the formula has no such name")
     for name in sorted(read - {ACCUMULATOR} - set(declared)):
         declared[name] = _declared(name, {})
+    if len(declared) > MAX_DECLARED:
+        raise ManifestError(
+            f"epilogue: {len(declared)} operands with the numbers, expected at most {MAX_DECLARED}"
+        )
     checked = [
         _output(operand, outputs[name]) if name in outputs else _input(operand)
         for name, operand in sorted(declared.items())
@@ -148,8 +166,8 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
         raise ManifestError(f"{where}: {OUT} is the GEMM's own output: its type is that of `out`")
     if not is_name(name) or name in _OF_THE_CALL:
         raise ManifestError(
-            f"{where}: not a name for an operand: letters, digits and _, and none of {ACCUMULATOR}, a function or "
-            f"{', '.join(_OF_THE_CALL)}"
+            f"{where}: not a name for an operand: letters, digits and _, and none of {ACCUMULATOR}, a "
+            f"function or {', '.join(_OF_THE_CALL)}"
         )
     if not isinstance(entries, Mapping):
         raise ManifestError(
@@ -158,7 +176,7 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
     for key in entries:
         if key not in _KEYS:
             raise ManifestError(f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}")
-    dtype = _word(where, entries, "dtype", "f32", tuple(DTYPES))
+    dtype = _word(where, entries, "dtype", "f32", DTYPES)
     extents = EXTENTS[_word(where, entries, "extents", "", tuple(EXTENTS))]
     if extents == NUMBER and dtype != "f32":
         raise ManifestError(f"{where}: a number of {dtype}: a number is passed by value, as f32")
@@ -176,7 +194,7 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
         return default
     value = entries[key]
     if not isinstance(value, str) or value not in allowed:
-        shown = ", ".join(repr(word) if not word else word for word in allowed)
+        shown = ", ".join(word if word else repr(word) for word in allowed)
         raise ManifestError(f"{where}.{key}: unknown {value!r}: expected one of {shown}")
     return value
 
@@ -184,8 +202,8 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
 def _input(operand: EpilogueOperand) -> EpilogueOperand:
     if operand.transport and operand.transport not in LOADS:
         raise ManifestError(
-            f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: expected "
-            f"one of {', '.join(LOADS)}"
+            f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: "
+            f"expected one of {', '.join(LOADS)}"
         )
     return operand
 
@@ -195,24 +213,24 @@ def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
     if operand.extents == MATRIX:
         if statement.reduction:
             raise ManifestError(
-                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value a '
-                'column), "M" (one a row) or "1"'
+                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value '
+                'a column), "M" (one a row) or "1"'
             )
         if operand.transport and operand.transport not in STORES:
             raise ManifestError(
-                f"{where}.transport: {operand.transport} reads, and {operand.name} is written: expected one of "
-                f"{', '.join(STORES)}"
+                f"{where}.transport: {operand.transport} reads, and {operand.name} is written: expected one "
+                f"of {', '.join(STORES)}"
             )
     else:
         if not statement.reduction:
             raise ManifestError(
-                f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), max() "
-                f"or min() of something: found `{statement}`"
+                f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), "
+                f"max() or min() of something: found `{statement}`"
             )
         if operand.dtype != "f32" or operand.transport:
             raise ManifestError(
-                f"{where}: the destination of a reduction is f32 and has no transport: blocks add to it with atomic "
-                "operations"
+                f"{where}: the destination of a reduction is f32 and has no transport: blocks combine it "
+                "with atomic operations"
             )
     return EpilogueOperand(
         operand.name, operand.dtype, operand.extents, operand.layout, operand.transport, written=True

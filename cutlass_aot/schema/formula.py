@@ -1,10 +1,10 @@
 """Formulas over an accumulator: bounded parsing, one canonical text for each meaning, one evaluator.
 
-The text is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line ends.
-It is parsed with :mod:`ast` and never run. Two texts that differ in white space, parentheses that change
-nothing, names of temporaries, the order of statements, the order of the operands of one ``+`` or ``*``, or the
-spelling of a number have the same canonical text. Nothing is reassociated or distributed: ``(x + y) + z`` and
-``x + (y + z)`` round differently.
+The text is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
+ends. It is parsed with :mod:`ast` and never run. Two texts that differ in white space, parentheses that
+change nothing, names of temporaries, the order of statements, the order of the operands of one ``+`` or
+``*``, or the spelling of a number have the same canonical text. Nothing is reassociated or distributed:
+``(x + y) + z`` and ``x + (y + z)`` round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ OUT = "D"
 """What a formula calls the GEMM's own output."""
 
 FUNCTIONS = {
-    "exp": 1, "gelu": 1, "hardswish": 1, "maximum": 2, "minimum": 2, "relu": 1, "sigmoid": 1, "silu": 1, "tanh": 1,
+    "exp": 1, "gelu": 1, "hardswish": 1, "maximum": 2, "minimum": 2, "relu": 1, "sigmoid": 1, "silu": 1,
+    "tanh": 1,
 }  # fmt: skip
 """Functions of elements, with their number of arguments."""
 
@@ -191,22 +192,23 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
             raise reader.error(f"{name} is assigned a second time")
         if name in read:
             raise reader.error(
-                f"{name} is read before it is assigned: an operand cannot be both, and a temporary comes first"
+                f"{name} is read before it is assigned: an operand cannot be both, and a temporary comes "
+                "first"
             )
         if name == OUT or name in outputs:
             found[name] = Statement(name, expression, reduction)
         elif reduction:
             raise reader.error(
-                f"{reduction}() gives an output of its own: declare {name!r} as an operand, or use maximum() and "
-                "minimum() for elements"
+                f"{reduction}() gives an output of its own: declare {name!r} as an operand, or use maximum() "
+                "and minimum() for elements"
             )
         else:
             temporaries[name] = expression
     unused = sorted(set(temporaries) - used)
     if unused:
         raise ManifestError(
-            f"epilogue: {unused[0]!r} is assigned and never used: declare it as an operand to have it stored, or "
-            "leave it out"
+            f"epilogue: {unused[0]!r} is assigned and never used: declare it as an operand to have it "
+            "stored, or leave it out"
         )
     return tuple(sorted(found.values(), key=lambda statement: (statement.name != OUT, statement.name)))
 
@@ -241,8 +243,8 @@ def _split(text: str) -> list[str]:
     allowed = _ALLOWED.match(text)
     if allowed is not None and allowed.end() != len(text):
         raise ManifestError(
-            f"epilogue: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has names, "
-            "numbers, + - * / ( ) , = and ;"
+            f"epilogue: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has "
+            "names, numbers, + - * / ( ) , = and ;"
         )
     statements, depth, current = [], 0, ""
     for character in text:
@@ -303,7 +305,7 @@ class _Reader:
             reduction = value.func.id
             if len(value.args) != 1 or value.keywords:
                 raise self.error(
-                    f"{reduction}() takes one expression; which modes are reduced follows from {name}'s extents"
+                    f"{reduction}() takes one expression; what is reduced follows from {name}'s extents"
                 )
             value = value.args[0]
         try:
@@ -331,7 +333,8 @@ class _Reader:
         if isinstance(node, ast.Call):
             return self.call(node)
         raise self.error(
-            f"{ast.unparse(node)!r} is not allowed: expected names, numbers, + - * /, and {', '.join(FUNCTIONS)}"
+            f"{ast.unparse(node)!r} is not allowed: expected names, numbers, + - * /, and "
+            + ", ".join(FUNCTIONS)
         )
 
     def name(self, name: str) -> Expression:
@@ -368,8 +371,8 @@ class _Reader:
         function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
         if function in REDUCTIONS:
             raise self.error(
-                f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of two "
-                "elements, maximum() and minimum()"
+                f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of "
+                "two elements, maximum() and minimum()"
             )
         if function not in FUNCTIONS:
             raise self.error(f"unknown function {function!r}: expected one of {', '.join(FUNCTIONS)}")

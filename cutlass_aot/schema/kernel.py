@@ -120,6 +120,8 @@ class OperandConstraint:
         compact: whether its elements lie without gaps: the other modes' strides follow from the extents,
             innermost first.
         scale: what it scales, if it holds scale factors.
+        multiples: for each extent, what it is a multiple of, where the kernel moves whole tiles of the
+            operand without looking where it ends; empty for one that knows.
     """
 
     name: str
@@ -131,6 +133,7 @@ class OperandConstraint:
     written: bool = False
     compact: bool = False
     scale: Scale | None = None
+    multiples: tuple[int, ...] = ()
 
     @property
     def layout(self) -> str:
@@ -164,6 +167,8 @@ class OperandConstraint:
         if self.scale is not None:
             scale = self.scale
             record["scale"] = [scale.of, int(scale.block), scale.along, scale.swizzle]
+        if self.multiples:
+            record["multiples"] = [int(multiple) for multiple in self.multiples]
         return record
 
     @classmethod
@@ -186,6 +191,7 @@ class OperandConstraint:
             scale=None
             if scale is None
             else Scale(str(scale[0]), int(scale[1]), str(scale[2]), str(scale[3])),
+            multiples=tuple(int(multiple) for multiple in record.get("multiples", ())),
         )
         problem = constraint.problem()
         if problem:
@@ -207,6 +213,8 @@ class OperandConstraint:
             return "impossible constraints"
         if any(isinstance(extent, int) and extent < 1 for extent in self.extents):
             return f"impossible extents {self.extents}"
+        if self.multiples and (len(self.multiples) != rank or min(self.multiples) < 1):
+            return f"impossible multiples {self.multiples}"
         if self.scale is not None and (
             self.scale.block < 1 or self.scale.swizzle not in SWIZZLES or self.extents != ANY_SHAPE
         ):

@@ -234,6 +234,13 @@ def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
             f"expected extent {constraint.extents[constraint.contiguous]} divisible by "
             f"{constraint.divisibility}, got {extent}"
         )
+    if constraint.multiples:
+        multiples = constraint.multiples[len(constraint.multiples) - len(operand.shape) :]
+        for name, extent, multiple in zip(
+            _present(constraint, operand), operand.shape, multiples, strict=True
+        ):
+            if extent % multiple:
+                return f"expected extent {name} divisible by {multiple}, got {extent}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import permutations
 from typing import Any
 
@@ -13,7 +14,7 @@ from cutlass_aot.runtime.asked import Asked
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.catalog import Groups
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint, Scale
-from cutlass_aot.schema.operands import Rejected, describe
+from cutlass_aot.schema.operands import Rejected, describe, supports
 from tests.unit.kernels import gemm, operand
 from tests.unit.torch_bundles import group
 
@@ -155,3 +156,25 @@ def test_numbers() -> None:
     for wrong in (True, 1 << 31, -(1 << 31) - 1):
         with pytest.raises(OperandError):
             describe_operand(wrong)
+
+
+def test_what_moves_in_whole_tiles_demands_whole_tiles():
+    tiles = dataclasses.replace(GEMM[2], name="x", written=False, multiples=(1, 128, 64))
+    assert OperandConstraint.from_record(tiles.to_record()) == tiles
+    a, b, out = (
+        describe((256, 64), "f16"),
+        describe((64, 128), "f16", strides=(1, 64)),
+        describe((256, 128), "f16"),
+    )
+    assert supports((*GEMM, tiles), (a, b, out, out))
+    for rows, columns, reason in (
+        (192, 128, "M divisible by 128, got 192"),
+        (256, 96, "N divisible by 64, got 96"),
+    ):
+        a, b = describe((rows, 64), "f16"), describe((64, columns), "f16", strides=(1, 64))
+        for shape in ((rows, columns), (1, rows, columns)):
+            x = describe(shape, "f16")
+            verdict = supports((*GEMM, tiles), (a, b, describe((rows, columns), "f16"), x))
+            assert reason in verdict.reason
+    with pytest.raises(ValueError, match="impossible multiples"):
+        OperandConstraint.from_record({**tiles.to_record(), "multiples": [128]})

@@ -66,7 +66,7 @@ def test_a_dynamic_scheduler_compiles_no_number_of_the_device_in():
     ("operator", "reason"),
     [
         (BlockScaledGemmOperator(), "BlockScaledGemmOperator is none of the families PersistentDenseGemm,"),
-        (PersistentDenseGemmEFCOperator(epilogue=object()), "it has an epilogue fused in"),
+        (PersistentDenseGemmEFCOperator(epilogue=object()), "it has an epilogue of the package's own"),
         (
             Sm80TensorOpGemmOperator(code_tile=(128, 128, 32)),
             r"its metadata says tile \(128, 128, 64\), its code has \(128, 128, 32\)",

@@ -50,6 +50,7 @@ OPERAND_CHANGES: dict[str, Any] = {
     "written": True,
     "compact": True,
     "scale": Scale("b", 32),
+    "multiples": (1, 128, 64),
 }
 
 

@@ -1,0 +1,137 @@
+"""Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue: what their records say.
+
+Nothing is imported: operators are looked at as they are. What needs the DSL stands in
+:mod:`cutlass_aot.generators.cutlass_operators_epilogue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.epilogue import (
+    ELEMENT,
+    EXTENTS,
+    MATRIX,
+    NUMBER,
+    Epilogue,
+    EpilogueOperand,
+    parse_epilogue,
+)
+from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+
+FAMILY = "PersistentDenseGemmEFC"
+"""The family whose kernel takes any epilogue."""
+
+TRANSPORTS = "transports"
+"""Name in a kernel's design of how operands move where it is not by TMA: ``C=sync_gmem_load,F=...``."""
+
+_TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
+
+
+def enumerate_kernels(
+    operators: Iterable[Any], problem: Problem, target: str, device: DeviceProfile
+) -> Iterator[Kernel]:
+    """Every kernel for a problem with an epilogue.
+
+    Args:
+        operators: the package's for the problem without its epilogue; those of other families are left out.
+        problem: with an epilogue.
+        target: GPU code target.
+        device: whose numbers the static scheduler compiles in.
+    """
+    epilogue = problem.epilogue
+    if epilogue is None or problem.accumulator == "f16":
+        return  # the kernel cannot take a value of f16 out of tensor memory as f32
+    moved = ",".join(
+        f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
+    )
+    transports = {TRANSPORTS: moved} if moved else {}
+    for operator in operators:
+        if records.family(operator) != FAMILY:
+            continue
+        plain = records.record(operator, target, device)
+        yield Kernel.make(
+            operation=plain.operation,
+            generator=plain.generator,
+            operands=(*plain.operands, *constraints(epilogue, problem.layouts[2], dict(plain.design))),
+            accumulator=plain.accumulator,
+            epilogue=epilogue.formula,
+            design={**dict(plain.design), **transports},
+            target=target,
+            constants=dict(plain.constants),
+        )
+
+
+def epilogue_of(kernel: Kernel) -> Epilogue:
+    """The epilogue that a kernel's record describes.
+
+    Raises:
+        ManifestError: if the record's formula is none.
+    """
+    moved = str(dict(kernel.design).get(TRANSPORTS, ""))
+    transports = dict(word.split("=") for word in moved.split(",") if word)
+    names = {extents: name for name, extents in EXTENTS.items()}
+    operands: dict[str, dict[str, object]] = {}
+    for operand in kernel.operands[3:]:
+        entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
+        if operand.extents == MATRIX:
+            entries["layout"] = operand.layout
+        if operand.name in transports:
+            entries["transport"] = transports[operand.name]
+        operands[operand.name] = entries
+    return parse_epilogue(kernel.epilogue, operands)
+
+
+def constraints(
+    epilogue: Epilogue, out_layout: str, design: Mapping[str, DesignValue]
+) -> tuple[OperandConstraint, ...]:
+    """What a kernel demands of an epilogue's operands.
+
+    Args:
+        epilogue: whose operands, sorted by name.
+        out_layout: ``t`` or ``n``, that of a matrix which names none.
+        design: the kernel's, for the tiles that it works on.
+    """
+    tile, cluster = shapes(design)
+    # Clusters work on whole clusters' worth of tiles; of a pair of blocks, the tile is that of both.
+    blocks = cluster[0] // 2 if design["use_2cta_mma"] else cluster[0]
+    whole = {"M": tile[0] * blocks, "N": tile[1] * cluster[1]}
+    return tuple(_constraint(operand, out_layout, whole) for operand in epilogue.operands)
+
+
+def shapes(design: Mapping[str, DesignValue]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A design's tile and cluster.
+
+    Raises:
+        CompileError: if it has none.
+    """
+    tile, cluster = design["tile_shape"], design["cluster_shape"]
+    if not isinstance(tile, tuple) or not isinstance(cluster, tuple):
+        raise CompileError(f"expected the shapes of a tile and a cluster, got {tile!r} and {cluster!r}")
+    return tile, cluster
+
+
+def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, int]) -> OperandConstraint:
+    bytes_ = DTYPES[operand.dtype].bytes
+    # A vector's length is free: TMA demands 16 bytes of strides, and it has none. Of a matrix, the contiguous
+    # extent of a batch of one is the stride of the next mode.
+    divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
+    contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
+    by_element = operand.extents in (NUMBER, ELEMENT) or (operand.written and operand.extents != MATRIX)
+    return OperandConstraint(
+        name=operand.name,
+        dtype=operand.dtype,
+        extents=operand.extents,
+        contiguous=0 if operand.extents == NUMBER else contiguous,
+        divisibility=divisibility,
+        alignment=bytes_ if by_element else _TMA_BYTES,
+        written=operand.written,
+        # TMA knows where a tensor ends; the other transports move whole tiles.
+        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents) if operand.transport else (),
+    )
