@@ -62,7 +62,7 @@ def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iter
 
 
 def _is_dense(problem: Problem) -> bool:
-    """Whether a dense GEMM of the package could be what is asked for: it takes torch's element types alone."""
+    """Whether it may be a dense GEMM of the package, which takes torch's element types alone."""
     return (
         problem.operation == "gemm"
         and problem.scales == (None, None)
