@@ -140,7 +140,7 @@ def operands_of(handle, **shapes):
         shape = shapes.get(constraint.name, SHAPES[constraint.extents])
         element = numpy.dtype(f"u{DTYPES[constraint.dtype].bytes}")
         if constraint.contiguous == -2:
-            array = aligned((shape[0], shape[2], shape[1]), element).transpose(0, 2, 1)
+            array = aligned((*shape[:-2], shape[-1], shape[-2]), element).swapaxes(-1, -2)
         else:
             array = aligned(shape, element)
         made.append(ClaimsCuda(array, constraint.dtype))
@@ -191,6 +191,12 @@ def test_compiled_code_takes_every_operand_in_the_order_of_the_record(bundle, na
     assert handle.supports(*given)
     with pytest.raises(RuntimeError, match="cudaErrorInsufficientDriver"):
         function_of(handle)(*given)
+    # The launcher takes matrices without a batch, and vectors and numbers as they are.
+    shapes = {
+        operand.name: SHAPES[operand.extents][1:] for operand in handle.kernel.operands if operand.has_batch
+    }
+    with pytest.raises(DeviceError, match="driver"):
+        handle.launch(*operands_of(handle, **shapes))
 
 
 @pytest.mark.parametrize(
