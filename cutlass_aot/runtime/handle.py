@@ -233,7 +233,7 @@ class KernelHandle:
             if not verdict:
                 return OperandError(f"kernel {self.name}: {verdict.reason}")
             for constraint, operand, found in zip(self.group.operands, operands, descriptions, strict=True):
-                if isinstance(operand, OperandDescription) or found.device is None:
+                if isinstance(operand, OperandDescription) or (found.device is None and not found.is_number):
                     return OperandError(
                         f"operand `{constraint.name}` is a description without memory: "
                         "descriptions serve find, supports and explain; launch on tensors"
