@@ -5,6 +5,7 @@ cutlass-aot build manifests/kernels.toml && python -m pytest -m gpu tests/gpu/te
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -13,7 +14,7 @@ import cutlass_aot
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.rms_norm import rms_norm
 from cutlass_aot.kernels.swiglu import swiglu_fp8
-from tests.gpu.conftest import opened
+from tests.gpu.conftest import REPOSITORY, opened
 
 torch = pytest.importorskip("torch")
 
@@ -143,6 +144,28 @@ def test_a_graph_replays_one(kernels):
     replayed = out.clone()
     normalise(x, weight, out, 1e-5)
     assert torch.equal(replayed, out)
+
+
+def test_rms_norm_can_write_over_its_input(kernels):
+    x, weight = random(1000, 7168), random(7168)
+    out = torch.empty_like(x)
+    normalise = rms_norm(n=7168, dtype="bf16")
+    normalise(x, weight, out, 1e-5)
+    normalise(x, weight, x, 1e-5)
+    assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("page", ["kernels", "tf32"])
+def test_what_a_page_calls_runs(page, capability, monkeypatch):
+    bundle = opened(page, capability)
+    monkeypatch.setattr(cutlass_aot, "open", lambda _: bundle)
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text()
+    names = {}
+    for block in re.findall(r"^```python gpu\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+        torch.cuda.synchronize()
+        if "out" in names:
+            assert names["out"].float().isfinite().all()
 
 
 def test_what_does_not_fit_is_refused(kernels):
