@@ -52,7 +52,7 @@ class Operand:
             raise self._refusal(f"unknown element type {self.dtype!r}: expected one of {', '.join(DTYPES)}")
         extents = tuple(self.extents)
         if not extents:
-            return self._value(dtype.bytes)
+            return self._value()
         for extent in extents:
             is_name = isinstance(extent, str) and extent.isidentifier()
             is_number = isinstance(extent, int) and not isinstance(extent, bool) and extent >= 1
@@ -60,11 +60,12 @@ class Operand:
                 raise self._refusal(f"extent {extent!r}: expected a name such as 'T', or a number above 0")
         if self.contiguous not in (-1, -2) or len(extents) < -self.contiguous:
             raise self._refusal(f"contiguous mode {self.contiguous}: expected -1, or -2 of two modes or more")
-        alignment = self.alignment or max(dtype.bytes, 1)
-        if alignment < 1 or alignment & (alignment - 1) or alignment % max(dtype.bytes, 1):
+        # Elements below a byte are aligned as bytes are.
+        size = max(dtype.bits // 8, 1)
+        alignment = self.alignment or size
+        if alignment < 1 or alignment & (alignment - 1) or alignment % size:
             raise self._refusal(
-                f"alignment of {alignment} bytes: expected a power of two, at least the {dtype.bytes} of an "
-                "element"
+                f"alignment of {alignment} bytes: expected a power of two, at least the {size} of an element"
             )
         if self.divisibility < 1:
             raise self._refusal(f"divisibility {self.divisibility}: expected 1 or more")
@@ -82,13 +83,18 @@ class Operand:
             compact=self.compact,
         )
 
-    def _value(self, size: int) -> OperandConstraint:
+    def _value(self) -> OperandConstraint:
         if self.dtype not in VALUE_DTYPES:
             raise self._refusal(f"a number by value is one of {', '.join(VALUE_DTYPES)}, got {self.dtype}")
         if self.written:
             raise self._refusal("a number by value cannot be written")
         return OperandConstraint(
-            name=self.name, dtype=self.dtype, extents=(), contiguous=0, divisibility=1, alignment=size
+            name=self.name,
+            dtype=self.dtype,
+            extents=(),
+            contiguous=0,
+            divisibility=1,
+            alignment=DTYPES[self.dtype].bytes,
         )
 
     def _refusal(self, problem: str) -> GeneratorError:

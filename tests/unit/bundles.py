@@ -93,7 +93,7 @@ def write_bundle(
         entries.append(
             GroupEntry(
                 name, first.operation, first.operands, first.accumulator, first.epilogue,
-                first.target, len(members), child, linked, tuple(ranked),
+                first.target, len(members), child, linked, tuple(ranked), first.parameters,
             )
         )  # fmt: skip
     launchers = {host: put(root, f"lib/{host}/launcher.so", launcher) for host in hosts}

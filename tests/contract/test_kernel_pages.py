@@ -1,0 +1,58 @@
+"""The pages about declared kernels and TF32 show files and manifests that tests build."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.manifest.toml import load_toml
+from tests.contract.test_tutorial import Block, blocks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "tests" / "fixtures" / "axpy_package"
+OWN = REPOSITORY / "docs" / "own-kernels.md"
+MANIFESTS = {"kernels.md": "kernels.toml", "tf32.md": "tf32.toml"}
+
+
+def of(page: str, language: str) -> list[Block]:
+    return [block for block in blocks(REPOSITORY / "docs" / page) if block.language == language]
+
+
+def test_the_declaration_is_that_of_the_package() -> None:
+    shown = {block.file: block.text for block in blocks(OWN) if block.file}
+    assert shown == {"axpy_kernels/declared.py": (PACKAGE / "axpy_kernels" / "declared.py").read_text()}
+
+
+def test_its_registration_and_its_manifest_are_parts_of_the_packages_files() -> None:
+    files = [(PACKAGE / name).read_text() for name in ("pyproject.toml", "axpy.toml")]
+    found = of("own-kernels.md", "toml")
+    assert len(found) == 2
+    for block, file in zip(found, files, strict=True):
+        assert block.text in file
+
+
+@pytest.mark.parametrize("page", sorted(MANIFESTS))
+def test_each_table_of_a_page_stands_in_its_manifest(page: str) -> None:
+    manifest = (REPOSITORY / "manifests" / MANIFESTS[page]).read_text()
+    found = of(page, "toml")
+    assert found
+    for block in found:
+        assert block.text in manifest
+    (command,) = of(page, "bash")
+    assert command.text == f"cutlass-aot build manifests/{MANIFESTS[page]}\n"
+
+
+def test_every_kernel_of_the_package_has_its_section() -> None:
+    entries = load_toml(REPOSITORY / "pyproject.toml")["project"]["entry-points"]["cutlass_aot.generators"]
+    declared = {name for name, location in entries.items() if location.startswith("cutlass_aot.kernels.")}
+    tables = load_toml(REPOSITORY / "manifests" / "kernels.toml")["kernels"]
+    assert {table["operation"] for table in tables} == declared
+    page = (REPOSITORY / "docs" / "kernels.md").read_text()
+    for name in declared:
+        assert f'operation = "{name}"' in page
+        generator = GeneratorReference(name, entries[name]).load()
+        for parameter in generator.design:
+            assert re.search(rf"^Parameters: .*`{parameter}`", page, re.MULTILINE), (name, parameter)

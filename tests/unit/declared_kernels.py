@@ -1,0 +1,47 @@
+"""Kernels that tests declare; what they return is made up, and no DSL is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass_aot import Operand, kernel
+
+CALLS: list[dict[str, Any]] = []
+
+
+def compute(*_: Any) -> None:
+    """Stands for a ``@cute.jit`` function."""
+
+
+@kernel(name="scale_rows", params={"n": [64, 128], "fast": [False, True]}, targets=["sm_90a", "sm_100a"])
+def scale_rows(n: int, fast: bool) -> Any:
+    """Scales the rows of a matrix."""
+    CALLS.append({"n": n, "fast": fast})
+    if fast and n == 64:
+        return None
+    return (
+        compute,
+        [
+            Operand("x", "bf16", ("T", n), alignment=16, divisibility=8),
+            Operand("out", "bf16", ("T", n), written=True),
+            Operand("factor", "f32", ()),
+        ],
+        (n,),
+    )
+
+
+@kernel(name="without_parameters")
+def without_parameters() -> Any:
+    return compute, [Operand("out", "f32", ("N",), written=True)]
+
+
+@kernel(name="broken", params={"how": ["text", "no operands", "twice", "unwritten", "not operands"]})
+def broken(how: str) -> Any:
+    out = Operand("out", "f32", ("N",), written=True)
+    return {
+        "text": "nothing",
+        "no operands": (compute, []),
+        "twice": (compute, [out, out]),
+        "unwritten": (compute, [Operand("x", "f32", ("N",))]),
+        "not operands": (compute, ["x"]),
+    }[how]
