@@ -1,0 +1,185 @@
+"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, docs/sm90-gemm.md explains it.
+
+This module imports no DSL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.sm90_gemm_plan import ROWS, Plan, make_plan
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
+
+FAMILY = "Sm90ClusterGemm"
+TARGET = "sm_90a"
+INPUTS = ("bf16", "f16")
+OUTPUTS = ("f32",)
+"""Element types of the output beside the input's own."""
+LAYOUTS = ("tnt", "ttt")
+
+_ALIGNMENT = 16
+"""Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+_CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
+_OPERANDS = (
+    ("a", ("L", "M", "K"), False),
+    ("b", ("L", "K", "N"), False),
+    ("out", ("L", "M", "N"), True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """Extents are those of the output, whether the tensor core sees them exchanged or not."""
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    blocks: int
+    swap: bool
+    overlap: bool
+
+    def values(self) -> dict[str, DesignValue]:
+        return {
+            "family": FAMILY,
+            "tile_shape": self.tile,
+            "cluster_shape": self.cluster,
+            "blocks_per_sm": self.blocks,
+            "swap_operands": self.swap,
+            "overlap_launches": self.overlap,
+        }
+
+    def plan(self, input_bits: int, output_bits: int) -> Plan:
+        tile, cluster = self.tile, self.cluster
+        if self.swap:
+            tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
+        return make_plan(
+            tile=tile,
+            cluster=cluster,
+            warp_groups=min(2, tile[0] // ROWS),
+            blocks=self.blocks,
+            swap=self.swap,
+            overlap=self.overlap,
+            input_bits=input_bits,
+            output_bits=output_bits,
+        )
+
+
+def _designs() -> Iterator[_Design]:
+    """What there is: few rows (operands exchanged), and tiles for everything else."""
+    for overlap in (False, True):
+        for m, n, k, splits, blocks in (
+            (8, 64, 128, (1, 2, 4, 8), (1, 2)),
+            (16, 64, 128, (1, 2, 4, 8), (1, 2)),
+            (32, 64, 128, (1, 2, 4, 8), (1,)),
+            (64, 64, 64, (2, 4, 8), (1,)),
+            (64, 128, 64, (1, 2, 4), (1,)),
+        ):
+            for split in splits:
+                for number in blocks:
+                    yield _Design((m, n, k), (1, 1, split), number, True, overlap)
+        for m, n, clusters in (
+            (64, 192, ((1, 1, 2), (1, 1, 4))),
+            (128, 96, ((1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 1))),
+            (128, 128, ((1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 1, 2))),
+            (128, 192, ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 1, 2))),
+            (128, 256, ((1, 1, 2), (2, 1, 1), (2, 1, 2))),
+            (256, 96, ((1, 2, 1), (1, 1, 2))),
+            (256, 128, ((2, 1, 1), (1, 2, 1), (2, 1, 2))),
+            (256, 192, ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))),
+        ):
+            for cluster in clusters:
+                yield _Design((m, n, 64), cluster, 1, False, overlap)
+
+
+class Sm90Gemm:
+    """Generator of GEMMs for sm_90a: 16-bit operands, accumulated in f32."""
+
+    name = "sm90_gemm"
+    version = "1"
+    operations = ("gemm",)
+    modules = (
+        "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.sm90_gemm",
+        "cutlass_aot.generators.sm90_gemm_kernel",
+        "cutlass_aot.generators.sm90_gemm_plan",
+    )
+    design: Mapping[str, str] = {
+        "family": f"always {FAMILY}",
+        "tile_shape": "rows, columns and depth of a block's tile of the output",
+        "cluster_shape": "blocks of a cluster along M and N, which share operands, and along K, which share a sum",
+        "blocks_per_sm": "blocks that one multiprocessor has room for",
+        "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
+        "overlap_launches": "whether the next launch may set up while this one ends",
+    }
+
+    def targets(self, operation: str) -> tuple[str, ...]:
+        """sm_90a; none for an operation other than ``gemm``."""
+        return (TARGET,) if operation in self.operations else ()
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
+        """Every design for bf16 or f16 operands, into the same or f32; else none."""
+        return _kernels(problem, target)
+
+    def compile(self, kernel: Kernel) -> CompiledFunction:
+        """Compile one kernel.
+
+        Raises:
+            GeneratorError: if the record is not one that :meth:`enumerate` gives.
+        """
+        # The DSL comes in here, in a worker; the command line imports this module without it.
+        from cutlass_aot.generators import dsl
+        from cutlass_aot.generators.sm90_gemm_kernel import gemm
+
+        operands = tuple(operand.dtype for operand in kernel.operands)
+        problem = Problem(kernel.operation, operands, kernel.layouts, kernel.accumulator)
+        for design in _designs():
+            if _kernel(problem, design) == kernel:
+                break
+        else:
+            raise GeneratorError(
+                f"{self.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
+            )
+        plan = design.plan(DTYPES[operands[0]].bits, DTYPES[operands[2]].bits)
+        return dsl.compile_for(
+            kernel.target, gemm, *dsl.fake_operands(kernel), plan, dsl.environment_stream()
+        )
+
+
+def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
+    if problem.operation != "gemm" or len(problem.dtypes) != len(_OPERANDS) or target != TARGET:
+        return
+    a, b, out = problem.dtypes
+    if a not in INPUTS or b != a or out not in (a, *OUTPUTS) or problem.accumulator != "f32":
+        return
+    if problem.layouts not in LAYOUTS:
+        return
+    for design in _designs():
+        yield _kernel(problem, design)
+
+
+def _kernel(problem: Problem, design: _Design) -> Kernel:
+    return Kernel.make(
+        operation=problem.operation,
+        generator=Sm90Gemm.name,
+        operands=tuple(
+            OperandConstraint(
+                name=name,
+                dtype=dtype,
+                extents=extents,
+                contiguous=_CONTIGUOUS[letter],
+                divisibility=_ALIGNMENT * 8 // DTYPES[dtype].bits,
+                alignment=_ALIGNMENT,
+                written=written,
+            )
+            for (name, extents, written), dtype, letter in zip(
+                _OPERANDS, problem.dtypes, problem.layouts, strict=True
+            )
+        ),
+        accumulator=problem.accumulator,
+        design=design.values(),
+        target=TARGET,
+    )

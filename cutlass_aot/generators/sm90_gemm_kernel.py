@@ -1,0 +1,389 @@
+"""A tensor-core GEMM for sm_90a in CuTe DSL: TMA, warp specialisation, clusters along M, N and K.
+
+out[l, m, n] = sum over k of a[l, m, k] * b[l, k, n], accumulated in f32
+
+One block computes one tile of ``out``, or the part of it that a slice of K gives. A warp of its own issues
+TMA loads into a ring of stages; one or two warp groups take them out with WGMMA. Blocks of a cluster share
+operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
+memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
+equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
+
+With few rows in ``a``, the roles are exchanged (``swap``): the rows of the weights fill the 64 rows that a
+tensor-core instruction has at least, and the rows of ``a`` its columns, of which there can be eight.
+
+Import it inside a worker only: it imports the DSL. docs/sm90-gemm.md says what each part brought.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.utils import LayoutEnum
+from cutlass.utils import hopper_helpers as hopper
+
+from cutlass_aot.generators.sm90_gemm_plan import ALIGNMENT, MAX_GRID_YZ, ROWS, THREADS, WARPS
+
+RESULTS_BARRIER = 1
+"""Named barrier of the warp groups that compute."""
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constexpr) -> Any:
+    """Row and column of a cluster, among clusters: down a group of rows, then on to the next column.
+
+    Clusters that run at the same time so share both operands in the L2 cache.
+    """
+    in_group = clusters_n * group
+    first = cluster // in_group * group
+    height = cutlass.min(clusters_m - first, group)
+    rest = cluster % in_group
+    return first + rest % height, rest // height
+
+
+@cute.kernel  # type: ignore[untyped-decorator]
+def gemm_kernel(
+    load_a: cute.CopyAtom,
+    tensor_a: cute.Tensor,
+    load_b: cute.CopyAtom,
+    tensor_b: cute.Tensor,
+    out: cute.Tensor,
+    tiled_mma: cute.TiledMma,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+    dtype: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Compute this block's tile, or its part of one.
+
+    Args:
+        load_a: TMA atom of A.
+        tensor_a: (M, K, L), as TMA coordinates.
+        load_b: TMA atom of B.
+        tensor_b: (N, K, L), as TMA coordinates.
+        out: (M, N, L).
+        tiled_mma: of all warp groups that compute.
+        layout_a: (M of a tile, K of a tile, stages) in shared memory.
+        layout_b: (N of a tile, K of a tile, stages) in shared memory.
+        dtype: element type of A and B.
+        plan: everything else that is compiled in.
+    """
+    tile_m, tile_n, tile_k = plan.tile
+    cluster_m, cluster_n, split = plan.cluster
+    blocks = cluster_m * cluster_n * split
+    stages = plan.stages
+    mma_warps = plan.warp_groups * WARPS
+
+    thread, _, _ = cute.arch.thread_idx()
+    block, batch_low, batch_high = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = cute.arch.lane_idx()
+
+    # Where this block stands in its cluster, and its cluster in the output.
+    rank = cutlass.Int32(0)
+    if cutlass.const_expr(blocks > 1):
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    rank_m = rank % cluster_m
+    rank_n = rank // cluster_m % cluster_n
+    rank_k = rank // (cluster_m * cluster_n)
+    rows, columns, batches = out.shape
+    cluster_row, cluster_column = place(
+        block // blocks,
+        cute.ceil_div(rows, tile_m * cluster_m),
+        cute.ceil_div(columns, tile_n * cluster_n),
+        plan.group,
+    )
+    tile_row = cluster_row * cluster_m + rank_m
+    tile_column = cluster_column * cluster_n + rank_n
+    batch = batch_low + batch_high * MAX_GRID_YZ
+
+    # This block's slice of K, in tiles. A slice, or all of K, may have none: the sum is then zero.
+    tiles_k = cute.ceil_div(tensor_a.shape[1], tile_k)
+    each = tiles_k // split
+    more = tiles_k % split
+    first_k = rank_k * each + cutlass.min(rank_k, more)
+    count_k = each
+    if rank_k < more:
+        count_k = each + 1
+    if batch >= batches:
+        count_k = cutlass.Int32(0)
+
+    # Shared memory: a full and an empty barrier a stage; the ring, in which the results come to lie later.
+    smem = cutlass.utils.SmemAllocator()
+    full = smem.allocate_array(cutlass.Int64, 2 * stages)
+    empty = full + stages
+    ring = smem.allocate(plan.ring_bytes, ALIGNMENT)
+    bytes_a = cute.size_in_bytes(dtype, cute.slice_(layout_a, (None, None, 0)))
+    bytes_b = cute.size_in_bytes(dtype, cute.slice_(layout_b, (None, None, 0)))
+    shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
+    shared_b = cute.make_tensor(
+        cute.recast_ptr(ring + stages * bytes_a, layout_b.inner, dtype=dtype), layout_b.outer
+    )
+
+    # A stage is empty when every warp that computes has let go of it, in all blocks that share what is
+    # loaded into it: a block's loads go to those of its row and to those of its column in the cluster.
+    sharers = cluster_m + cluster_n - 1
+    if warp == 0:
+        with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(stages):
+                cute.arch.mbarrier_init(full + stage, 1)
+                cute.arch.mbarrier_init(empty + stage, mma_warps * sharers)
+        cute.arch.mbarrier_init_fence()
+    if warp == mma_warps:
+        cpasync.prefetch_descriptor(load_a)
+        cpasync.prefetch_descriptor(load_b)
+    if cutlass.const_expr(blocks > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+    if cutlass.const_expr(plan.overlap):
+        # Operands may be results of the launch before; and what follows may set up meanwhile.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    if warp == mma_warps:
+        blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (tile_row, None, batch))
+        blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (tile_column, None, batch))
+        to_a, from_a = cpasync.tma_partition(
+            load_a,
+            rank_n,
+            cute.make_layout(cluster_n),
+            cute.group_modes(shared_a, 0, 2),
+            cute.group_modes(blocks_a, 0, 2),
+        )
+        to_b, from_b = cpasync.tma_partition(
+            load_b,
+            rank_m,
+            cute.make_layout(cluster_m),
+            cute.group_modes(shared_b, 0, 2),
+            cute.group_modes(blocks_b, 0, 2),
+        )
+        # Bits of the ranks that share A, those of a row, and of those that share B, those of a column.
+        corner = rank_k * (cluster_m * cluster_n)
+        row_bits = sum(1 << (i * cluster_m) for i in range(cluster_n))
+        column_bits = sum(1 << i for i in range(cluster_m))
+        mask_a = cutlass.Int16(cutlass.Int32(row_bits) << (corner + rank_m))
+        mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + rank_n * cluster_m))
+        stage = cutlass.Int32(0)
+        phase = cutlass.Int32(1)
+        for step in cutlass.range(count_k, unroll=1):
+            cute.arch.mbarrier_wait(empty + stage, phase)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, bytes_a + bytes_b)
+            cute.copy(
+                load_a,
+                from_a[None, first_k + step],
+                to_a[None, stage],
+                tma_bar_ptr=full + stage,
+                mcast_mask=mask_a if cluster_n > 1 else None,
+            )
+            cute.copy(
+                load_b,
+                from_b[None, first_k + step],
+                to_b[None, stage],
+                tma_bar_ptr=full + stage,
+                mcast_mask=mask_b if cluster_m > 1 else None,
+            )
+            stage += 1
+            if stage == stages:
+                stage = cutlass.Int32(0)
+                phase = phase ^ 1
+
+    staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
+    staged = cute.recast_ptr(ring, dtype=staged_dtype)
+    if warp < mma_warps:
+        group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS) * THREADS)
+        of_a = tiled_mma.make_fragment_A(group_mma.partition_A(shared_a))
+        of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
+        total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
+        total.fill(0.0)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+
+        # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
+        sharer = rank
+        if cutlass.const_expr(sharers > 1):
+            corner = rank_k * (cluster_m * cluster_n)
+            sharer = corner + lane * cluster_m + rank_m
+            if lane >= cluster_n:
+                other = lane - cluster_n
+                if other >= rank_m:
+                    other = other + 1
+                sharer = corner + rank_n * cluster_m + other
+        stage = cutlass.Int32(0)
+        before = cutlass.Int32(0)
+        phase = cutlass.Int32(0)
+        for step in cutlass.range(count_k, unroll=1):
+            cute.arch.mbarrier_wait(full + stage, phase)
+            warpgroup.fence()
+            for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                at = (None, None, part, stage)
+                cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+            warpgroup.commit_group()
+            # One tile's instructions stay in flight; those of the tile before are done.
+            warpgroup.wait_group(1)
+            if step > 0:
+                release(empty + before, lane, sharer, sharers)
+            before = stage
+            stage += 1
+            if stage == stages:
+                stage = cutlass.Int32(0)
+                phase = phase ^ 1
+        warpgroup.wait_group(0)
+        # The last stage is not released: nothing is loaded any more. Once all are through, it may be written.
+        cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=mma_warps * 32)
+
+        if cutlass.const_expr(plan.swap):
+            lines = cute.make_layout((tile_m, tile_n), stride=(1, plan.staged_stride))
+        else:
+            lines = cute.make_layout((tile_m, tile_n), stride=(plan.staged_stride, 1))
+        converted = cute.make_rmem_tensor(total.layout, staged_dtype)
+        converted.store(total.load().to(staged_dtype))
+        cute.autovec_copy(
+            converted, tiled_mma.get_slice(thread).partition_C(cute.make_tensor(staged, lines))
+        )
+        if cutlass.const_expr(split == 1):
+            cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=mma_warps * 32)
+
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+    if warp < mma_warps:
+        vector = plan.vector
+        along = (tile_m if plan.swap else tile_n) // vector
+        vectors = tile_m * tile_n // vector // split
+        mma_threads = mma_warps * 32
+        for turn in cutlass.range_constexpr((vectors + mma_threads - 1) // mma_threads):
+            mine = turn * mma_threads + thread
+            linear = rank_k * vectors + mine
+            line = linear // along
+            place_in_line = linear % along * vector
+            offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
+            if cutlass.const_expr(plan.swap):
+                row, column = tile_row * tile_m + place_in_line, tile_column * tile_n + line
+            else:
+                row, column = tile_row * tile_m + line, tile_column * tile_n + place_in_line
+            inside = (row < rows) & (column < columns) & (batch < batches)
+            if cutlass.const_expr(vectors % mma_threads > 0):
+                inside = inside & (mine < vectors)
+            if inside:
+                result = cute.make_rmem_tensor(vector, out.element_type)
+                if cutlass.const_expr(split > 1):
+                    result.store(
+                        summed(staged, offset, rank % (cluster_m * cluster_n), plan).to(out.element_type)
+                    )
+                else:
+                    read = cute.make_rmem_tensor(vector, staged_dtype)
+                    cute.autovec_copy(cute.make_tensor(staged + offset, cute.make_layout(vector)), read)
+                    result.store(read.load().to(out.element_type))
+                at = cute.crd2idx(
+                    (cutlass.Int64(row), cutlass.Int64(column), cutlass.Int64(batch)), out.layout
+                )
+                target = cute.make_tensor(
+                    out.iterator + cute.assume(at, divby=vector), cute.make_layout(vector)
+                )
+                cute.autovec_copy(result, target)
+
+    if cutlass.const_expr(blocks > 1):
+        # A block stays until no other reads its shared memory or tells it that a stage is empty.
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def release(barrier: Any, lane: Any, sharer: Any, sharers: cutlass.Constexpr) -> None:
+    """Tell all blocks that load into a stage that this warp has done with it."""
+    if lane < sharers:
+        if cutlass.const_expr(sharers > 1):
+            cute.arch.mbarrier_arrive(barrier, sharer)
+        else:
+            cute.arch.mbarrier_arrive(barrier)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def summed(staged: Any, offset: Any, rank_mn: Any, plan: cutlass.Constexpr) -> Any:
+    """The sum of four neighbouring elements over the blocks that share the sum along K, in their order."""
+    in_plane = plan.cluster[0] * plan.cluster[1]
+    parts = []
+    for slice_k in cutlass.range_constexpr(plan.split):
+        remote = cute.arch.map_dsmem_ptr(staged, rank_mn + slice_k * in_plane)
+        part = cute.make_rmem_tensor(plan.vector, cutlass.Float32)
+        cute.autovec_copy(cute.make_tensor(remote + offset, cute.make_layout(plan.vector)), part)
+        parts.append(part)
+    total = parts[0].load()
+    for part in parts[1:]:
+        total = total + part.load()
+    return total
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def gemm(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    out: cute.Tensor,
+    plan: cutlass.Constexpr,
+    stream: Any,
+) -> None:
+    """Launch the kernel.
+
+    Args:
+        a: (L, M, K).
+        b: (L, K, N).
+        out: (L, M, N).
+        plan: a :class:`~cutlass_aot.generators.sm90_gemm_plan.Plan`.
+        stream: CUDA stream.
+    """
+    left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
+    right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
+    result = cute.make_tensor(out.iterator, cute.select(out.layout, [1, 2, 0]))
+    if cutlass.const_expr(plan.swap):
+        left, right = right, left
+        result = cute.make_tensor(out.iterator, cute.select(out.layout, [2, 1, 0]))
+    dtype = a.element_type
+    major_a, major_b = LayoutEnum.from_tensor(left), LayoutEnum.from_tensor(right)
+    layout_a = hopper.make_smem_layout_a(major_a, plan.tile, dtype, plan.stages)
+    layout_b = hopper.make_smem_layout_b(major_b, plan.tile, dtype, plan.stages)
+    tile_m, tile_n, tile_k = plan.tile
+    cluster_m, cluster_n, _ = plan.cluster
+    blocks = cluster_m * cluster_n * plan.split
+    load_a, tensor_a = cpasync.make_tiled_tma_atom(
+        load_operation(cluster_n), left, cute.slice_(layout_a, (None, None, 0)), (tile_m, tile_k), cluster_n
+    )
+    load_b, tensor_b = cpasync.make_tiled_tma_atom(
+        load_operation(cluster_m), right, cute.slice_(layout_b, (None, None, 0)), (tile_n, tile_k), cluster_m
+    )
+    tiled_mma = hopper.make_trivial_tiled_mma(
+        dtype,
+        dtype,
+        major_a.sm90_mma_major_mode(),
+        major_b.sm90_mma_major_mode(),
+        cutlass.Float32,
+        (plan.warp_groups, 1, 1),
+        (ROWS, tile_n),
+    )
+    rows, columns, batches = result.shape
+    clusters = cute.ceil_div(rows, tile_m * cluster_m) * cute.ceil_div(columns, tile_n * cluster_n)
+    gemm_kernel(
+        load_a, tensor_a, load_b, tensor_b, result, tiled_mma, layout_a, layout_b, dtype, plan
+    ).launch(
+        grid=(
+            clusters * blocks,
+            cutlass.min(batches, MAX_GRID_YZ),
+            cute.ceil_div(batches, MAX_GRID_YZ),
+        ),
+        block=(plan.threads, 1, 1),
+        cluster=(blocks, 1, 1) if blocks > 1 else None,
+        min_blocks_per_mp=plan.blocks,
+        use_pdl=plan.overlap,
+        stream=stream,
+    )
+
+
+def load_operation(sharers: int) -> Any:
+    """TMA load into one block, or into all blocks that share the operand."""
+    if sharers > 1:
+        return cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return cpasync.CopyBulkTensorTileG2SOp()

@@ -1,0 +1,139 @@
+"""What a design of the SM90 GEMM means: tiles, stages and shared memory, as plain numbers. It imports no DSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP = 32
+WARPS = 4
+"""Warps of a warp group, which issue one tensor-core instruction together."""
+THREADS = WARP * WARPS
+"""Threads of a warp group."""
+
+MAX_GRID_YZ = 65535
+"""Blocks of a grid along y, and along z. Source: CUDA Programming Guide, "Compute Capabilities"."""
+
+SHARED_BYTES = 228 * 1024
+"""Shared memory of a multiprocessor of compute capability 9.0. Source: as above."""
+RESERVED_BYTES = 1024
+"""Of these, what the system keeps for each block that runs there."""
+ALIGNMENT = 1024
+"""Bytes; the ring of stages begins at a multiple, as the 128-byte swizzle repeats."""
+
+ROWS = 64
+"""Rows of a tensor-core instruction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One design, worked out for element types.
+
+    Rows and columns are those of the tensor core: with ``swap`` its rows run along N of the output.
+
+    Attributes:
+        tile: rows, columns and depth of a block's tile.
+        cluster: blocks of a cluster along rows, columns and K.
+        warp_groups: that compute; each has whole instructions of 64 rows of the tile.
+        blocks: that run on one multiprocessor at once.
+        swap: whether A and B have exchanged their roles.
+        overlap: whether the next launch may begin to set up while this one ends.
+        group: clusters along the rows that are computed one after another, for the L2 cache's sake.
+        stages: of the ring.
+        stage_bytes: of one of them.
+        staged_bits: of an element of the tile of results in shared memory: 32, an accumulator, where several
+            blocks add up, else the output's.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    warp_groups: int
+    blocks: int
+    swap: bool
+    overlap: bool
+    group: int
+    stages: int
+    stage_bytes: int
+    staged_bits: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the warp groups that compute, and the warp that loads."""
+        return self.warp_groups * THREADS + WARP
+
+    @property
+    def split(self) -> int:
+        """Blocks of a cluster that share the sum along K."""
+        return self.cluster[2]
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread reads back and stores at once."""
+        return 16 * 8 // self.staged_bits
+
+    @property
+    def staged_stride(self) -> int:
+        """Elements from one line of the tile of results to the next in shared memory.
+
+        Lines run along the contiguous mode of the output. They are padded so that the threads of a warp, which
+        hold two columns each of eight rows, write to different banks.
+        """
+        rows, columns, _ = self.tile
+        return (rows + 4 if self.swap else columns + 8) if self.staged_bits == 32 else columns + 8
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of the ring, which holds the tile of results after the last stage."""
+        return max(self.stages * self.stage_bytes, _staged_bytes(self))
+
+
+def _staged_bytes(plan: Plan) -> int:
+    rows, columns, _ = plan.tile
+    lines = columns if plan.swap else rows
+    return lines * plan.staged_stride * plan.staged_bits // 8
+
+
+def make_plan(
+    *,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    warp_groups: int,
+    blocks: int,
+    swap: bool,
+    overlap: bool,
+    input_bits: int,
+    output_bits: int,
+) -> Plan:
+    """Work out a design: as many stages as shared memory has room for.
+
+    Args:
+        input_bits: of an element of A and B.
+        output_bits: of an element of the output.
+
+    Other arguments are those of :class:`Plan`.
+
+    Raises:
+        ValueError: if the tile of results, or two stages, have no room.
+    """
+    rows, columns, depth = tile
+    capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
+    stage_bytes = (rows + columns) * depth * input_bits // 8
+    stages = capacity // stage_bytes
+    staged_bits = 32 if cluster[2] > 1 or swap else output_bits
+    plan = Plan(
+        tile=tile,
+        cluster=cluster,
+        warp_groups=warp_groups,
+        blocks=blocks,
+        swap=swap,
+        overlap=overlap,
+        group=max(1, 8 // cluster[0]),
+        stages=stages,
+        stage_bytes=stage_bytes,
+        staged_bits=staged_bits,
+    )
+    if stages < 2 or plan.ring_bytes > capacity:
+        raise ValueError(
+            f"tile {tile} needs {max(2 * stage_bytes, plan.ring_bytes)} bytes of shared memory, "
+            f"there are {capacity} for each of {blocks} blocks"
+        )
+    return plan

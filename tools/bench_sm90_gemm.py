@@ -1,0 +1,174 @@
+"""Check and time every 16-bit kernel of a bundle against cuBLAS, by family: what docs/sm90-gemm.md reports.
+
+    python tools/bench_sm90_gemm.py BUNDLE --shapes SHAPES.toml --out FILE.json
+    python tools/bench_sm90_gemm.py --report FILE.json [--without PATTERN]
+
+It needs a GPU that runs the bundle, and torch. Timing is that of ``cutlass-aot tune``: see
+``tools/bench_throughput.py``. ``--report`` needs no GPU: it prints, for each problem, the fastest kernel of
+each family and cuBLAS, and their geometric means; ``--without`` leaves kernels out by their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from bench_throughput import Memory, cublas
+
+import cutlass_aot
+from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.shapes import parse_shapes
+from cutlass_aot.tuning.gpu import GraphStopwatch
+from cutlass_aot.tuning.search import Effort, rank
+
+CHECKED = (
+    (1, 1, 8, 8), (1, 1, 576, 7168), (1, 3, 24, 40), (3, 65, 200, 72), (2, 7, 576, 1000), (1, 130, 584, 136),
+    (1, 257, 2112, 520), (5, 33, 64, 4096), (1, 1000, 328, 2048), (2, 513, 1160, 264), (1, 16, 4096, 4096),
+)  # fmt: skip
+"""Batch, m, n, k: single rows and elements, tails along each extent, batches, slices of K that are empty."""
+
+BOUNDS = {"bf16": 4e-3, "f16": 5e-4, "f32": 2e-5}
+"""Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3."""
+
+CUBLAS = "cuBLAS"
+
+
+def check(torch: Any, kernels: Sequence[Any]) -> list[str]:
+    """Hold every kernel against torch in f32 on :data:`CHECKED`, on padded operands; what is wrong."""
+    wrong = []
+    torch.manual_seed(7)
+    for batch, m, n, k in CHECKED:
+        by_operands: dict[Any, tuple[Any, ...]] = {}
+        for kernel in kernels:
+            names = tuple(operand.dtype for operand in kernel.kernel.operands)
+            layouts = kernel.kernel.layouts
+            if (names, layouts) not in by_operands:
+                by_operands[names, layouts] = _operands(torch, names, layouts, (batch, m, n, k))
+            a, b, out, expected = by_operands[names, layouts]
+            results = []
+            for _ in range(2):
+                out.fill_(float("nan"))
+                kernel.launch(a, b, out)
+                results.append(out.float())
+            error = float((results[0] - expected).norm() / expected.norm())
+            if not error <= BOUNDS[names[2]]:
+                wrong.append(f"{kernel.name}: {(batch, m, n, k)}: relative error {error:.2e}")
+            elif not torch.equal(*results):
+                wrong.append(f"{kernel.name}: {(batch, m, n, k)}: two launches gave different bits")
+    return wrong
+
+
+def _operands(torch: Any, names: Any, layouts: str, extents: tuple[int, ...]) -> tuple[Any, ...]:
+    batch, m, n, k = extents
+
+    def padded(rows: int, columns: int, name: str, layout: str) -> Any:
+        dtype = getattr(torch, DTYPES[name].torch)
+        outer, inner = (rows, columns) if layout == "t" else (columns, rows)
+        lying = torch.randn(batch, outer + 1, inner + 8, device="cuda").to(dtype)[:, :outer, :inner]
+        return lying if layout == "t" else lying.transpose(1, 2)
+
+    a, b = padded(m, k, names[0], layouts[0]), padded(k, n, names[1], layouts[1])
+    return a, b, padded(m, n, names[2], layouts[2]), torch.bmm(a.float(), b.float())
+
+
+def measure(torch: Any, bundle: Any, problems: Sequence[Extents], seconds: float) -> list[dict[str, Any]]:
+    """Time all bf16 kernels of linear layers, and cuBLAS, on each problem; microseconds by name."""
+    where = torch.device("cuda", 0)
+    memory = Memory(torch, where)
+    effort = Effort(first_looks=2, stop_ratio=1.6, most_rounds=9, seconds=seconds)
+    kernels = [
+        kernel
+        for kernel in bundle.kernels(operation="gemm", layouts="tnt")
+        if {operand.dtype for operand in kernel.kernel.operands} == {"bf16"}
+    ]
+    found = []
+    for number, extents in enumerate(problems, 1):
+        sets, flush = memory.operands(kernels[0].kernel.operands, extents)
+        candidates = [*kernels, cublas(torch, "bf16", where)]
+        for candidate in candidates:
+            candidate.launch(*sets[0])
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        candidates[-1].launch(*sets[0])
+        end.record()
+        torch.cuda.current_stream().synchronize()
+        watch = GraphStopwatch(torch, sets, flush, begin.elapsed_time(end) / 1e3, lambda: None)
+        for index, candidate in enumerate(candidates):
+            watch.capture(index, candidate)
+        outcome = rank(range(len(candidates)), watch, time.perf_counter, effort)
+        names = [*(kernel.name for kernel in kernels), CUBLAS]
+        times = {names[index]: span * 1e6 for index, span in (*outcome.ranked, *outcome.stopped)}
+        found.append({"m": extents.m, "n": extents.n, "k": extents.k, "times": times})
+        print(f"\r{number} of {len(problems)}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return found
+
+
+def family(name: str) -> str:
+    """The family in a kernel's name, which comes after the group's five words."""
+    return name if name == CUBLAS else name.split("-")[5]
+
+
+def report(found: Sequence[dict[str, Any]], without: Sequence[str]) -> None:
+    """Print a line a problem, then the geometric means."""
+    families: list[str] = []
+    ratios: dict[str, list[float]] = {}
+    for item in found:
+        best: dict[str, tuple[float, str]] = {}
+        for name, span in item["times"].items():
+            if any(fnmatchcase(name, pattern) for pattern in without):
+                continue
+            own = family(name)
+            best[own] = min(best.get(own, (span, name)), (span, name))
+        theirs = best.pop(CUBLAS)[0]
+        families = sorted({*families, *best})
+        for own, (span, _) in best.items():
+            ratios.setdefault(own, []).append(theirs / span)
+        span, name = min(best.values())
+        ratios.setdefault("best", []).append(theirs / span)
+        columns = "  ".join(f"{own} {span:8.1f}" for own, (span, _) in sorted(best.items()))
+        design = "-".join(name.split("-")[5:-1])
+        place = f"{item['m']} x {item['n']} x {item['k']}"
+        print(f"{place:24} {CUBLAS} {theirs:8.1f}  {columns}  {theirs / span:5.2f}  {design}")
+    for own, values in ratios.items():
+        print(f"speed, {CUBLAS} as 1: {own}: {statistics.geometric_mean(values):.3f}, lowest {min(values):.2f}")
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", nargs="?", type=Path)
+    parser.add_argument("--shapes", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("sm90-gemm.json"))
+    parser.add_argument("--seconds", type=float, default=0.4, help="of rounds for each problem")
+    parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--without", action="append", default=[])
+    arguments = parser.parse_args()
+    if arguments.report:
+        report(json.loads(arguments.report.read_text()), arguments.without)
+        return
+    import torch
+
+    bundle = cutlass_aot.open(arguments.bundle)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        wrong = check(torch, [kernel for kernel in bundle.kernels(operation="gemm")])
+        print(f"{len(wrong)} wrong results", *wrong, sep="\n  ")
+        if arguments.check_only or wrong:
+            sys.exit(bool(wrong))
+        problems = parse_shapes(arguments.shapes.read_bytes(), str(arguments.shapes)).extents
+        found = measure(torch, bundle, problems, arguments.seconds)
+    arguments.out.write_text(json.dumps(found))
+    report(found, arguments.without)
+
+
+if __name__ == "__main__":
+    main()
