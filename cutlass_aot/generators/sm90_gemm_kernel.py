@@ -24,7 +24,15 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
-from cutlass_aot.generators.sm90_gemm_plan import ALIGNMENT, MAX_GRID_YZ, ROWS, THREADS, WARPS
+from cutlass_aot.generators.sm90_gemm_plan import (
+    ALIGNMENT,
+    COMPUTING_REGISTERS,
+    LOADING_REGISTERS,
+    MAX_GRID_YZ,
+    ROWS,
+    THREADS,
+    WARPS,
+)
 
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
@@ -144,6 +152,9 @@ def gemm_kernel(
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
+    if cutlass.const_expr(plan.hands_over):
+        if warp >= mma_warps:
+            cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
     if warp == mma_warps:
         blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (tile_row, None, batch))
         blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (tile_column, None, batch))
@@ -195,6 +206,8 @@ def gemm_kernel(
     staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
     staged = cute.recast_ptr(ring, dtype=staged_dtype)
     if warp < mma_warps:
+        if cutlass.const_expr(plan.hands_over):
+            cute.arch.setmaxregister_increase(COMPUTING_REGISTERS)
         group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS) * THREADS)
         of_a = tiled_mma.make_fragment_A(group_mma.partition_A(shared_a))
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))

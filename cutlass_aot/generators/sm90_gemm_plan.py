@@ -23,6 +23,11 @@ ALIGNMENT = 1024
 ROWS = 64
 """Rows of a tensor-core instruction."""
 
+MOST_TOTALS = 128
+"""Sums of a tile that a thread can hold without taking registers from the warps that load."""
+LOADING_REGISTERS, COMPUTING_REGISTERS = 40, 232
+"""Registers of a thread where they are handed over: 40 + 2 * 232 of the 512 that three warp groups share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -56,9 +61,15 @@ class Plan:
     staged_bits: int
 
     @property
+    def hands_over(self) -> bool:
+        """Whether the warps that load hand registers over. Warp groups do that, so that loading takes one."""
+        rows, columns, _ = self.tile
+        return rows * columns // (self.warp_groups * THREADS) > MOST_TOTALS
+
+    @property
     def threads(self) -> int:
-        """Of a block: the warp groups that compute, and the warp that loads."""
-        return self.warp_groups * THREADS + WARP
+        """Of a block: the warp groups that compute, and the warp, or warp group, that loads."""
+        return self.warp_groups * THREADS + (THREADS if self.hands_over else WARP)
 
     @property
     def split(self) -> int:
