@@ -134,19 +134,26 @@ class Sm90Gemm:
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.sm90_gemm_kernel import gemm
 
-        operands = tuple(operand.dtype for operand in kernel.operands)
-        problem = Problem(kernel.operation, operands, kernel.layouts, kernel.accumulator)
-        for design in _designs():
-            if _kernel(problem, design) == kernel:
-                break
-        else:
-            raise GeneratorError(
-                f"{self.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
-            )
-        plan = design.plan(DTYPES[operands[0]].bits, DTYPES[operands[2]].bits)
         return dsl.compile_for(
-            kernel.target, gemm, *dsl.fake_operands(kernel), plan, dsl.environment_stream()
+            kernel.target, gemm, *dsl.fake_operands(kernel), plan_of(kernel), dsl.environment_stream()
         )
+
+
+def plan_of(kernel: Kernel) -> Plan:
+    """What the design of a kernel means.
+
+    Raises:
+        GeneratorError: if the record is not one that the generator enumerates.
+    """
+    dtypes = tuple(operand.dtype for operand in kernel.operands)
+    problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
+    if kernel in _kernels(problem, kernel.target):
+        for design in _designs():
+            if tuple(sorted(design.values().items())) == kernel.design:
+                return design.plan(DTYPES[dtypes[0]].bits, DTYPES[dtypes[2]].bits)
+    raise GeneratorError(
+        f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
+    )
 
 
 def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
