@@ -39,6 +39,8 @@ BOUNDS = {"bf16": 4e-3, "f16": 5e-4, "f32": 2e-5}
 """Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3."""
 
 CUBLAS = "cuBLAS"
+MOST_TILES = 40 * 132
+"""Of a problem; kernels with more tiles than that are not timed."""
 
 
 def check(torch: Any, kernels: Sequence[Any]) -> list[str]:
@@ -115,8 +117,10 @@ def measure(torch: Any, bundle: Any, problems: Sequence[Extents], seconds: float
 
 
 def sensible(design: dict[str, Any], extents: Extents) -> bool:
-    """Whether a kernel is worth timing: those for few rows take very long on many."""
-    return not design.get("swap_operands") or extents.m <= 4 * design["tile_shape"][0]
+    """Whether a kernel is worth timing: those for few rows, and of small tiles, take very long on much."""
+    tile_m, tile_n = design["tile_shape"][:2]
+    tiles = -(-extents.m // tile_m) * -(-extents.n // tile_n)
+    return tiles <= MOST_TILES and (not design.get("swap_operands") or extents.m <= 4 * tile_m)
 
 
 def family(name: str) -> str:

@@ -40,7 +40,6 @@ class _Design:
     cluster: tuple[int, int, int]
     blocks: int
     swap: bool
-    overlap: bool
 
     def values(self) -> dict[str, DesignValue]:
         return {
@@ -49,7 +48,6 @@ class _Design:
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
             "swap_operands": self.swap,
-            "overlap_launches": self.overlap,
         }
 
     def plan(self, input_bits: int, output_bits: int) -> Plan:
@@ -62,37 +60,69 @@ class _Design:
             warp_groups=min(2, tile[0] // ROWS),
             blocks=self.blocks,
             swap=self.swap,
-            overlap=self.overlap,
             input_bits=input_bits,
             output_bits=output_bits,
         )
 
 
+_FEW_ROWS = {
+    (8, 64, 128): (("1x1x1", 2), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2), ("1x1x2", 1)),
+    (16, 64, 128): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
+    (32, 64, 128): (("1x1x1", 1), ("1x1x2", 1), ("1x1x4", 1)),
+    (64, 64, 64): (("1x1x1", 2), ("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
+    (64, 128, 64): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x4", 1)),
+}
+"""Tiles with exchanged operands: clusters, and blocks of a multiprocessor."""
+
+_TILES = {
+    (64, 56): "1x1x1 1x1x2",
+    (64, 72): "1x1x1 1x1x2 1x1x4",
+    (64, 80): "1x1x1",
+    (64, 96): "1x1x1",
+    (64, 112): "1x1x1",
+    (64, 128): "1x1x1 1x1x2",
+    (64, 136): "1x1x1",
+    (64, 144): "1x1x1 1x1x2 1x1x4",
+    (64, 192): "1x1x1 1x1x2 1x1x4",
+    (64, 224): "1x1x1",
+    (64, 256): "1x1x1",
+    (128, 56): "1x1x1 1x2x1",
+    (128, 64): "1x1x1 2x1x1 1x2x1 1x1x2",
+    (128, 72): "1x1x1 1x2x1 1x1x2 1x1x4",
+    (128, 80): "1x1x1 1x2x1",
+    (128, 96): "1x1x1 2x1x1 1x1x2 1x1x4 1x1x8",
+    (128, 112): "1x1x1 2x1x1 1x2x1",
+    (128, 128): "1x1x1 2x1x1 1x1x2",
+    (128, 136): "1x1x1 1x2x1",
+    (128, 144): "1x1x1 2x1x1 1x1x2 1x1x4",
+    (128, 160): "2x1x1 1x2x1",
+    (128, 192): "1x1x1 2x1x1 1x1x2 1x1x4",
+    (128, 224): "1x1x1 2x1x1 1x2x1",
+    (128, 256): "1x1x1 2x1x1 1x2x1 1x1x2",
+    (256, 72): "1x1x1 1x2x1",
+    (256, 96): "2x1x1 1x2x1",
+    (256, 112): "2x1x1 1x2x1",
+    (256, 128): "2x1x1 1x2x1",
+    (256, 136): "1x1x1 1x2x1",
+    (256, 144): "2x1x1 1x2x1",
+    (256, 160): "2x1x1 1x2x1",
+    (256, 192): "2x1x1 1x2x1 1x1x2",
+}
+"""Other tiles, with their clusters: widths that leave few of 132 multiprocessors without a tile."""
+
+
 def _designs() -> Iterator[_Design]:
-    """What there is: few rows (operands exchanged), and tiles for everything else."""
-    for overlap in (False, True):
-        for m, n, k, splits, blocks in (
-            (8, 64, 128, (1, 2, 4, 8), (1, 2)),
-            (16, 64, 128, (1, 2, 4, 8), (1, 2)),
-            (32, 64, 128, (1, 2, 4, 8), (1,)),
-            (64, 64, 64, (2, 4, 8), (1,)),
-            (64, 128, 64, (1, 2, 4), (1,)),
-        ):
-            for split in splits:
-                for number in blocks:
-                    yield _Design((m, n, k), (1, 1, split), number, True, overlap)
-        for m, n, clusters in (
-            (64, 192, ((1, 1, 2), (1, 1, 4))),
-            (128, 96, ((1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 1))),
-            (128, 128, ((1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 1, 2))),
-            (128, 192, ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 1, 2))),
-            (128, 256, ((1, 1, 2), (2, 1, 1), (2, 1, 2))),
-            (256, 96, ((1, 2, 1), (1, 1, 2))),
-            (256, 128, ((2, 1, 1), (1, 2, 1), (2, 1, 2))),
-            (256, 192, ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))),
-        ):
-            for cluster in clusters:
-                yield _Design((m, n, 64), cluster, 1, False, overlap)
+    for tile, choices in _FEW_ROWS.items():
+        for cluster, blocks in choices:
+            yield _Design(tile, _shape(cluster), blocks, True)
+    for (m, n), clusters in _TILES.items():
+        for cluster in clusters.split():
+            yield _Design((m, n, 64), _shape(cluster), 1, False)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    m, n, k = map(int, text.split("x"))
+    return m, n, k
 
 
 class Sm90Gemm:
@@ -113,7 +143,6 @@ class Sm90Gemm:
         "cluster_shape": "blocks of a cluster along M and N, which share operands, and along K, which share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
         "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
-        "overlap_launches": "whether the next launch may set up while this one ends",
     }
 
     def targets(self, operation: str) -> tuple[str, ...]:
@@ -165,7 +194,9 @@ def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
     if problem.layouts not in LAYOUTS:
         return
     for design in _designs():
-        yield _kernel(problem, design)
+        # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
+        if problem.layouts[1] == "n" or design.swap or design.tile[1] % 32 == 0:
+            yield _kernel(problem, design)
 
 
 def _kernel(problem: Problem, design: _Design) -> Kernel:

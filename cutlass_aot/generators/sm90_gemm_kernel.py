@@ -125,8 +125,7 @@ def gemm_kernel(
     full = smem.allocate_array(cutlass.Int64, 2 * stages)
     empty = full + stages
     ring = smem.allocate(plan.ring_bytes, ALIGNMENT)
-    bytes_a = cute.size_in_bytes(dtype, cute.slice_(layout_a, (None, None, 0)))
-    bytes_b = cute.size_in_bytes(dtype, cute.slice_(layout_b, (None, None, 0)))
+    bytes_a = tile_m * tile_k * dtype.width // 8
     shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
     shared_b = cute.make_tensor(
         cute.recast_ptr(ring + stages * bytes_a, layout_b.inner, dtype=dtype), layout_b.outer
@@ -149,10 +148,9 @@ def gemm_kernel(
         cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()
-    if cutlass.const_expr(plan.overlap):
-        # Operands may be results of the launch before; and what follows may set up meanwhile.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+    # Up to here the launch before may still run, whose results may be operands. The one after may set up.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
 
     if cutlass.const_expr(plan.hands_over):
         if warp >= mma_warps:
@@ -185,7 +183,7 @@ def gemm_kernel(
         for step in cutlass.range(count_k, unroll=1):
             cute.arch.mbarrier_wait(empty + stage, phase)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, bytes_a + bytes_b)
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.stage_bytes)
             cute.copy(
                 load_a,
                 from_a[None, first_k + step],
@@ -383,16 +381,24 @@ def gemm(
         result = cute.make_tensor(out.iterator, cute.select(out.layout, [2, 1, 0]))
     dtype = a.element_type
     major_a, major_b = LayoutEnum.from_tensor(left), LayoutEnum.from_tensor(right)
-    layout_a = hopper.make_smem_layout_a(major_a, plan.tile, dtype, plan.stages)
-    layout_b = hopper.make_smem_layout_b(major_b, plan.tile, dtype, plan.stages)
     tile_m, tile_n, tile_k = plan.tile
+    layout_a = shared_layout(major_a, dtype, (tile_m, tile_k), plan.stages)
+    layout_b = shared_layout(major_b, dtype, (tile_n, tile_k), plan.stages)
     cluster_m, cluster_n, _ = plan.cluster
     blocks = cluster_m * cluster_n * plan.split
     load_a, tensor_a = cpasync.make_tiled_tma_atom(
-        load_operation(cluster_n), left, cute.slice_(layout_a, (None, None, 0)), (tile_m, tile_k), cluster_n
+        load_operation(cluster_n),
+        left,
+        shared_layout(major_a, dtype, (tile_m, tile_k), None),
+        (tile_m, tile_k),
+        cluster_n,
     )
     load_b, tensor_b = cpasync.make_tiled_tma_atom(
-        load_operation(cluster_m), right, cute.slice_(layout_b, (None, None, 0)), (tile_n, tile_k), cluster_m
+        load_operation(cluster_m),
+        right,
+        shared_layout(major_b, dtype, (tile_n, tile_k), None),
+        (tile_n, tile_k),
+        cluster_m,
     )
     tiled_mma = hopper.make_trivial_tiled_mma(
         dtype,
@@ -416,9 +422,29 @@ def gemm(
         block=(plan.threads, 1, 1),
         cluster=(blocks, 1, 1) if blocks > 1 else None,
         min_blocks_per_mp=1,
-        use_pdl=plan.overlap,
+        use_pdl=True,
         stream=stream,
     )
+
+
+def shared_layout(major: Any, dtype: Any, tile: tuple[int, int], stages: int | None) -> Any:
+    """Layout of an operand's tile in shared memory, swizzled as TMA writes and WGMMA reads it.
+
+    Args:
+        major: layout of the operand, by its non-contracted mode and K.
+        dtype: element type.
+        tile: its extents.
+        stages: of them, in a third mode; None for one tile without it.
+    """
+    # The depth of a tile has whole lines of 128 bytes; along the other mode a line is what fits.
+    along_k = major.sm90_mma_major_mode() == cute.nvgpu.OperandMajorMode.K
+    atom = warpgroup.make_smem_layout_atom(
+        hopper.get_smem_layout_atom(major, dtype, tile[1] if along_k else tile[0]), dtype
+    )
+    order = (0, 1) if along_k else (1, 0)
+    if stages is None:
+        return cute.tile_to_shape(atom, tile, order)
+    return cute.tile_to_shape(atom, (*tile, stages), (*order, 2))
 
 
 def load_operation(sharers: int) -> Any:

@@ -41,7 +41,6 @@ class Plan:
         warp_groups: that compute; each has whole instructions of 64 rows of the tile.
         blocks: that run on one multiprocessor at once.
         swap: whether A and B have exchanged their roles.
-        overlap: whether the next launch may begin to set up while this one ends.
         group: clusters along the rows that are computed one after another, for the L2 cache's sake.
         stages: of the ring.
         stage_bytes: of one of them.
@@ -54,7 +53,6 @@ class Plan:
     warp_groups: int
     blocks: int
     swap: bool
-    overlap: bool
     group: int
     stages: int
     stage_bytes: int
@@ -89,7 +87,9 @@ class Plan:
         hold two columns each of eight rows, write to different banks.
         """
         rows, columns, _ = self.tile
-        return (rows + 4 if self.swap else columns + 8) if self.staged_bits == 32 else columns + 8
+        if self.swap:
+            return rows + 4
+        return columns if columns % 16 else columns + 8
 
     @property
     def ring_bytes(self) -> int:
@@ -110,7 +110,6 @@ def make_plan(
     warp_groups: int,
     blocks: int,
     swap: bool,
-    overlap: bool,
     input_bits: int,
     output_bits: int,
 ) -> Plan:
@@ -136,7 +135,6 @@ def make_plan(
         warp_groups=warp_groups,
         blocks=blocks,
         swap=swap,
-        overlap=overlap,
         group=max(1, 8 // cluster[0]),
         stages=stages,
         stage_bytes=stage_bytes,
