@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.sm90_gemm_plan import ROWS, Plan, make_plan
+from cutlass_aot.generators.sm90_gemm_plan import LINE_BYTES, ROWS, Plan, make_plan
 from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
 
 FAMILY = "Sm90ClusterGemm"
 TARGET = "sm_90a"
-INPUTS = ("bf16", "f16")
-OUTPUTS = ("f32",)
-"""Element types of the output beside the input's own."""
+INPUTS = {
+    "bf16": ("bf16", "f32"),
+    "f16": ("f16", "f32"),
+    "f8e4m3": ("bf16", "f16", "f32"),
+}
+"""Element types of A and B, with those of the output."""
 LAYOUTS = ("tnt", "ttt")
+EPILOGUE_DTYPES = ("bf16", "f16", "f32")
+"""Element types of an epilogue's operands."""
 
 _ALIGNMENT = 16
 """Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
@@ -50,7 +56,7 @@ class _Design:
             "swap_operands": self.swap,
         }
 
-    def plan(self, input_bits: int, output_bits: int) -> Plan:
+    def plan(self, input_bits: int, output_bits: int, fused: bool) -> Plan:
         tile, cluster = self.tile, self.cluster
         if self.swap:
             tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
@@ -62,62 +68,57 @@ class _Design:
             swap=self.swap,
             input_bits=input_bits,
             output_bits=output_bits,
+            fused=fused,
         )
 
 
 _FEW_ROWS = {
-    (8, 64, 128): (("1x1x1", 2), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2), ("1x1x2", 1)),
-    (16, 64, 128): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
-    (32, 64, 128): (("1x1x1", 1), ("1x1x2", 1), ("1x1x4", 1)),
-    (64, 64, 64): (("1x1x1", 2), ("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
-    (64, 128, 64): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x4", 1)),
+    (8, 64, 2): (("1x1x1", 2), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
+    (16, 64, 2): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
+    (32, 64, 2): (("1x1x1", 1), ("1x1x2", 1), ("1x1x4", 1)),
+    (64, 64, 1): (("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
+    (64, 128, 1): (("1x1x1", 2),),
 }
-"""Tiles with exchanged operands: clusters, and blocks of a multiprocessor."""
+"""Tiles with exchanged operands, their depth in lines of 128 bytes: clusters, and blocks of a multiprocessor."""
 
 _TILES = {
-    (64, 56): "1x1x1 1x1x2",
-    (64, 72): "1x1x1 1x1x2 1x1x4",
+    (64, 72): "1x1x1 1x1x4",
     (64, 80): "1x1x1",
     (64, 96): "1x1x1",
     (64, 112): "1x1x1",
-    (64, 128): "1x1x1 1x1x2",
-    (64, 136): "1x1x1",
-    (64, 144): "1x1x1 1x1x2 1x1x4",
-    (64, 192): "1x1x1 1x1x2 1x1x4",
-    (64, 224): "1x1x1",
-    (64, 256): "1x1x1",
-    (128, 56): "1x1x1 1x2x1",
-    (128, 64): "1x1x1 2x1x1 1x2x1 1x1x2",
-    (128, 72): "1x1x1 1x2x1 1x1x2 1x1x4",
-    (128, 80): "1x1x1 1x2x1",
-    (128, 96): "1x1x1 2x1x1 1x1x2 1x1x4 1x1x8",
-    (128, 112): "1x1x1 2x1x1 1x2x1",
-    (128, 128): "1x1x1 2x1x1 1x1x2",
-    (128, 136): "1x1x1 1x2x1",
-    (128, 144): "1x1x1 2x1x1 1x1x2 1x1x4",
-    (128, 160): "2x1x1 1x2x1",
-    (128, 192): "1x1x1 2x1x1 1x1x2 1x1x4",
-    (128, 224): "1x1x1 2x1x1 1x2x1",
-    (128, 256): "1x1x1 2x1x1 1x2x1 1x1x2",
-    (256, 72): "1x1x1 1x2x1",
-    (256, 96): "2x1x1 1x2x1",
-    (256, 112): "2x1x1 1x2x1",
-    (256, 128): "2x1x1 1x2x1",
-    (256, 136): "1x1x1 1x2x1",
-    (256, 144): "2x1x1 1x2x1",
-    (256, 160): "2x1x1 1x2x1",
-    (256, 192): "2x1x1 1x2x1 1x1x2",
+    (64, 128): "1x1x1",
+    (64, 144): "1x1x1 1x1x4",
+    (64, 192): "1x1x1 1x1x4",
+    (128, 56): "1x1x1",
+    (128, 64): "1x1x1 2x1x1 1x1x2",
+    (128, 72): "1x1x1 1x1x4",
+    (128, 80): "1x1x1",
+    (128, 96): "1x1x1 1x1x4 1x1x8",
+    (128, 112): "1x1x1",
+    (128, 128): "1x1x1 1x1x2",
+    (128, 136): "1x1x1",
+    (128, 144): "1x1x1",
+    (128, 160): "2x1x1",
+    (128, 192): "1x1x1 1x1x4",
+    (128, 224): "1x1x1 1x2x1",
+    (128, 256): "1x1x1 1x2x1",
+    (256, 112): "2x1x1",
+    (256, 136): "1x1x1",
+    (256, 144): "2x1x1",
+    (256, 160): "1x2x1",
+    (256, 192): "2x1x1",
 }
-"""Other tiles, with their clusters: widths that leave few of 132 multiprocessors without a tile."""
+"""Other tiles, one line deep, with their clusters: widths that leave few of 132 multiprocessors without one."""
 
 
-def _designs() -> Iterator[_Design]:
-    for tile, choices in _FEW_ROWS.items():
+def _designs(input_bits: int) -> Iterator[_Design]:
+    line = LINE_BYTES * 8 // input_bits
+    for (m, n, lines), choices in _FEW_ROWS.items():
         for cluster, blocks in choices:
-            yield _Design(tile, _shape(cluster), blocks, True)
+            yield _Design((m, n, lines * line), _shape(cluster), blocks, True)
     for (m, n), clusters in _TILES.items():
         for cluster in clusters.split():
-            yield _Design((m, n, 64), _shape(cluster), 1, False)
+            yield _Design((m, n, line), _shape(cluster), 1, False)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -126,7 +127,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 class Sm90Gemm:
-    """Generator of GEMMs for sm_90a: 16-bit operands, accumulated in f32."""
+    """Generator of GEMMs for sm_90a: bf16, f16 or FP8 operands, summed in f32, with an epilogue."""
 
     name = "sm90_gemm"
     version = "1"
@@ -134,8 +135,11 @@ class Sm90Gemm:
     modules = (
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.sm90_gemm",
+        "cutlass_aot.generators.sm90_gemm_epilogue",
         "cutlass_aot.generators.sm90_gemm_kernel",
         "cutlass_aot.generators.sm90_gemm_plan",
+        "cutlass_aot.schema.epilogue",
+        "cutlass_aot.schema.formula",
     )
     design: Mapping[str, str] = {
         "family": f"always {FAMILY}",
@@ -150,7 +154,7 @@ class Sm90Gemm:
         return (TARGET,) if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
-        """Every design for bf16 or f16 operands, into the same or f32; else none."""
+        """Every design that the operands allow; none for operands of other element types or layouts."""
         return _kernels(problem, target)
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
@@ -163,8 +167,16 @@ class Sm90Gemm:
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.sm90_gemm_kernel import gemm
 
+        # What is compiled in stands before the epilogue's operands, of which there can be any number.
+        operands, others = (fakes := dsl.fake_operands(kernel))[: len(_OPERANDS)], fakes[len(_OPERANDS) :]
         return dsl.compile_for(
-            kernel.target, gemm, *dsl.fake_operands(kernel), plan_of(kernel), dsl.environment_stream()
+            kernel.target,
+            gemm,
+            *operands,
+            epilogue_of(kernel),
+            plan_of(kernel),
+            *others,
+            dsl.environment_stream(),
         )
 
 
@@ -174,14 +186,56 @@ def plan_of(kernel: Kernel) -> Plan:
     Raises:
         GeneratorError: if the record is not one that the generator enumerates.
     """
-    dtypes = tuple(operand.dtype for operand in kernel.operands)
-    problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
+    dtypes = tuple(operand.dtype for operand in kernel.operands[: len(_OPERANDS)])
+    problem = Problem(
+        kernel.operation,
+        dtypes,
+        kernel.layouts[: len(_OPERANDS)],
+        kernel.accumulator,
+        epilogue=epilogue_of(kernel),
+    )
     if kernel in _kernels(problem, kernel.target):
-        for design in _designs():
+        for design in _designs(DTYPES[dtypes[0]].bits):
             if tuple(sorted(design.values().items())) == kernel.design:
-                return design.plan(DTYPES[dtypes[0]].bits, DTYPES[dtypes[2]].bits)
+                return design.plan(DTYPES[dtypes[0]].bits, DTYPES[dtypes[2]].bits, bool(kernel.epilogue))
     raise GeneratorError(
         f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
+    )
+
+
+def epilogue_of(kernel: Kernel) -> Epilogue | None:
+    """The epilogue of a kernel, from its text and its operands."""
+    if not kernel.epilogue:
+        return None
+    operands = (
+        EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
+        for operand in kernel.operands[len(_OPERANDS) :]
+    )
+    return Epilogue(kernel.epilogue, tuple(operands))
+
+
+def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
+    matrix, number = operand.extents == MATRIX, operand.extents == NUMBER
+    bytes_ = DTYPES[operand.dtype].bytes
+    return OperandConstraint(
+        name=operand.name,
+        dtype=operand.dtype,
+        extents=operand.extents,
+        contiguous=0 if number else -1,
+        divisibility=_ALIGNMENT // bytes_ if matrix else 1,
+        alignment=bytes_ if operand.extents in (NUMBER, ELEMENT) else _ALIGNMENT,
+        written=operand.written,
+    )
+
+
+def _fusible(epilogue: Epilogue) -> bool:
+    """Whether an epilogue reads and writes what the kernel can: no reductions, matrices row-major."""
+    return all(
+        operand.dtype in EPILOGUE_DTYPES
+        and operand.layout in ("", "t")
+        and not operand.transport
+        and (operand.extents == MATRIX or not operand.written)
+        for operand in epilogue.operands
     )
 
 
@@ -189,17 +243,22 @@ def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
     if problem.operation != "gemm" or len(problem.dtypes) != len(_OPERANDS) or target != TARGET:
         return
     a, b, out = problem.dtypes
-    if a not in INPUTS or b != a or out not in (a, *OUTPUTS) or problem.accumulator != "f32":
+    if a not in INPUTS or b != a or out not in INPUTS[a] or problem.accumulator != "f32":
         return
-    if problem.layouts not in LAYOUTS:
+    bits = DTYPES[a].bits
+    # Tensor cores take 8-bit operands with their elements contiguous along K alone.
+    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]) or problem.scales != (None, None):
         return
-    for design in _designs():
+    if problem.epilogue is not None and not _fusible(problem.epilogue):
+        return
+    for design in _designs(bits):
         # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
         if problem.layouts[1] == "n" or design.swap or design.tile[1] % 32 == 0:
             yield _kernel(problem, design)
 
 
 def _kernel(problem: Problem, design: _Design) -> Kernel:
+    epilogue = problem.epilogue
     return Kernel.make(
         operation=problem.operation,
         generator=Sm90Gemm.name,
@@ -216,8 +275,10 @@ def _kernel(problem: Problem, design: _Design) -> Kernel:
             for (name, extents, written), dtype, letter in zip(
                 _OPERANDS, problem.dtypes, problem.layouts, strict=True
             )
-        ),
+        )
+        + (() if epilogue is None else tuple(map(_epilogue_constraint, epilogue.operands))),
         accumulator=problem.accumulator,
+        epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),
         target=TARGET,
     )

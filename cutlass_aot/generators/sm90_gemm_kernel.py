@@ -1,6 +1,6 @@
 """A tensor-core GEMM for sm_90a in CuTe DSL: TMA, warp specialisation, clusters along M, N and K.
 
-out[l, m, n] = sum over k of a[l, m, k] * b[l, k, n], accumulated in f32
+out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
 
 One block computes one tile of ``out``, or the part of it that a slice of K gives. A warp of its own issues
 TMA loads into a ring of stages; one or two warp groups take them out with WGMMA. Blocks of a cluster share
@@ -26,6 +26,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
+from cutlass_aot.generators import sm90_gemm_epilogue as fused
 from cutlass_aot.generators.sm90_gemm_plan import (
     ALIGNMENT,
     COMPUTING_REGISTERS,
@@ -63,7 +64,9 @@ def gemm_kernel(
     tiled_mma: cute.TiledMma,
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
+    operands: Any,
     dtype: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
     """Compute this block's tile, or its part of one.
@@ -73,11 +76,13 @@ def gemm_kernel(
         tensor_a: (M, K, L), as TMA coordinates.
         load_b: TMA atom of B.
         tensor_b: (N, K, L), as TMA coordinates.
-        out: (M, N, L).
+        out: (L, M, N), whatever is exchanged.
         tiled_mma: of all warp groups that compute.
         layout_a: (M of a tile, K of a tile, stages) in shared memory.
         layout_b: (N of a tile, K of a tile, stages) in shared memory.
+        operands: tensors and numbers that the epilogue reads and writes.
         dtype: element type of A and B.
+        epilogue: formula, None to store the sums converted.
         plan: everything else that is compiled in.
     """
     tile_m, tile_n, tile_k = plan.tile
@@ -98,7 +103,9 @@ def gemm_kernel(
     rank_m = rank % cluster_m
     rank_n = rank // cluster_m % cluster_n
     rank_k = rank // (cluster_m * cluster_n)
-    rows, columns, batches = out.shape
+    batches, rows, columns = out.shape
+    if cutlass.const_expr(plan.swap):
+        rows, columns = columns, rows
     cluster_row, cluster_column = place(
         block // blocks,
         cute.ceil_div(rows, tile_m * cluster_m),
@@ -285,22 +292,22 @@ def gemm_kernel(
             if cutlass.const_expr(vectors % mma_threads > 0):
                 inside = inside & (mine < vectors)
             if inside:
-                result = cute.make_rmem_tensor(vector, out.element_type)
                 if cutlass.const_expr(split > 1):
-                    result.store(
-                        summed(staged, offset, rank % (cluster_m * cluster_n), plan).to(out.element_type)
-                    )
+                    result = summed(staged, offset, rank % (cluster_m * cluster_n), plan)
                 else:
                     read = cute.make_rmem_tensor(vector, staged_dtype)
                     cute.autovec_copy(cute.make_tensor(staged + offset, cute.make_layout(vector)), read)
-                    result.store(read.load().to(out.element_type))
-                at = cute.crd2idx(
-                    (cutlass.Int64(row), cutlass.Int64(column), cutlass.Int64(batch)), out.layout
-                )
-                target = cute.make_tensor(
-                    out.iterator + cute.assume(at, divby=vector), cute.make_layout(vector)
-                )
-                cute.autovec_copy(result, target)
+                    result = read.load()
+                # 64-bit: an offset into a large operand exceeds 2^31.
+                at = (cutlass.Int64(row), cutlass.Int64(column), cutlass.Int64(batch))
+                if cutlass.const_expr(plan.swap):
+                    at = (at[1], at[0], at[2])
+                if cutlass.const_expr(epilogue is None):
+                    fused.store(out, at, result)
+                else:
+                    targets = (out, *fused.stored(epilogue, operands))
+                    for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
+                        fused.store(target, at, value)
 
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
@@ -361,8 +368,9 @@ def gemm(
     a: cute.Tensor,
     b: cute.Tensor,
     out: cute.Tensor,
+    epilogue: cutlass.Constexpr,
     plan: cutlass.Constexpr,
-    stream: Any,
+    *others: Any,
 ) -> None:
     """Launch the kernel.
 
@@ -370,15 +378,17 @@ def gemm(
         a: (L, M, K).
         b: (L, K, N).
         out: (L, M, N).
+        epilogue: an :class:`~cutlass_aot.schema.epilogue.Epilogue`, or None.
         plan: a :class:`~cutlass_aot.generators.sm90_gemm_plan.Plan`.
-        stream: CUDA stream.
+        others: what the epilogue reads and writes, then the CUDA stream.
     """
+    *operands, stream = others
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
-    result = cute.make_tensor(out.iterator, cute.select(out.layout, [1, 2, 0]))
+    batches, rows, columns = out.shape
     if cutlass.const_expr(plan.swap):
         left, right = right, left
-        result = cute.make_tensor(out.iterator, cute.select(out.layout, [2, 1, 0]))
+        rows, columns = columns, rows
     dtype = a.element_type
     major_a, major_b = LayoutEnum.from_tensor(left), LayoutEnum.from_tensor(right)
     tile_m, tile_n, tile_k = plan.tile
@@ -409,10 +419,10 @@ def gemm(
         (plan.warp_groups, 1, 1),
         (ROWS, tile_n),
     )
-    rows, columns, batches = result.shape
     clusters = cute.ceil_div(rows, tile_m * cluster_m) * cute.ceil_div(columns, tile_n * cluster_n)
     gemm_kernel(
-        load_a, tensor_a, load_b, tensor_b, result, tiled_mma, layout_a, layout_b, dtype, plan
+        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, layout_a, layout_b, tuple(operands), dtype,
+        epilogue, plan,
     ).launch(
         grid=(
             clusters * blocks,

@@ -20,6 +20,9 @@ RESERVED_BYTES = 1024
 ALIGNMENT = 1024
 """Bytes; the ring of stages begins at a multiple, as the 128-byte swizzle repeats."""
 
+LINE_BYTES = 128
+"""Of an operand along K: what the widest swizzle spans."""
+
 ROWS = 64
 """Rows of a tensor-core instruction."""
 
@@ -45,7 +48,7 @@ class Plan:
         stages: of the ring.
         stage_bytes: of one of them.
         staged_bits: of an element of the tile of results in shared memory: 32, an accumulator, where several
-            blocks add up, else the output's.
+            blocks add up or an epilogue goes on, else the output's.
     """
 
     tile: tuple[int, int, int]
@@ -112,12 +115,14 @@ def make_plan(
     swap: bool,
     input_bits: int,
     output_bits: int,
+    fused: bool = False,
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
     Args:
         input_bits: of an element of A and B.
         output_bits: of an element of the output.
+        fused: whether there is an epilogue, which takes sums as they are.
 
     Other arguments are those of :class:`Plan`.
 
@@ -128,7 +133,7 @@ def make_plan(
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
     stage_bytes = (rows + columns) * depth * input_bits // 8
     stages = capacity // stage_bytes
-    staged_bits = 32 if cluster[2] > 1 or swap else output_bits
+    staged_bits = 32 if cluster[2] > 1 or swap or fused else output_bits
     plan = Plan(
         tile=tile,
         cluster=cluster,

@@ -55,7 +55,7 @@ def test_it_is_a_generator_whose_sources_are_part_of_the_key() -> None:
     generator = Sm90Gemm()
     assert isinstance(generator, Generator)
     assert {name.rpartition(".")[2] for name in generator.modules} == {
-        "dsl", "sm90_gemm", "sm90_gemm_kernel", "sm90_gemm_plan",
+        "dsl", "epilogue", "formula", "sm90_gemm", "sm90_gemm_epilogue", "sm90_gemm_kernel", "sm90_gemm_plan",
     }  # fmt: skip
     assert version_of(generator).startswith("1+")
 
