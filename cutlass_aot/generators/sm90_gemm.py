@@ -5,6 +5,7 @@ This module imports no DSL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class _Design:
     cluster: tuple[int, int, int]
     blocks: int
     swap: bool
+    persistent: bool = False
 
     def values(self) -> dict[str, DesignValue]:
         return {
@@ -54,9 +56,17 @@ class _Design:
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
             "swap_operands": self.swap,
+            "persistent": self.persistent,
         }
 
-    def plan(self, input_bits: int, output_bits: int, fused: bool) -> Plan:
+    def constants(self, device: DeviceProfile) -> dict[str, int]:
+        """Numbers of the device profile that are compiled in: they bound the grid of a persistent kernel."""
+        if not self.persistent:
+            return {}
+        size = math.prod(self.cluster)
+        return {f"max_active_clusters_{size}": device.active_clusters(size)}
+
+    def plan(self, input_bits: int, output_bits: int, fused: bool, active: int) -> Plan:
         tile, cluster = self.tile, self.cluster
         if self.swap:
             tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
@@ -66,6 +76,7 @@ class _Design:
             warp_groups=min(2, tile[0] // ROWS),
             blocks=self.blocks,
             swap=self.swap,
+            active=active,
             input_bits=input_bits,
             output_bits=output_bits,
             fused=fused,
@@ -111,6 +122,19 @@ _TILES = {
 """Other tiles, one line deep, with their clusters: widths that leave few of 132 multiprocessors without one."""
 
 
+_PERSISTENT = {
+    (128, 128): "1x1x1",
+    (128, 192): "1x1x1 2x1x1",
+    (128, 224): "1x1x1 1x2x1",
+    (128, 256): "1x1x1 2x1x1 1x2x1",
+    (256, 128): "2x1x1",
+    (256, 160): "2x1x1",
+    (256, 192): "2x1x1",
+    (64, 256): "1x1x1",
+}
+"""Tiles of persistent kernels, one line deep, with their clusters: for many tiles with a short sum."""
+
+
 def _designs(input_bits: int) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
     for (m, n, lines), choices in _FEW_ROWS.items():
@@ -119,6 +143,9 @@ def _designs(input_bits: int) -> Iterator[_Design]:
     for (m, n), clusters in _TILES.items():
         for cluster in clusters.split():
             yield _Design((m, n, line), _shape(cluster), 1, False)
+    for (m, n), clusters in _PERSISTENT.items():
+        for cluster in clusters.split():
+            yield _Design((m, n, line), _shape(cluster), 1, False, True)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -146,6 +173,7 @@ class Sm90Gemm:
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, which share operands, and along K, which share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
+        "persistent": "whether a block computes tile after tile, for many tiles with a short sum",
         "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
     }
 
@@ -155,7 +183,8 @@ class Sm90Gemm:
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
         """Every design that the operands allow; none for operands of other element types or layouts."""
-        return _kernels(problem, target)
+        for design in _offered(problem, target):
+            yield _kernel(problem, design, design.constants(device))
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel.
@@ -194,10 +223,10 @@ def plan_of(kernel: Kernel) -> Plan:
         kernel.accumulator,
         epilogue=epilogue_of(kernel),
     )
-    if kernel in _kernels(problem, kernel.target):
-        for design in _designs(DTYPES[dtypes[0]].bits):
-            if tuple(sorted(design.values().items())) == kernel.design:
-                return design.plan(DTYPES[dtypes[0]].bits, DTYPES[dtypes[2]].bits, bool(kernel.epilogue))
+    bits, output_bits = DTYPES[dtypes[0]].bits, DTYPES[dtypes[-1]].bits
+    for design in _offered(problem, kernel.target):
+        if _kernel(problem, design, dict(kernel.constants)) == kernel:
+            return design.plan(bits, output_bits, bool(kernel.epilogue), sum(dict(kernel.constants).values()))
     raise GeneratorError(
         f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
     )
@@ -239,7 +268,7 @@ def _fusible(epilogue: Epilogue) -> bool:
     )
 
 
-def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
+def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     if problem.operation != "gemm" or len(problem.dtypes) != len(_OPERANDS) or target != TARGET:
         return
     a, b, out = problem.dtypes
@@ -254,10 +283,10 @@ def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
     for design in _designs(bits):
         # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
         if problem.layouts[1] == "n" or design.swap or design.tile[1] % 32 == 0:
-            yield _kernel(problem, design)
+            yield design
 
 
-def _kernel(problem: Problem, design: _Design) -> Kernel:
+def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> Kernel:
     epilogue = problem.epilogue
     return Kernel.make(
         operation=problem.operation,
@@ -281,4 +310,5 @@ def _kernel(problem: Problem, design: _Design) -> Kernel:
         epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),
         target=TARGET,
+        constants=constants,
     )

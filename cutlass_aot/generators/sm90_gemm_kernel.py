@@ -2,8 +2,9 @@
 
 out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
 
-One block computes one tile of ``out``, or the part of it that a slice of K gives. A warp of its own issues
-TMA loads into a ring of stages; one or two warp groups take them out with WGMMA. Blocks of a cluster share
+One block computes one tile of ``out``, or the part of it that a slice of K gives; a persistent one tile after
+tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one or
+two warp groups take them out with WGMMA. Blocks of a cluster share
 operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
 memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
 equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
@@ -54,6 +55,11 @@ def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constex
     return first + rest % height, rest // height
 
 
+def tiles_of(extent: Any, tile: int) -> Any:
+    """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
+    return (extent - 1) // tile + 1
+
+
 @cute.kernel  # type: ignore[untyped-decorator]
 def gemm_kernel(
     load_a: cute.CopyAtom,
@@ -62,6 +68,7 @@ def gemm_kernel(
     tensor_b: cute.Tensor,
     out: cute.Tensor,
     tiled_mma: cute.TiledMma,
+    part_mma: cute.TiledMma,
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
     operands: Any,
@@ -78,6 +85,7 @@ def gemm_kernel(
         tensor_b: (N, K, L), as TMA coordinates.
         out: (L, M, N), whatever is exchanged.
         tiled_mma: of all warp groups that compute.
+        part_mma: of them, over as many columns as lie in shared memory at once; for its layout alone.
         layout_a: (M of a tile, K of a tile, stages) in shared memory.
         layout_b: (N of a tile, K of a tile, stages) in shared memory.
         operands: tensors and numbers that the epilogue reads and writes.
@@ -93,10 +101,11 @@ def gemm_kernel(
 
     thread, _, _ = cute.arch.thread_idx()
     block, batch_low, batch_high = cute.arch.block_idx()
+    grid_x, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.lane_idx()
 
-    # Where this block stands in its cluster, and its cluster in the output.
+    # Where this block stands in its cluster.
     rank = cutlass.Int32(0)
     if cutlass.const_expr(blocks > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -106,18 +115,19 @@ def gemm_kernel(
     batches, rows, columns = out.shape
     if cutlass.const_expr(plan.swap):
         rows, columns = columns, rows
-    cluster_row, cluster_column = place(
-        block // blocks,
-        cute.ceil_div(rows, tile_m * cluster_m),
-        cute.ceil_div(columns, tile_n * cluster_n),
-        plan.group,
-    )
-    tile_row = cluster_row * cluster_m + rank_m
-    tile_column = cluster_column * cluster_n + rank_n
+    clusters_m = tiles_of(rows, tile_m * cluster_m)
+    clusters_n = tiles_of(columns, tile_n * cluster_n)
     batch = batch_low + batch_high * MAX_GRID_YZ
+    # One tile a block, or, of a persistent one, every so many of them.
+    first = block // blocks
+    last = first + 1
+    step = cutlass.Int32(1)
+    if cutlass.const_expr(plan.active > 0):
+        last = clusters_m * clusters_n
+        step = grid_x // blocks
 
     # This block's slice of K, in tiles. A slice, or all of K, may have none: the sum is then zero.
-    tiles_k = cute.ceil_div(tensor_a.shape[1], tile_k)
+    tiles_k = tiles_of(tensor_a.shape[1], tile_k)
     each = tiles_k // split
     more = tiles_k % split
     first_k = rank_k * each + cutlass.min(rank_k, more)
@@ -127,11 +137,14 @@ def gemm_kernel(
     if batch >= batches:
         count_k = cutlass.Int32(0)
 
-    # Shared memory: a full and an empty barrier a stage; the ring, in which the results come to lie later.
+    # Shared memory: a full and an empty barrier a stage; the ring; the results, where the ring comes to hold
+    # other tiles, else they come to lie in it.
     smem = cutlass.utils.SmemAllocator()
     full = smem.allocate_array(cutlass.Int64, 2 * stages)
     empty = full + stages
-    ring = smem.allocate(plan.ring_bytes, ALIGNMENT)
+    ring = smem.allocate(plan.shared_bytes, ALIGNMENT)
+    staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
+    staged = cute.recast_ptr(ring + plan.staged_offset, dtype=staged_dtype)
     bytes_a = tile_m * tile_k * dtype.width // 8
     shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
     shared_b = cute.make_tensor(
@@ -163,8 +176,8 @@ def gemm_kernel(
         if warp >= mma_warps:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
     if warp == mma_warps:
-        blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (tile_row, None, batch))
-        blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (tile_column, None, batch))
+        blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (None, None, batch))
+        blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (None, None, batch))
         to_a, from_a = cpasync.tma_partition(
             load_a,
             rank_n,
@@ -187,31 +200,33 @@ def gemm_kernel(
         mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + rank_n * cluster_m))
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)
-        for step in cutlass.range(count_k, unroll=1):
-            cute.arch.mbarrier_wait(empty + stage, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.stage_bytes)
-            cute.copy(
-                load_a,
-                from_a[None, first_k + step],
-                to_a[None, stage],
-                tma_bar_ptr=full + stage,
-                mcast_mask=mask_a if cluster_n > 1 else None,
-            )
-            cute.copy(
-                load_b,
-                from_b[None, first_k + step],
-                to_b[None, stage],
-                tma_bar_ptr=full + stage,
-                mcast_mask=mask_b if cluster_m > 1 else None,
-            )
-            stage += 1
-            if stage == stages:
-                stage = cutlass.Int32(0)
-                phase = phase ^ 1
+        for cluster in cutlass.range(first, last, step, unroll=1):
+            row_of_clusters, column_of_clusters = place(cluster, clusters_m, clusters_n, plan.group)
+            tile_row = row_of_clusters * cluster_m + rank_m
+            tile_column = column_of_clusters * cluster_n + rank_n
+            for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
+                cute.arch.mbarrier_wait(empty + stage, phase)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.stage_bytes)
+                cute.copy(
+                    load_a,
+                    from_a[None, tile_row, index_k],
+                    to_a[None, stage],
+                    tma_bar_ptr=full + stage,
+                    mcast_mask=mask_a if cluster_n > 1 else None,
+                )
+                cute.copy(
+                    load_b,
+                    from_b[None, tile_column, index_k],
+                    to_b[None, stage],
+                    tma_bar_ptr=full + stage,
+                    mcast_mask=mask_b if cluster_m > 1 else None,
+                )
+                stage += 1
+                if stage == stages:
+                    stage = cutlass.Int32(0)
+                    phase = phase ^ 1
 
-    staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
-    staged = cute.recast_ptr(ring, dtype=staged_dtype)
     if warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
             cute.arch.setmaxregister_increase(COMPUTING_REGISTERS)
@@ -219,7 +234,6 @@ def gemm_kernel(
         of_a = tiled_mma.make_fragment_A(group_mma.partition_A(shared_a))
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
         total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
-        total.fill(0.0)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
 
         # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
@@ -232,87 +246,145 @@ def gemm_kernel(
                 if other >= rank_m:
                     other = other + 1
                 sharer = corner + rank_n * cluster_m + other
-        stage = cutlass.Int32(0)
-        before = cutlass.Int32(0)
-        phase = cutlass.Int32(0)
-        for step in cutlass.range(count_k, unroll=1):
-            cute.arch.mbarrier_wait(full + stage, phase)
-            warpgroup.fence()
-            for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
-                at = (None, None, part, stage)
-                cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
-            warpgroup.commit_group()
-            # One tile's instructions stay in flight; those of the tile before are done.
-            warpgroup.wait_group(1)
-            if step > 0:
-                release(empty + before, lane, sharer, sharers)
-            before = stage
-            stage += 1
-            if stage == stages:
-                stage = cutlass.Int32(0)
-                phase = phase ^ 1
-        warpgroup.wait_group(0)
-        for index in cutlass.range_constexpr(cute.size(total)):
-            total[index] = settled(total[index])
-        # The last stage is not released: nothing is loaded any more. Once all are through, it may be written.
-        cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=mma_warps * 32)
-
-        if cutlass.const_expr(plan.swap):
-            lines = cute.make_layout((tile_m, tile_n), stride=(1, plan.staged_stride))
-        else:
-            lines = cute.make_layout((tile_m, tile_n), stride=(plan.staged_stride, 1))
-        converted = cute.make_rmem_tensor(total.layout, staged_dtype)
-        converted.store(total.load().to(staged_dtype))
-        cute.autovec_copy(
-            converted, tiled_mma.get_slice(thread).partition_C(cute.make_tensor(staged, lines))
+        # Where parts of the tile of results lie in shared memory, as this thread writes and reads them.
+        width = plan.staged_columns
+        lines = cute.make_layout(
+            (tile_m, width), stride=(1, plan.staged_stride) if plan.swap else (plan.staged_stride, 1)
         )
-        if cutlass.const_expr(split == 1):
-            cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=mma_warps * 32)
+        writes = part_mma.get_slice(thread).partition_C(cute.make_tensor(staged, lines))
+        converted = cute.make_rmem_tensor(part_mma.partition_shape_C((tile_m, width)), staged_dtype)
+
+        stage = cutlass.Int32(0)
+        phase = cutlass.Int32(0)
+        for cluster in cutlass.range(first, last, step, unroll=1):
+            total.fill(0.0)
+            before = stage
+            for index_k in cutlass.range(count_k, unroll=1):
+                cute.arch.mbarrier_wait(full + stage, phase)
+                warpgroup.fence()
+                for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                    at = (None, None, part, stage)
+                    cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+                warpgroup.commit_group()
+                # One tile's instructions stay in flight; those of the tile before are done.
+                warpgroup.wait_group(1)
+                if index_k > 0:
+                    release(empty + before, lane, sharer, sharers)
+                before = stage
+                stage += 1
+                if stage == stages:
+                    stage = cutlass.Int32(0)
+                    phase = phase ^ 1
+            warpgroup.wait_group(0)
+            if count_k > 0:
+                release(empty + before, lane, sharer, sharers)
+            for index in cutlass.range_constexpr(cute.size(total)):
+                total[index] = settled(total[index])
+
+            row_of_clusters, column_of_clusters = place(cluster, clusters_m, clusters_n, plan.group)
+            # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
+            row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
+            column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
+            for part in cutlass.range_constexpr(tile_n // width):
+                # Every thread is done with the stages that the results come to lie in, or with the part before.
+                meet(plan)
+                copy_part(total, converted, part, plan)
+                cute.autovec_copy(converted, writes)
+                if cutlass.const_expr(split == 1):
+                    meet(plan)
+                    finish(
+                        staged, thread, rank, (row, column + part * width, batch), out, operands, epilogue, plan
+                    )
 
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-
-    if warp < mma_warps:
-        vector = plan.vector
-        along = (tile_m if plan.swap else tile_n) // vector
-        vectors = tile_m * tile_n // vector // split
-        mma_threads = mma_warps * 32
-        for turn in cutlass.range_constexpr((vectors + mma_threads - 1) // mma_threads):
-            mine = turn * mma_threads + thread
-            linear = rank_k * vectors + mine
-            line = linear // along
-            place_in_line = linear % along * vector
-            offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
-            if cutlass.const_expr(plan.swap):
-                row, column = tile_row * tile_m + place_in_line, tile_column * tile_n + line
-            else:
-                row, column = tile_row * tile_m + line, tile_column * tile_n + place_in_line
-            inside = (row < rows) & (column < columns) & (batch < batches)
-            if cutlass.const_expr(vectors % mma_threads > 0):
-                inside = inside & (mine < vectors)
-            if inside:
-                if cutlass.const_expr(split > 1):
-                    result = summed(staged, offset, rank % (cluster_m * cluster_n), plan)
-                else:
-                    read = cute.make_rmem_tensor(vector, staged_dtype)
-                    cute.autovec_copy(cute.make_tensor(staged + offset, cute.make_layout(vector)), read)
-                    result = read.load()
-                # 64-bit: an offset into a large operand exceeds 2^31.
-                at = (cutlass.Int64(row), cutlass.Int64(column), cutlass.Int64(batch))
-                if cutlass.const_expr(plan.swap):
-                    at = (at[1], at[0], at[2])
-                if cutlass.const_expr(epilogue is None):
-                    fused.store(out, at, result)
-                else:
-                    targets = (out, *fused.stored(epilogue, operands))
-                    for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
-                        fused.store(target, at, value)
+        if warp < mma_warps:
+            row_of_clusters, column_of_clusters = place(first, clusters_m, clusters_n, plan.group)
+            row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
+            column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
+            finish(staged, thread, rank, (row, column, batch), out, operands, epilogue, plan)
 
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def meet(plan: cutlass.Constexpr) -> None:
+    """Wait for all threads that compute."""
+    cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=plan.warp_groups * THREADS)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def copy_part(total: Any, converted: Any, part: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
+    """Convert some columns of a tile of sums. A thread has two of each eight columns, in two of each 64 rows."""
+    rows, columns, _ = plan.tile
+    count, all_count = plan.staged_columns // 2, columns // 2
+    for block in cutlass.range_constexpr(rows // (ROWS * plan.warp_groups)):
+        for index in cutlass.range_constexpr(count):
+            value = total[block * all_count + part * count + index]
+            converted[block * count + index] = value.to(converted.element_type)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def finish(
+    staged: Any,
+    thread: Any,
+    rank: Any,
+    corner: Any,
+    out: Any,
+    operands: Any,
+    epilogue: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Store what lies in shared memory, or this block's part of what several blocks add up.
+
+    Args:
+        staged: results, or sums over slices of K, a line after the other.
+        thread: of those that compute.
+        rank: of the block in its cluster.
+        corner: row and column of the first element, and the batch.
+        out: (L, M, N).
+        operands: of the epilogue.
+        epilogue: formula, or None.
+        plan: everything else that is compiled in.
+    """
+    tile_m, width, vector = plan.tile[0], plan.staged_columns, plan.vector
+    in_plane = plan.cluster[0] * plan.cluster[1]
+    batches, rows, columns = out.shape
+    first_row, first_column, batch = corner
+    threads = plan.warp_groups * THREADS
+    along = (tile_m if plan.swap else width) // vector
+    vectors = tile_m * width // vector // plan.split
+    for turn in cutlass.range_constexpr((vectors + threads - 1) // threads):
+        mine = turn * threads + thread
+        linear = rank // in_plane * vectors + mine
+        line = linear // along
+        place_in_line = linear % along * vector
+        offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
+        if cutlass.const_expr(plan.swap):
+            row, column = first_column + line, first_row + place_in_line
+        else:
+            row, column = first_row + line, first_column + place_in_line
+        inside = (row < rows) & (column < columns) & (batch < batches)
+        if cutlass.const_expr(vectors % threads > 0):
+            inside = inside & (mine < vectors)
+        if inside:
+            if cutlass.const_expr(plan.split > 1):
+                result = summed(staged, offset, rank % in_plane, plan)
+            else:
+                read = cute.make_rmem_tensor(vector, staged.dtype)
+                cute.autovec_copy(cute.make_tensor(staged + offset, cute.make_layout(vector)), read)
+                result = read.load()
+            at = (row, column, cutlass.Int64(batch))
+            if cutlass.const_expr(epilogue is None):
+                fused.store(out, at, result)
+            else:
+                targets = (out, *fused.stored(epilogue, operands))
+                for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
+                    fused.store(target, at, value)
 
 
 @dsl_user_op  # type: ignore[untyped-decorator]
@@ -410,31 +482,32 @@ def gemm(
         (tile_n, tile_k),
         cluster_m,
     )
-    tiled_mma = hopper.make_trivial_tiled_mma(
-        dtype,
-        dtype,
-        major_a.sm90_mma_major_mode(),
-        major_b.sm90_mma_major_mode(),
-        cutlass.Float32,
-        (plan.warp_groups, 1, 1),
-        (ROWS, tile_n),
+    tiled_mma, part_mma = (
+        hopper.make_trivial_tiled_mma(
+            dtype,
+            dtype,
+            major_a.sm90_mma_major_mode(),
+            major_b.sm90_mma_major_mode(),
+            cutlass.Float32,
+            (plan.warp_groups, 1, 1),
+            (ROWS, width),
+        )
+        for width in (tile_n, plan.staged_columns)
     )
-    clusters = cute.ceil_div(rows, tile_m * cluster_m) * cute.ceil_div(columns, tile_n * cluster_n)
+    clusters = tiles_of(rows, tile_m * cluster_m) * tiles_of(columns, tile_n * cluster_n)
+    if cutlass.const_expr(plan.active > 0):
+        clusters = cutlass.min(clusters, plan.active)
     gemm_kernel(
-        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, layout_a, layout_b, tuple(operands), dtype,
-        epilogue, plan,
+        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, tuple(operands),
+        dtype, epilogue, plan,
     ).launch(
-        grid=(
-            clusters * blocks,
-            cutlass.min(batches, MAX_GRID_YZ),
-            cute.ceil_div(batches, MAX_GRID_YZ),
-        ),
+        grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
         block=(plan.threads, 1, 1),
         cluster=(blocks, 1, 1) if blocks > 1 else None,
         min_blocks_per_mp=1,
         use_pdl=True,
         stream=stream,
-    )
+    )  # fmt: skip
 
 
 def shared_layout(major: Any, dtype: Any, tile: tuple[int, int], stages: int | None) -> Any:

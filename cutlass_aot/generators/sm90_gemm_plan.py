@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WARP = 32
 WARPS = 4
@@ -28,6 +28,10 @@ ROWS = 64
 
 MOST_TOTALS = 128
 """Sums of a tile that a thread can hold without taking registers from the warps that load."""
+
+MOST_STAGED_COLUMNS = 32
+"""Columns of results that a persistent block keeps in shared memory at once, beside the ring."""
+
 LOADING_REGISTERS, COMPUTING_REGISTERS = 40, 232
 """Registers of a thread where they are handed over: 40 + 2 * 232 of the 512 that three warp groups share."""
 
@@ -44,6 +48,7 @@ class Plan:
         warp_groups: that compute; each has whole instructions of 64 rows of the tile.
         blocks: that run on one multiprocessor at once.
         swap: whether A and B have exchanged their roles.
+        active: clusters that run at once, if blocks are persistent: each computes tile after tile. 0 otherwise.
         group: clusters along the rows that are computed one after another, for the L2 cache's sake.
         stages: of the ring.
         stage_bytes: of one of them.
@@ -56,6 +61,7 @@ class Plan:
     warp_groups: int
     blocks: int
     swap: bool
+    active: int
     group: int
     stages: int
     stage_bytes: int
@@ -89,21 +95,34 @@ class Plan:
         Lines run along the contiguous mode of the output. They are padded so that the threads of a warp, which
         hold two columns each of eight rows, write to different banks.
         """
-        rows, columns, _ = self.tile
         if self.swap:
-            return rows + 4
+            return self.tile[0] + 4
+        columns = self.staged_columns
         return columns if columns % 16 else columns + 8
 
     @property
-    def ring_bytes(self) -> int:
-        """Of the ring, which holds the tile of results after the last stage."""
-        return max(self.stages * self.stage_bytes, _staged_bytes(self))
+    def staged_columns(self) -> int:
+        """Columns of the tile of results that lie in shared memory at once."""
+        columns = self.tile[1]
+        if not self.active:
+            return columns
+        return max(width for width in range(8, MOST_STAGED_COLUMNS + 1, 8) if columns % width == 0)
 
+    @property
+    def staged_bytes(self) -> int:
+        """Of results in shared memory."""
+        lines = self.staged_columns if self.swap else self.tile[0]
+        return lines * self.staged_stride * self.staged_bits // 8
 
-def _staged_bytes(plan: Plan) -> int:
-    rows, columns, _ = plan.tile
-    lines = columns if plan.swap else rows
-    return lines * plan.staged_stride * plan.staged_bits // 8
+    @property
+    def staged_offset(self) -> int:
+        """Of results, in bytes: after the ring, where that comes to hold the next tile, else within it."""
+        return self.stages * self.stage_bytes if self.active else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the ring and the results."""
+        return max(self.stages * self.stage_bytes, self.staged_offset + self.staged_bytes)
 
 
 def make_plan(
@@ -113,6 +132,7 @@ def make_plan(
     warp_groups: int,
     blocks: int,
     swap: bool,
+    active: int = 0,
     input_bits: int,
     output_bits: int,
     fused: bool = False,
@@ -132,22 +152,23 @@ def make_plan(
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
     stage_bytes = (rows + columns) * depth * input_bits // 8
-    stages = capacity // stage_bytes
-    staged_bits = 32 if cluster[2] > 1 or swap or fused else output_bits
     plan = Plan(
         tile=tile,
         cluster=cluster,
         warp_groups=warp_groups,
         blocks=blocks,
         swap=swap,
+        active=active,
         group=max(1, 8 // cluster[0]),
-        stages=stages,
+        stages=0,
         stage_bytes=stage_bytes,
-        staged_bits=staged_bits,
+        staged_bits=32 if cluster[2] > 1 or swap or fused else output_bits,
     )
-    if stages < 2 or plan.ring_bytes > capacity:
+    stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes
+    plan = replace(plan, stages=stages)
+    if stages < 2 or plan.shared_bytes > capacity:
         raise ValueError(
-            f"tile {tile} needs {max(2 * stage_bytes, plan.ring_bytes)} bytes of shared memory, "
+            f"tile {tile} needs {max(2 * stage_bytes, plan.shared_bytes)} bytes of shared memory, "
             f"there are {capacity} for each of {blocks} blocks"
         )
     return plan

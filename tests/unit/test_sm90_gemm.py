@@ -125,7 +125,7 @@ def test_every_plan_fits_a_multiprocessor(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         plan = plan_of(kernel)
         rows, columns, _ = plan.tile
-        assert plan.blocks * (plan.ring_bytes + ALIGNMENT + RESERVED_BYTES) <= SHARED_BYTES
+        assert plan.blocks * (plan.shared_bytes + ALIGNMENT + RESERVED_BYTES) <= SHARED_BYTES
         assert 2 * 8 * plan.stages <= ALIGNMENT  # barriers lie before the ring
         assert plan.stage_bytes % ALIGNMENT == 0
         # Every block of a slice of K stores an equal part of the tile, in whole vectors along a line.
