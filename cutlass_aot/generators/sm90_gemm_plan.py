@@ -1,0 +1,174 @@
+"""What a design of the SM90 GEMM means: tiles, stages and shared memory, as plain numbers. It imports no DSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+WARP = 32
+WARPS = 4
+"""Warps of a warp group, which issue one tensor-core instruction together."""
+THREADS = WARP * WARPS
+"""Threads of a warp group."""
+
+MAX_GRID_YZ = 65535
+"""Blocks of a grid along y, and along z. Source: CUDA Programming Guide, "Compute Capabilities"."""
+
+SHARED_BYTES = 228 * 1024
+"""Shared memory of a multiprocessor of compute capability 9.0. Source: as above."""
+RESERVED_BYTES = 1024
+"""Of these, what the system keeps for each block that runs there."""
+ALIGNMENT = 1024
+"""Bytes; the ring of stages begins at a multiple, as the 128-byte swizzle repeats."""
+
+LINE_BYTES = 128
+"""Of an operand along K: what the widest swizzle spans."""
+
+ROWS = 64
+"""Rows of a tensor-core instruction."""
+
+MOST_TOTALS = 128
+"""Sums of a tile that a thread can hold without taking registers from the warps that load."""
+
+MOST_STAGED_COLUMNS = 32
+"""Columns of results that a persistent block keeps in shared memory at once, beside the ring."""
+
+LOADING_REGISTERS, COMPUTING_REGISTERS = 40, 232
+"""Registers of a thread where they are handed over: 40 + 2 * 232 of the 512 that three warp groups share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One design, worked out for element types.
+
+    Rows and columns are those of the tensor core: with ``swap`` its rows run along N of the output.
+
+    Attributes:
+        tile: rows, columns and depth of a block's tile.
+        cluster: blocks of a cluster along rows, columns and K.
+        warp_groups: that compute; each has whole instructions of 64 rows of the tile.
+        blocks: that run on one multiprocessor at once.
+        swap: whether A and B have exchanged their roles.
+        active: clusters that run at once, if blocks are persistent: each computes tile after tile. 0 otherwise.
+        group: clusters along the rows that are computed one after another, for the L2 cache's sake.
+        stages: of the ring.
+        stage_bytes: of one of them.
+        staged_bits: of an element of the tile of results in shared memory: 32, an accumulator, where several
+            blocks add up or an epilogue goes on, else the output's.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    warp_groups: int
+    blocks: int
+    swap: bool
+    active: int
+    group: int
+    stages: int
+    stage_bytes: int
+    staged_bits: int
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the warps that load hand registers over. Warp groups do that, so that loading takes one."""
+        rows, columns, _ = self.tile
+        return rows * columns // (self.warp_groups * THREADS) > MOST_TOTALS
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the warp groups that compute, and the warp, or warp group, that loads."""
+        return self.warp_groups * THREADS + (THREADS if self.hands_over else WARP)
+
+    @property
+    def split(self) -> int:
+        """Blocks of a cluster that share the sum along K."""
+        return self.cluster[2]
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread reads back and stores at once."""
+        return 16 * 8 // self.staged_bits
+
+    @property
+    def staged_stride(self) -> int:
+        """Elements from one line of the tile of results to the next in shared memory.
+
+        Lines run along the contiguous mode of the output. They are padded so that the threads of a warp, which
+        hold two columns each of eight rows, write to different banks.
+        """
+        if self.swap:
+            return self.tile[0] + 4
+        columns = self.staged_columns
+        return columns if columns % 16 else columns + 8
+
+    @property
+    def staged_columns(self) -> int:
+        """Columns of the tile of results that lie in shared memory at once."""
+        columns = self.tile[1]
+        if not self.active:
+            return columns
+        return max(width for width in range(8, MOST_STAGED_COLUMNS + 1, 8) if columns % width == 0)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of results in shared memory."""
+        lines = self.staged_columns if self.swap else self.tile[0]
+        return lines * self.staged_stride * self.staged_bits // 8
+
+    @property
+    def staged_offset(self) -> int:
+        """Of results, in bytes: after the ring, where that comes to hold the next tile, else within it."""
+        return self.stages * self.stage_bytes if self.active else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the ring and the results."""
+        return max(self.stages * self.stage_bytes, self.staged_offset + self.staged_bytes)
+
+
+def make_plan(
+    *,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    warp_groups: int,
+    blocks: int,
+    swap: bool,
+    active: int = 0,
+    input_bits: int,
+    output_bits: int,
+    fused: bool = False,
+) -> Plan:
+    """Work out a design: as many stages as shared memory has room for.
+
+    Args:
+        input_bits: of an element of A and B.
+        output_bits: of an element of the output.
+        fused: whether there is an epilogue, which takes sums as they are.
+
+    Other arguments are those of :class:`Plan`.
+
+    Raises:
+        ValueError: if the tile of results, or two stages, have no room.
+    """
+    rows, columns, depth = tile
+    capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
+    stage_bytes = (rows + columns) * depth * input_bits // 8
+    plan = Plan(
+        tile=tile,
+        cluster=cluster,
+        warp_groups=warp_groups,
+        blocks=blocks,
+        swap=swap,
+        active=active,
+        group=max(1, 8 // cluster[0]),
+        stages=0,
+        stage_bytes=stage_bytes,
+        staged_bits=32 if cluster[2] > 1 or swap or fused else output_bits,
+    )
+    stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes
+    plan = replace(plan, stages=stages)
+    if stages < 2 or plan.shared_bytes > capacity:
+        raise ValueError(
+            f"tile {tile} needs {max(2 * stage_bytes, plan.shared_bytes)} bytes of shared memory, "
+            f"there are {capacity} for each of {blocks} blocks"
+        )
+    return plan
