@@ -19,7 +19,7 @@ _COMMANDS = {
     "build": "Build a manifest's bundle.",
     "bundle": "Merge the shards of a bundle.",
     "capture": "Write the manifest of what a program compiles.",
-    "check": "Look for what changes a declared kernel and is no parameter of it.",
+    "check": "Find what a declared kernel depends on undeclared.",
     "doctor": "Say what is installed, and what this machine can build and run.",
     "generators": "List the known generators.",
     "ls": "List the kernels of a bundle.",

@@ -127,6 +127,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     ]
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
     monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "declared_kernels", dict)
     status, out, errors = run("generators")
     assert status == 1
     assert out.startswith("c_good  (tests.unit.misbehaving:Misbehaving, version 1")
