@@ -147,7 +147,7 @@ def worker_loop(plan: str, directory: str) -> Numbers:
     import cutlass.utils
     import torch
 
-    from cutlass_aot.generators import cutlass_operators_records as records
+    from cutlass_aot.generators.cutlass_operators import records
     from cutlass_aot.generators.device import load_profile
 
     class Hardware:

@@ -88,7 +88,7 @@ def variables(setting: str) -> dict[str, str]:
 def worker_profile(setting: str, count: str) -> Numbers:
     """Compile kernels one after the other; CPU seconds of each phase for one kernel."""
     from cutlass_aot.builder.audit import audit, inspect_object
-    from cutlass_aot.generators import cutlass_operators_worker as generator
+    from cutlass_aot.generators.cutlass_operators import worker as generator
     from cutlass_aot.generators.device import load_profile
     from cutlass_aot.generators.protocol import Problem
     from cutlass_aot.manifest.model import load_manifest
@@ -169,7 +169,7 @@ def worker_builder(count: str) -> Numbers:
 
 def worker_digests(setting: str) -> Numbers:
     """Digests of one object of each family for each target, as numbers."""
-    from cutlass_aot.generators import cutlass_operators_worker as generator
+    from cutlass_aot.generators.cutlass_operators import worker as generator
     from cutlass_aot.generators.device import load_profile
     from cutlass_aot.generators.protocol import Problem
     from cutlass_aot.schema.encoding import digest

@@ -13,8 +13,8 @@ import re
 from typing import NamedTuple
 
 from cutlass_aot.errors import ArtifactError
-from cutlass_aot.generators.cutlass_operators_operands import MIXED_INPUT
-from cutlass_aot.generators.cutlass_operators_records import GENERATOR
+from cutlass_aot.generators.cutlass_operators.operands import MIXED_INPUT
+from cutlass_aot.generators.cutlass_operators.records import GENERATOR
 from cutlass_aot.schema.kernel import SWIZZLE_32X4X4, Kernel
 
 _LETTERS = {"f16": "H", "bf16": "H", "f8e4m3": "Q", "f8e5m2": "Q", "i8": "I", "u8": "I"}

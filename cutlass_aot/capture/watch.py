@@ -19,7 +19,7 @@ from typing import Any
 
 from cutlass_aot.capture.found import Found, Sighting
 from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.asked import Parameters

@@ -23,7 +23,7 @@ class Tf32Gemm:
     version = "1"
     operations = ("gemm",)
     modules = (
-        "cutlass_aot.generators.cutlass_operators_records",
+        "cutlass_aot.generators.cutlass_operators.records",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.tf32_gemm",
         "cutlass_aot.generators.tf32_gemm_operators",

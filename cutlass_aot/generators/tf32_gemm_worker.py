@@ -10,8 +10,8 @@ import torch
 from cutlass.operators import GemmArguments
 
 from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.tf32_gemm import Tf32Gemm

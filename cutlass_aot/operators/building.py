@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CompileError, GeneratorError, ManifestError, OperandError
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device import DeviceProfile, load_profile
 from cutlass_aot.manifest.model import check_name, check_version, device_text
 from cutlass_aot.operators.targets import target_name, targets_of_gpu

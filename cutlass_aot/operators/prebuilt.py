@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.errors import GeneratorError, KernelNotFound, OperandError
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.operators.targets import target_name, targets_of_gpu
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators_epilogue_records import constraints, epilogue_of
+from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
+from cutlass_aot.generators.cutlass_operators.epilogue_records import constraints, epilogue_of
 from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.formula import evaluate
 from cutlass_aot.schema.kernel import Kernel

@@ -19,7 +19,7 @@ from cutlass_aot import describe, scales, view_as
 from cutlass_aot.builder.audit import disassemble
 from cutlass_aot.builder.instructions import audit_instructions, required
 from cutlass_aot.errors import DeviceError, KernelNotFound
-from cutlass_aot.generators.cutlass_operators_operands import BLOCK_SCALED, FAMILIES, GROUPED, MIXED_INPUT
+from cutlass_aot.generators.cutlass_operators.operands import BLOCK_SCALED, FAMILIES, GROUPED, MIXED_INPUT
 from cutlass_aot.runtime import device
 from cutlass_aot.runtime.operands import describe_operand, to_ffi
 from cutlass_aot.schema.dtypes import DTYPES

@@ -32,7 +32,7 @@ COUNT = 240
 _ENUMERATE = """
 import json, sys
 from cutlass_aot.builder.messages import problem_from_record
-from cutlass_aot.generators import cutlass_operators_operands as operands
+from cutlass_aot.generators.cutlass_operators import operands
 from cutlass_aot.generators.cutlass_operators import CutlassOperators
 from cutlass_aot.generators.device import load_profile
 

@@ -136,7 +136,7 @@ def test_a_gpu_named_for_a_target_that_the_model_lacks_ranks_nothing(manifest):
 # Element types that the model has no times for: it answers zero, and the package takes that for the best.
 ZERO = """
 from cutlass.operators.heuristics.nvmatmul import _mapping
-from cutlass_aot.generators import cutlass_operators_rank as rank, cutlass_operators_worker as worker
+from cutlass_aot.generators.cutlass_operators import rank, worker
 from cutlass_aot.generators.cutlass_operators import CutlassOperators, FAMILIES
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cutlass_aot.builder.messages import problem_from_record, problem_record
-from cutlass_aot.generators.cutlass_operators_epilogue_records import enumerate_kernels, epilogue_of
+from cutlass_aot.generators.cutlass_operators.epilogue_records import enumerate_kernels, epilogue_of
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.dtypes import DTYPES

@@ -6,7 +6,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.operators import PrebuiltFunction, build, find_kernel
 from cutlass_aot.operators.targets import target_name, targets_of_gpu

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cutlass_aot.errors import GeneratorError
-from cutlass_aot.generators import cutlass_operators_operands as operands
-from cutlass_aot.generators.cutlass_operators import CutlassOperators
+from cutlass_aot.generators.cutlass_operators import CutlassOperators, operands
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import Kernel, Scale

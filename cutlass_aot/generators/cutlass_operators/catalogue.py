@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlass.operators import TargetSm
 
-from cutlass_aot.generators import cutlass_operators_operands as operands
+from cutlass_aot.generators.cutlass_operators import operands
 from cutlass_aot.schema.kernel import DesignValue
 
 Design = tuple[tuple[str, DesignValue], ...]

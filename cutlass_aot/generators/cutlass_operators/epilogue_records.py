@@ -1,7 +1,7 @@
 """Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue: what their records say.
 
 Nothing is imported: operators are looked at as they are. What needs the DSL stands in
-:mod:`cutlass_aot.generators.cutlass_operators_epilogue`.
+:mod:`cutlass_aot.generators.cutlass_operators.epilogue`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.dtypes import DTYPES

@@ -20,7 +20,7 @@ from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGe
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators_epilogue_records import epilogue_of, shapes
+from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of, shapes
 from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.epilogue import COLUMN, ELEMENT, MATRIX, NUMBER, ROW, Epilogue
 from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in

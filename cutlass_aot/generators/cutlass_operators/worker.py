@@ -17,14 +17,16 @@ import cutlass.utils
 import torch
 
 from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import cutlass_operators_block_scaled as block_scaled
-from cutlass_aot.generators import cutlass_operators_epilogue as epilogues
-from cutlass_aot.generators import cutlass_operators_epilogue_records as epilogue_records
-from cutlass_aot.generators import cutlass_operators_grouped as grouped
-from cutlass_aot.generators import cutlass_operators_mixed_input as mixed_input
-from cutlass_aot.generators import cutlass_operators_operands as operands
-from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.cutlass_operators import (
+    block_scaled,
+    epilogue_records,
+    grouped,
+    mixed_input,
+    operands,
+    records,
+)
+from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.dtypes import DTYPES

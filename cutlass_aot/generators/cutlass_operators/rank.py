@@ -10,8 +10,8 @@ from typing import Any
 import cutlass.operators
 from cutlass.operators.heuristics.nvmatmul import _provider
 
-from cutlass_aot.generators.cutlass_operators_epilogue_records import TRANSPORTS
-from cutlass_aot.generators.cutlass_operators_worker import gemm_arguments, operators_of
+from cutlass_aot.generators.cutlass_operators.epilogue_records import TRANSPORTS
+from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments, operators_of
 from cutlass_aot.generators.protocol import Problem, Ranked
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.ranking import Extents

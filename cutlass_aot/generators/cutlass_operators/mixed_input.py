@@ -15,10 +15,8 @@ import cutlass.cute as cute
 from cutlass.operators.providers.cutedsl.gemm.sm100_mixed_input import MixedInputGemmOperator
 
 from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import cutlass_operators_catalogue as catalogue
-from cutlass_aot.generators import cutlass_operators_operands as operands
-from cutlass_aot.generators import cutlass_operators_records as records
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernel import Kernel

@@ -1,7 +1,7 @@
 """What the scaled, mixed-input and grouped families of the CUTLASS Operator API demand of their operands.
 
 Nothing is imported but records: operators are looked at as they are. Dense GEMM stands in
-:mod:`cutlass_aot.generators.cutlass_operators_records`.
+:mod:`cutlass_aot.generators.cutlass_operators.records`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from cutlass_aot.generators import cutlass_operators_records as records
+from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.dtypes import BY_DSL, DTYPES
 from cutlass_aot.schema.kernel import (

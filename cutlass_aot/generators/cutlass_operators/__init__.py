@@ -1,16 +1,16 @@
 """Kernels of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
 
-What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators_worker` and, for ranking,
-:mod:`cutlass_aot.generators.cutlass_operators_rank`; what an operator is as a record, in
-:mod:`cutlass_aot.generators.cutlass_operators_records`.
+What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators.worker` and, for ranking,
+:mod:`cutlass_aot.generators.cutlass_operators.rank`; what an operator is as a record, in
+:mod:`cutlass_aot.generators.cutlass_operators.records`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cutlass_aot.generators.cutlass_operators_operands import FAMILIES as OTHER_FAMILIES
-from cutlass_aot.generators.cutlass_operators_records import FAMILIES, GENERATOR
+from cutlass_aot.generators.cutlass_operators.operands import FAMILIES as OTHER_FAMILIES
+from cutlass_aot.generators.cutlass_operators.records import FAMILIES, GENERATOR
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
 from cutlass_aot.schema.kernel import Kernel
@@ -25,15 +25,15 @@ class CutlassOperators:
     operations = ("gemm", "grouped_gemm")
     modules = (
         "cutlass_aot.generators.cutlass_operators",
-        "cutlass_aot.generators.cutlass_operators_block_scaled",
-        "cutlass_aot.generators.cutlass_operators_catalogue",
-        "cutlass_aot.generators.cutlass_operators_epilogue",
-        "cutlass_aot.generators.cutlass_operators_epilogue_records",
-        "cutlass_aot.generators.cutlass_operators_grouped",
-        "cutlass_aot.generators.cutlass_operators_mixed_input",
-        "cutlass_aot.generators.cutlass_operators_operands",
-        "cutlass_aot.generators.cutlass_operators_records",
-        "cutlass_aot.generators.cutlass_operators_worker",
+        "cutlass_aot.generators.cutlass_operators.block_scaled",
+        "cutlass_aot.generators.cutlass_operators.catalogue",
+        "cutlass_aot.generators.cutlass_operators.epilogue",
+        "cutlass_aot.generators.cutlass_operators.epilogue_records",
+        "cutlass_aot.generators.cutlass_operators.grouped",
+        "cutlass_aot.generators.cutlass_operators.mixed_input",
+        "cutlass_aot.generators.cutlass_operators.operands",
+        "cutlass_aot.generators.cutlass_operators.records",
+        "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.schema.epilogue",
         "cutlass_aot.schema.formula",
@@ -70,13 +70,13 @@ class CutlassOperators:
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
         """Every kernel for ``problem`` on ``target``."""
-        from cutlass_aot.generators.cutlass_operators_worker import enumerate_kernels
+        from cutlass_aot.generators.cutlass_operators.worker import enumerate_kernels
 
         return enumerate_kernels(problem, target, device)
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel."""
-        from cutlass_aot.generators.cutlass_operators_worker import compile_kernel
+        from cutlass_aot.generators.cutlass_operators.worker import compile_kernel
 
         return compile_kernel(kernel)
 
@@ -91,6 +91,6 @@ class CutlassOperators:
         gpu: str,
     ) -> Ranked:
         """Rank kernels with one of the package's heuristics."""
-        from cutlass_aot.generators.cutlass_operators_rank import rank_kernels
+        from cutlass_aot.generators.cutlass_operators.rank import rank_kernels
 
         return rank_kernels(problem, target, kernels, shapes, heuristic=heuristic, gpu=gpu)
