@@ -178,6 +178,7 @@ def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
             -operand.contiguous,
             operand.divisibility,
             DTYPES[operand.dtype].bits,
+            DTYPES[operand.dtype].dlpack[0],
             flags,
             of,
             along,

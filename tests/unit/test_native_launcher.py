@@ -414,7 +414,7 @@ def test_errors_and_results_of_the_kernel_come_back(native: Native) -> None:
 
 def test_tensor_objects_of_tvm_ffi_are_seen_through(native: Native) -> None:
     np = pytest.importorskip("numpy")
-    numbers = (native.address("record"), 3, 1, 8, 16, 2, 0, 0, 0)
+    numbers = (native.address("record"), 3, 1, 8, 16, 2, 2, 0, 0, 0)
     launcher = tvm_ffi.Function.__from_extern_c__(
         ctypes.cast(native.launcher.__tvm_ffi_cutlass_aot_launcher, ctypes.c_void_p).value
     )
@@ -624,6 +624,18 @@ def test_what_is_taken_is_supported() -> None:
         assert supports(SCALED, described)
 
 
+@pytest.mark.parametrize(("wanted", "given"), [("i8", "u8"), ("u8", "i8")])
+def test_a_sign_that_compiled_code_does_not_look_at(native: Native, wanted: str, given: str) -> None:
+    constraints = [replace(constraint, dtype=wanted) for constraint in GEMM]
+    operands = [replace(of, dtype=wanted) for of in product()]
+    launch = native.launch(constraints)
+    assert len(native.record(launch, *tensors(*operands))) == 3
+    operands[1] = replace(operands[1], dtype=given)
+    kind = "unsigned integers, DLPack code 1" if wanted == "u8" else "signed integers, DLPack code 0"
+    assert native.refused(launch, *tensors(*operands)).startswith(f"ValueError: argument #1: expected {kind}")
+    assert not supports(constraints, operands)
+
+
 def test_elements_that_pack_two_are_unpacked(native: Native) -> None:
     launch = native.launch(SCALED)
     operands = given_scaled(scaled())
@@ -648,22 +660,22 @@ def test_too_few_and_too_many_arguments(native: Native) -> None:
     [
         ([], "TypeError: expected the address"),
         ([1], "TypeError: expected the address"),
-        ([1, 3, 1, 8, 16, 2, 0, 0], "TypeError: expected the address"),
-        ([1, *[3, 1, 8, 16, 2, 0, 0, 0] * 17], "TypeError: expected the address"),
-        ([1, 3, 1, 8, 16, 2, 0, 0, None], "TypeError: expected integers"),
-        ([0, 3, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand, or no kernel"),
-        ([1, -1, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 0, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 9, 1, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 3, 0, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 3, 4, 8, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 3, 1, 0, 16, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 3, 1, 8, 0, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 3, 1, 8, 65, 2, 0, 0, 0], "ValueError: impossible operand"),
-        ([1, 1, 1, 1, 8, 8, 1, 1, 32], "ValueError: impossible operand"),
-        ([1, 1, 1, 1, 8, 8, -1, 1, 32], "ValueError: impossible operand"),
-        ([1, 1, 1, 1, 8, 8, 0, 0, 32], "ValueError: impossible operand"),
-        ([1, 1, 1, 1, 8, 8, 0, 1, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 16, 2, 2, 0, 0], "TypeError: expected the address"),
+        ([1, *[3, 1, 8, 16, 2, 2, 0, 0, 0] * 17], "TypeError: expected the address"),
+        ([1, 3, 1, 8, 16, 2, 2, 0, 0, None], "TypeError: expected integers"),
+        ([0, 3, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand, or no kernel"),
+        ([1, -1, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 0, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 9, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 0, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 4, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 0, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 0, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 8, 65, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 2, 8, 1, 1, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 2, 8, -1, 1, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 2, 8, 0, 0, 32], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 2, 8, 0, 1, 0], "ValueError: impossible operand"),
     ],
 )
 def test_a_launch_function_that_cannot_be_made(native: Native, numbers: list[Any], error: str) -> None:

@@ -82,7 +82,9 @@ def test_every_combination_has_the_same_designs(
 def test_row_major_weights_have_tiles_of_whole_swizzled_lines(
     kernels: list[Kernel], device: DeviceProfile
 ) -> None:
-    found = {kernel.design for kernel in Sm90Gemm().enumerate(replace(PROBLEM, layouts="ttt"), "sm_90a", device)}
+    found = {
+        kernel.design for kernel in Sm90Gemm().enumerate(replace(PROBLEM, layouts="ttt"), "sm_90a", device)
+    }
     assert found < {kernel.design for kernel in kernels}
     for design in map(dict, found):
         assert design["swap_operands"] or design["tile_shape"][1] % 32 == 0

@@ -2,15 +2,15 @@
  *
  * What stands between a caller's operands and compiled kernels, in native code: two functions for TVM-FFI.
  *
- *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, bits, flags, of, along, block} of each operand...) -> launch
+ *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, bits, code, flags, of, along, block} of each operand...) -> launch
  *     launch(operand..., [more...])
  *
  * launch gives the operands to the kernel, whose address (of a TVMFFISafeCallType) it was made with. Of operands that have a batch
  * (flag BATCH) it accepts a tensor without it as a batch of one; it gives modes of extent 1 the stride that compiled code expects of
  * them, and extents and strides in elements where an element of the tensor packs two of four bits. It checks what compiled code does
  * not: the batch in all operands that have one or in none, extents within 32 bits and not empty, strides neither negative nor beyond
- * what a TMA descriptor holds, none of 0 in what is written (WRITTEN), none but those of a compact tensor (COMPACT). Everything else
- * compiled code checks. Modes count from the end: contiguous is 1 for row-major, 2 for column-major; bits are those of an element,
+ * what a TMA descriptor holds, none of 0 in what is written (WRITTEN), none but those of a compact tensor (COMPACT), and integers
+ * with a sign or without (code, of DLPack), which are alike to compiled code. Everything else compiled code checks. Modes count from the end: contiguous is 1 for row-major, 2 for column-major; bits are those of an element,
  * divisibility is in elements; an operand of rank 0, a number, is passed as it is, and so is what follows the operands.
  *
  * Scale factors (SCALE) are compact tensors of any shape, given to the kernel as one of rank 1. There is one for each `block` elements
@@ -42,7 +42,7 @@
 #define MAX_STRIDE_BYTES ((INT64_C(1) << 40) - 1) /* of a TMA descriptor: cuTensorMapEncodeTiled */
 #define HEADS 4096                                /* chains of remembered choices; a power of two */
 #define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
-#define INTEGERS_OF_AN_OPERAND 8
+#define INTEGERS_OF_AN_OPERAND 9
 enum { WRITTEN = 1, BATCH = 2, COMPACT = 4, SCALE = 8, TILED = 16 };
 
 static int refuse(const char *kind, const char *text) {
@@ -66,7 +66,7 @@ static void return_function(TVMFFIAny *result, TVMFFIObjectHandle function) {
 /* ---- launch ---- */
 
 struct operand {
-  int64_t rank, contiguous, divisibility, bits, flags, of, along, block;
+  int64_t rank, contiguous, divisibility, bits, code, flags, of, along, block;
 };
 
 struct launcher {
@@ -86,6 +86,13 @@ static int refuse_operand(int position, const char *problem, int64_t found) {
   char text[160];
   snprintf(text, sizeof text, "argument #%d: %s, got %lld", position, problem, (long long)found);
   return refuse("ValueError", text);
+}
+
+static int check_sign(const struct operand *operand, int position, const DLTensor *tensor) {
+  if (operand->code > kDLUInt || tensor->dtype.bits != operand->bits || tensor->dtype.code == operand->code) return 0;
+  const char *expected =
+      operand->code == kDLUInt ? "expected unsigned integers, DLPack code 1" : "expected signed integers, DLPack code 0";
+  return refuse_operand(position, expected, tensor->dtype.code);
 }
 
 static int check_mode(const struct operand *operand, int position, int64_t extent, int64_t stride) {
@@ -227,6 +234,7 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
       if (missing != missing_in_all)
         return refuse_operand(position, "expected a batch in all operands or in none", tensor->ndim);
     }
+    if (check_sign(operand, position, tensor)) return -1;
     int other = operand->flags & SCALE ? flatten(launcher, position, tensor, arguments, &views[position])
                                        : convert(operand, position, tensor, &views[position]);
     if (other < 0) return -1;
@@ -250,7 +258,7 @@ EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments
   (void)self;
   int operands = (count - 1) / INTEGERS_OF_AN_OPERAND;
   if (operands < 1 || operands > MAX_OPERANDS || count != 1 + operands * INTEGERS_OF_AN_OPERAND)
-    return refuse("TypeError", "expected the address of a kernel, and eight integers for each of 1 to 16 operands");
+    return refuse("TypeError", "expected the address of a kernel, and nine integers for each of 1 to 16 operands");
   for (int position = 0; position < count; position++)
     if (arguments[position].type_index != kTVMFFIInt) return refuse("TypeError", "expected integers");
   struct launcher *made = malloc(sizeof *made + (size_t)operands * sizeof *made->operands);
@@ -260,7 +268,7 @@ EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments
   for (int position = 0; position < operands; position++) {
     const TVMFFIAny *given = &arguments[1 + position * INTEGERS_OF_AN_OPERAND];
     struct operand operand = {given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64,
-                              given[4].v_int64, given[5].v_int64, given[6].v_int64, given[7].v_int64};
+                              given[4].v_int64, given[5].v_int64, given[6].v_int64, given[7].v_int64, given[8].v_int64};
     if (!made->kernel || !possible(&operand, operands)) {
       free(made);
       return refuse("ValueError", "impossible operand, or no kernel");
