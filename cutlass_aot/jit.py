@@ -82,25 +82,25 @@ _enumerated: dict[tuple[str, Problem, str, str], tuple[Kernel, ...]] = {}
 
 
 def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-    """``out = a @ b`` by a kernel that is compiled now, or was for a like problem.
+    """``out = a @ b``, or another operation, by a kernel that is compiled now, or was for a like problem.
 
     Args:
         request: what the bundle has no kernel for.
-        operands: a, b and out.
+        operands: in the order of the request.
         stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
         workspace: likewise.
 
     Raises:
         ToolchainError: if the DSL is not installed: says what is missing.
-        KernelNotFound: if no generator has a kernel for the problem either, or it is no plain GEMM.
+        KernelNotFound: if no generator has a kernel for the problem either, or it is a GEMM with more operands.
         CompileError: if it does not compile.
         OperandError: if the operands are not on a GPU, or not to be launched on.
         LaunchError: if compiled code refuses the call.
         DeviceError: if the driver does.
     """
     _require_compiler()
-    if request.operation != "gemm" or request.names or len(operands) != 3:
-        raise KernelNotFound(f"policy jit compiles GEMMs of a, b and out alone, not {request}")
+    if request.operation == "gemm" and (request.names or len(operands) != 3):
+        raise KernelNotFound(f"policy jit compiles GEMMs of a, b and out alone, and operations that are no GEMMs, not {request}")
     ordinal = common_device(request.operands)
     if ordinal < 0:
         raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")

@@ -107,7 +107,9 @@ class DeclaredKernel:
         self.version = version
         self.function = function
         self.__doc__ = function.__doc__
+        # By the values of the parameters, and by the calls that were made, which say them in several ways.
         self._functions: dict[tuple[Any, ...], PrebuiltFunction] = {}
+        self._calls: dict[tuple[Any, ...], PrebuiltFunction] = {}
         self._check()
 
     @property
@@ -133,13 +135,19 @@ class DeclaredKernel:
                 a kernel for them, for whatever GPU.
             CutlassAotError: if an installed bundle cannot be read.
         """
-        bound = inspect.signature(self.function).bind(*positional, **named).arguments
-        values = {key: _checked(self.name, key, value) for key, value in bound.items()}
         # True and 1 are equal, and two values.
-        key = tuple((type(value), value) for value in values.values())
-        found = self._functions.get(key)
+        called = (positional, *map(type, positional), *((k, type(v), v) for k, v in named.items()))
+        try:
+            found = self._calls.get(called)
+        except TypeError:
+            # Something that cannot be a parameter, which is said below.
+            found = None
         if found is None:
-            found = self._functions.setdefault(key, PrebuiltFunction(self, values))
+            bound = inspect.signature(self.function).bind(*positional, **named).arguments
+            values = {key: _checked(self.name, key, value) for key, value in bound.items()}
+            function = tuple((type(value), value) for value in values.values())
+            found = self._functions.setdefault(function, PrebuiltFunction(self, values))
+            self._calls[called] = found
         found.require()
         return found
 
@@ -211,6 +219,8 @@ class PrebuiltFunction:
         self.values = dict(values)
         # A prebuilt kernel's launch, or what the policy jit made, with the operands' names, by GPU.
         self._launches: dict[int, tuple[Launch, tuple[str, ...]]] = {}
+        # Whether a bundle has had a kernel for some GPU.
+        self._known = False
 
     def __repr__(self) -> str:
         return f"<PrebuiltFunction {self.declared.call_text(self.values)}>"
@@ -251,15 +261,19 @@ class PrebuiltFunction:
         Raises:
             KernelNotFound: then.
         """
-        if not self._launches and policy.get() != "jit" and not self.kernels():
+        if self._known or self._launches or policy.get() == "jit":
+            return
+        self._known = any(self._kernels_of(bundle) for bundle in bundles_at_hand())
+        if not self._known:
             policy.on_declared_miss(self._missing("any GPU"), self.declared, self.values, -1)
 
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = device.compute_capability(ordinal)
-        kernels = self.kernels()
-        for target in runnable_targets(sorted({kernel.target for kernel in kernels}), capability):
-            kernel = next(kernel for kernel in kernels if kernel.target == target)
-            return kernel.launch, tuple(operand.name for operand in kernel.group.operands)
+        for bundle in bundles_at_hand():
+            kernels = self._kernels_of(bundle)
+            for target in runnable_targets(sorted({kernel.target for kernel in kernels}), capability):
+                kernel = next(kernel for kernel in kernels if kernel.target == target)
+                return kernel.launch, tuple(operand.name for operand in kernel.group.operands)
         where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
         return policy.on_declared_miss(self._missing(where), self.declared, self.values, ordinal)
 

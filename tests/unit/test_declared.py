@@ -38,6 +38,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(declared, "installed_bundles", list)
     for made in (scale_rows, without_parameters):
         monkeypatch.setattr(made, "_functions", {})
+        monkeypatch.setattr(made, "_calls", {})
     opened: list[Any] = []
     return opened
 
@@ -296,6 +297,9 @@ def test_equal_parameters_give_the_same_function(tmp_path, fresh):
     fresh.append(cutlass_aot.open(write_bundle(tmp_path / "bundle", [record(), record(fast=True)])))
     assert scale_rows(n=128, fast=False) is scale_rows(128, False)
     assert scale_rows(n=128, fast=False) is not scale_rows(n=128, fast=True)
+    assert scale_rows(fast=False, n=128) is scale_rows(128, False)
+    with pytest.raises(KernelNotFound):
+        scale_rows(128, 0)
 
 
 def test_the_function_of_the_program_is_not_called(tmp_path, fresh):
@@ -310,6 +314,24 @@ def test_the_bundle_opened_last_comes_first(tmp_path, fresh):
     fresh[:] = [cutlass_aot.open(last), cutlass_aot.open(first)]
     places = [kernel._group._root for kernel in scale_rows(n=128, fast=False).kernels()]
     assert places == [last, first]
+
+
+def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh, monkeypatch):
+    from cutlass_aot.runtime.installed import InstalledBundle
+
+    own, wheel, broken = (tmp_path / name for name in ("own", "wheel", "broken"))
+    fresh.append(cutlass_aot.open(write_bundle(own, [record()])))
+    write_bundle(wheel, [record(), record(n=64)])
+    installed = [InstalledBundle(path.name, "1", "d", "p", path) for path in (wheel, broken)]
+    monkeypatch.setattr(declared, "installed_bundles", lambda: installed)
+    monkeypatch.setattr(declared, "_installed", {})
+    # What comes first has it, so that nothing is opened.
+    scale_rows(n=128, fast=False)
+    assert not declared._installed
+    scale_rows(n=64, fast=False)
+    assert [bundle.path for bundle in declared._installed.values()] == [wheel]
+    with pytest.raises(cutlass_aot.BundleError, match="broken"):
+        scale_rows(n=128, fast=True)
 
 
 def test_open_bundles_are_known_until_nobody_holds_them(tmp_path):
@@ -339,6 +361,8 @@ def test_other_parameters_than_those_of_the_function_are_a_type_error():
         scale_rows(n=128, fast=False, m=1)
     with pytest.raises(GeneratorError, match="parameter n = None"):
         scale_rows(n=None, fast=False)
+    with pytest.raises(GeneratorError, match=r"parameter n = \[128\]"):
+        scale_rows(n=[128], fast=False)
 
 
 class Recorded:
