@@ -92,7 +92,7 @@ def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any)
 
     Raises:
         ToolchainError: if the DSL is not installed: says what is missing.
-        KernelNotFound: if no generator has a kernel for the problem either, or it is a GEMM with more operands.
+        KernelNotFound: if no generator has a kernel for the problem either, or it is a GEMM of more operands.
         CompileError: if it does not compile.
         OperandError: if the operands are not on a GPU, or not to be launched on.
         LaunchError: if compiled code refuses the call.
@@ -100,7 +100,9 @@ def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any)
     """
     _require_compiler()
     if request.operation == "gemm" and (request.names or len(operands) != 3):
-        raise KernelNotFound(f"policy jit compiles GEMMs of a, b and out alone, and operations that are no GEMMs, not {request}")
+        raise KernelNotFound(
+            f"policy jit compiles GEMMs of a, b and out alone, and what is no GEMM, not {request}"
+        )
     ordinal = common_device(request.operands)
     if ordinal < 0:
         raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")
