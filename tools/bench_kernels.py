@@ -3,8 +3,8 @@
     python tools/bench_kernels.py [BUNDLE] [--rows 1,64,1024,8192] [--json FILE]
 
 Needs torch, a GPU and the bundle of manifests/kernels.toml; no DSL. For each problem: the median time of 50
-replays of a CUDA graph with one launch in it, each after a write that empties the L2 cache; the bytes that have
-to be read and written at least, over that time; the time of torch's own operations (eager, float32 where they
+replays of a CUDA graph with one launch in it, each after a write that empties the L2 cache; the bytes that
+have to be read and written at least, over that time; the time of torch's own operations (eager, float32 where they
 need it), likewise; and that of a copy of as many bytes by torch, which is what the memory gives.
 """
 
