@@ -4,8 +4,8 @@
 
 Needs torch, a GPU and the bundle of manifests/kernels.toml; no DSL. For each problem: the median time of 50
 replays of a CUDA graph with one launch in it, each after a write that empties the L2 cache; the bytes that
-have to be read and written at least, over that time; the time of torch's own operations (eager, float32 where they
-need it), likewise; and that of a copy of as many bytes by torch, which is what the memory gives.
+have to be read and written at least, over that time; the time of torch's own operations (eager, float32 where
+they need it), likewise; and that of a copy of as many bytes by torch, which is what the memory gives.
 """
 
 from __future__ import annotations
