@@ -1,4 +1,4 @@
-"""The pages of scaled, mixed-input and grouped GEMM: manifests are built, code runs as far as it can.
+"""The pages of GEMMs: manifests are built, code runs as far as it can.
 
 What needs a GPU of the SM100 family is compiled as Python and no more; that its operands find a kernel is
 shown by the pages' own descriptions.
@@ -20,7 +20,7 @@ from tests.compile.test_build import command
 pytestmark = pytest.mark.compile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = ("block-scaled-gemm", "mixed-input-gemm", "grouped-gemm")
+PAGES = ("dense-gemm", "block-scaled-gemm", "mixed-input-gemm", "grouped-gemm")
 
 
 def blocks(page: str, kind: str) -> list[str]:
