@@ -42,7 +42,7 @@ def _filter_options(function: Any) -> Any:
     "--where",
     multiple=True,
     metavar="NAME=PATTERN",
-    help="A name in the design, such as tile_shape=256x128 or tile_scheduler=clc.",
+    help="A name in the design or a parameter, such as tile_shape=256x128 or n=4096.",
 )
 @json_option
 def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tuple[str, ...]) -> int:
@@ -104,6 +104,7 @@ def kernel_summary(handle: KernelHandle) -> dict[str, Any]:
         "epilogue": kernel.epilogue,
         "generator": kernel.generator,
         "design": dict(kernel.design),
+        "parameters": dict(kernel.parameters),
         "constants": dict(kernel.constants),
         "workspace_bytes": kernel.workspace_bytes,
         "facts": handle.facts.to_record(),

@@ -294,7 +294,7 @@ class Bundle:
         Args:
             filters: by ``operation``, ``target``, ``accumulator``, ``epilogue``, ``dtypes``
                 (``f16.f16.f32``), ``layouts`` (``tnt``), ``group``, ``generator``, ``name``, or any
-                name in a kernel's design.
+                name in a kernel's design or of a parameter.
                 Each is a shell pattern or several, of which one has to match. Shapes read ``128x256``,
                 extents left out at the end match any; switches read ``true`` or ``false``.
 

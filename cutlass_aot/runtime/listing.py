@@ -31,7 +31,7 @@ _FIRST = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
 """What a listing is sorted by in the design before everything else."""
 
 GENERAL_FILTERS = tuple(sorted({*_OF_GROUP, *_OF_KERNEL}))
-"""Filters that every kernel has; all others are names in a design."""
+"""Filters that every kernel has; all others are names in a design, or of parameters."""
 
 
 def group_matches(group: GroupEntry, filters: Filters) -> bool:
@@ -66,22 +66,30 @@ def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
         return sorted({_OF_KERNEL[name](handle) for handle in handles})
     _check_names(handles, (name,))
     # A switch is true in one kernel and 1 in none, so values of one type stay apart from another's.
-    found = {(type(value), value) for handle in handles if (value := handle.design.get(name)) is not None}
+    found = {
+        (type(value), value) for handle in handles if (value := _described(handle).get(name)) is not None
+    }
     return [_text(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
 
 
 def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
-    known = {name for handle in handles for name in handle.design}
+    known = {name for handle in handles for name in _described(handle)}
     for name in sorted(names):
         if name not in known and name not in _OF_KERNEL:
             raise BundleError(
-                f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design: "
-                f"{', '.join(sorted(known))}"
+                f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design "
+                f"and the parameters: {', '.join(sorted(known))}"
             )
 
 
+def _described(handle: KernelHandle) -> Mapping[str, DesignValue]:
+    """What a kernel says of itself by names of its own: its design, and its parameters."""
+    parameters = handle.group.parameters
+    return {**handle.design, **dict(parameters)} if parameters else handle.design
+
+
 def _position(handle: KernelHandle) -> tuple[Any, ...]:
-    design = handle.design
+    design = _described(handle)
     first = [_comparable(design[name]) if name in design else () for name in _FIRST]
     rest = [(name, _comparable(design[name])) for name in sorted(design) if name not in _FIRST]
     return handle.group.name, first, rest, handle.name
@@ -102,7 +110,7 @@ def _text(value: DesignValue) -> str:
 
 
 def _kernel_matches(handle: KernelHandle, filters: Filters) -> bool:
-    design = handle.design
+    design = _described(handle)
     for name, patterns in filters.items():
         if name in _OF_KERNEL:
             if not _any(patterns, _OF_KERNEL[name](handle)):

@@ -334,6 +334,18 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
         scale_rows(n=128, fast=True)
 
 
+def test_a_listing_filters_by_parameters(tmp_path):
+    kernels = [record(), record(fast=True), record(n=64), gemm()]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
+    assert [handle.kernel for handle in bundle.kernels(n="128", fast="true")] == [kernels[1]]
+    assert {handle.kernel for handle in bundle.kernels(operation="scale_rows", fast="false")} == {
+        kernels[0],
+        kernels[2],
+    }
+    with pytest.raises(cutlass_aot.BundleError, match=r"of the design and the parameters: .*fast, n"):
+        bundle.kernels(operation="scale_rows", m="1")
+
+
 def test_open_bundles_are_known_until_nobody_holds_them(tmp_path):
     from cutlass_aot.runtime.bundle import opened_bundles
 
