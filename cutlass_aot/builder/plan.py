@@ -16,7 +16,7 @@ from cutlass_aot.manifest.known_bad import KnownBad
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.manifest.scales import Scales
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.design import SHORT_NAMES
+from cutlass_aot.schema.design import SHORT_NAMES, full_name
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact, read_failure
@@ -85,7 +85,7 @@ def _check_filters(
 ) -> None:
     """Refuse filters on what the generator's kernels do not have."""
     for design_filter in filters:
-        if design_filter.name not in generator.design:
+        if full_name(design_filter.written, generator.design) not in generator.design:
             short = {full: name for name, full in SHORT_NAMES.items()}
             known = [short.get(name, name) for name in generator.design]
             possible = f"one of {', '.join(others)}, or of" if others else "one of"
@@ -244,7 +244,8 @@ def _reason(
 def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
     values = set()
     for kernel in kernels:
-        value = dict(kernel.design + kernel.parameters).get(design_filter.name)
+        described = dict(kernel.design + kernel.parameters)
+        value = described.get(full_name(design_filter.written, described))
         if value is not None:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:

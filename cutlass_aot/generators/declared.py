@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.manifest.model import TABLE_KEYS
 from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.declared import DeclaredKernel
+from cutlass_aot.runtime.listing import GENERAL_FILTERS
 from cutlass_aot.schema.declaration import Operand
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
 
@@ -36,7 +38,11 @@ class Answer(NamedTuple):
 
 
 class DeclaredGenerator:
-    """The generator of one declared kernel: one record a combination of its parameters and a target."""
+    """The generator of one declared kernel: one record a combination of its parameters and a target.
+
+    Raises:
+        GeneratorError: if a parameter has a name that a manifest or a listing has another meaning for.
+    """
 
     def __init__(self, declared: DeclaredKernel) -> None:
         self.declared = declared
@@ -46,6 +52,12 @@ class DeclaredGenerator:
         self.modules: tuple[str, ...] = tuple(
             sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
         )
+        taken = sorted({*declared.params} & {*TABLE_KEYS, *GENERAL_FILTERS})
+        if taken:
+            raise GeneratorError(
+                f"kernel {declared.name!r} ({declared.location}): parameter {taken[0]!r} has the name of a "
+                "key that manifests or listings have already: give it another one"
+            )
         self.design: Mapping[str, str] = {
             key: f"parameter: {', '.join(map(str, values))}" for key, values in declared.params.items()
         }

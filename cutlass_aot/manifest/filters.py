@@ -19,7 +19,7 @@ class DesignFilter:
 
     Attributes:
         written: the key as the manifest has it.
-        name: name in a kernel's design.
+        name: name in a kernel's design, unless that has the key itself.
         values: allowed values; text is a pattern with ``*``, ``?`` and ``[...]``.
     """
 
@@ -34,9 +34,8 @@ class DesignFilter:
 
     def accepts(self, design: Mapping[str, DesignValue]) -> bool:
         """Whether the design has this name with one of the values."""
-        if self.name not in design:
-            return False
-        return any(matches(allowed, design[self.name]) for allowed in self.values)
+        name = full_name(self.written, design)
+        return name in design and any(matches(allowed, design[name]) for allowed in self.values)
 
     def singles(self) -> tuple[DesignFilter, ...]:
         """One filter for each value."""

@@ -47,7 +47,7 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
     Raises:
         BundleError: for a filter that none of them has.
     """
-    wanted = {full_name(name): patterns for name, patterns in filters.items() if name not in _OF_GROUP}
+    wanted = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
     if handles:
         _check_names(handles, wanted)
     return sorted((handle for handle in handles if _kernel_matches(handle, wanted)), key=_position)
@@ -59,23 +59,22 @@ def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
     Raises:
         BundleError: for a filter that none of them has.
     """
-    name = full_name(name)
     if name in _OF_GROUP:
         return sorted({_OF_GROUP[name](handle.group) for handle in handles})
     if name in _OF_KERNEL:
         return sorted({_OF_KERNEL[name](handle) for handle in handles})
     _check_names(handles, (name,))
     # A switch is true in one kernel and 1 in none, so values of one type stay apart from another's.
-    found = {
-        (type(value), value) for handle in handles if (value := _described(handle).get(name)) is not None
-    }
+    described = [_described(handle) for handle in handles]
+    each = [names[full] for names in described if (full := full_name(name, names)) in names]
+    found = {(type(value), value) for value in each}
     return [_text(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
 
 
 def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
     known = {name for handle in handles for name in _described(handle)}
     for name in sorted(names):
-        if name not in known and name not in _OF_KERNEL:
+        if full_name(name, known) not in known and name not in _OF_KERNEL:
             raise BundleError(
                 f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design "
                 f"and the parameters: {', '.join(sorted(known))}"
@@ -115,8 +114,10 @@ def _kernel_matches(handle: KernelHandle, filters: Filters) -> bool:
         if name in _OF_KERNEL:
             if not _any(patterns, _OF_KERNEL[name](handle)):
                 return False
-        elif name not in design or not _any_value(patterns, design[name]):
-            return False
+        else:
+            full = full_name(name, design)
+            if full not in design or not _any_value(patterns, design[full]):
+                return False
     return True
 
 

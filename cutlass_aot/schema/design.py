@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from fnmatch import fnmatchcase
 
 from cutlass_aot.schema.kernel import DesignValue
@@ -16,9 +17,14 @@ SHORT_NAMES = {
 """Short names, with the names of ``cutlass.operators`` that they stand for."""
 
 
-def full_name(name: str) -> str:
-    """The name in a design that a short name stands for; any other name stands for itself."""
-    return SHORT_NAMES.get(name, name)
+def full_name(name: str, known: Container[str] = ()) -> str:
+    """The name in a design that a short name stands for; any other name stands for itself.
+
+    Args:
+        name: as somebody wrote it.
+        known: names that there are; one of these stands for itself too.
+    """
+    return name if name in known else SHORT_NAMES.get(name, name)
 
 
 def matches(allowed: str | int | bool, value: DesignValue) -> bool:

@@ -30,13 +30,19 @@ def scale_rows(n: int, fast: bool) -> Any:
     )
 
 
+@kernel(name="tiled", params={"tile": [32, 64], "stages": [2, 3]})
+def tiled(tile: int, stages: int) -> Any:
+    """Parameters that have the short names of a GEMM's design."""
+    return compute, [Operand("out", "f32", ("N", tile), written=True)], (stages,)
+
+
 @kernel(name="without_parameters")
 def without_parameters() -> Any:
     return compute, [Operand("out", "f32", ("N",), written=True)]
 
 
-@kernel(name="broken", params={"how": ["text", "no operands", "twice", "unwritten", "not operands"]})
-def broken(how: str) -> Any:
+@kernel(name="wrong_answers", params={"how": ["text", "no operands", "twice", "unwritten", "not operands"]})
+def wrong_answers(how: str) -> Any:
     out = Operand("out", "f32", ("N",), written=True)
     return {
         "text": "nothing",
@@ -45,3 +51,10 @@ def broken(how: str) -> Any:
         "unwritten": (compute, [Operand("x", "f32", ("N",))]),
         "not operands": (compute, ["x"]),
     }[how]
+
+
+def takes_scale(scale: int) -> None: ...
+def takes_out(out: int) -> None: ...
+def takes_targets(targets: int) -> None: ...
+def takes_group(group: int) -> None: ...
+def takes_name(name: int) -> None: ...

@@ -23,7 +23,7 @@ from cutlass_aot.runtime import declared, device
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit import declared_kernels
 from tests.unit.bundles import write_bundle
-from tests.unit.declared_kernels import broken, compute, scale_rows, without_parameters
+from tests.unit.declared_kernels import compute, scale_rows, tiled, without_parameters, wrong_answers
 from tests.unit.kernels import gemm
 
 DEVICE = load_profile("h200")
@@ -217,8 +217,8 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ],
 )
 def test_what_a_function_returns_is_looked_at(how, problem):
-    with pytest.raises(GeneratorError, match=rf"broken\(how='{how}'\).*{problem}"):
-        DeclaredGenerator(broken).kernel({"how": how}, "sm_90a")
+    with pytest.raises(GeneratorError, match=rf"wrong_answers\(how='{how}'\).*{problem}"):
+        DeclaredGenerator(wrong_answers).kernel({"how": how}, "sm_90a")
 
 
 def test_a_record_that_the_function_no_longer_describes_is_not_compiled(monkeypatch):
@@ -280,6 +280,28 @@ def test_a_table_that_filters_on_nothing_declared_is_refused():
         chosen("m = 128")
     with pytest.raises(ManifestError, match=r"n = .4096. matches nothing; what is left has 128, 64"):
         chosen("n = 4096")
+
+
+def test_a_parameter_may_have_the_short_name_of_a_designs(tmp_path):
+    generator = DeclaredGenerator(tiled)
+    text = MANIFEST.replace("scale_rows", "tiled") + "tile = 64\nstages = [3]"
+    parsed = parse_manifest(text.encode(), Path("m.toml"))
+    (question,) = enumerations(parsed, load_sources(parsed))
+    kernels = list(generator.enumerate(question.problem, question.target, DEVICE))
+    (kernel,) = select(parsed, [(question, kernels)], "4.8.1").kernels
+    assert dict(kernel.parameters) == {"tile": 64, "stages": 3}
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [*kernels, gemm()]))
+    assert [handle.kernel for handle in bundle.kernels(tile="64", stages="3")] == [kernel]
+    # A GEMM's is another name for its tile_shape.
+    assert [handle.kernel for handle in bundle.kernels(tile="128x*")] == [gemm()]
+
+
+@pytest.mark.parametrize("name", ["scale", "out", "targets", "group", "name"])
+def test_a_parameter_with_the_name_of_a_manifests_key_is_refused(name):
+    made = declare(vars(declared_kernels)[f"takes_{name}"], name=f"takes_{name}", params={name: [1]})
+    del declared._declared[made.name]
+    with pytest.raises(GeneratorError, match=f"parameter '{name}' has the name of a key"):
+        DeclaredGenerator(made)
 
 
 # -- the prebuilt function --------------------------------------------------------------------------------
