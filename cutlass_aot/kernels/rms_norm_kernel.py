@@ -53,11 +53,14 @@ def rms_norm_kernel(
     partial = cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, warps), cute.make_layout(warps))
 
     held = cute.make_rmem_tensor(((1, VECTOR), steps), cutlass.Float32)
+    gain = cute.make_rmem_tensor(((1, VECTOR), steps), cutlass.Float32)
     held.fill(0.0)
     for step in cutlass.range_constexpr(steps):
         vector = step * threads + thread
         if vector < n // VECTOR:
             held[None, step].store(load_floats(inputs, row, vector))
+            # Wanted after the sum: on its way meanwhile.
+            gain[None, step].store(load_floats(weights, 0, vector))
     square = cutlass.Float32(0.0)
     for i in cutlass.range_constexpr(VECTOR * steps):
         square += held[i] * held[i]
@@ -72,8 +75,7 @@ def rms_norm_kernel(
     for step in cutlass.range_constexpr(steps):
         vector = step * threads + thread
         if vector < n // VECTOR:
-            gain = load_floats(weights, 0, vector)
-            store(outputs, row, vector, held[None, step].load() * factor * gain)
+            store(outputs, row, vector, held[None, step].load() * factor * gain[None, step].load())
 
 
 @cute.jit  # type: ignore[untyped-decorator]
