@@ -46,8 +46,8 @@ from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import LAYOUT_LETTERS, Kernel
+from cutlass_aot.schema.dtypes import BY_TORCH, DTYPES
+from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
 
 GENERATOR = "cutlass.operators"
@@ -60,12 +60,18 @@ _ASKED_AT_ONCE = 64
 # ---- what there is ---------------------------------------------------------------------------------------
 
 
+ELEMENT_TYPES = tuple(
+    name for name in BY_TORCH.values() if DTYPES[name].torch_packs == 1 and name != "f8e8m0"
+)
+"""Of dense operands: one element each, and no scale factors."""
+
+
 def all_problems() -> list[Problem]:
     """Every combination of element types, accumulator and layouts of a GEMM, whether or not it exists."""
     return [
         Problem("gemm", (a, b, out), "".join(layouts), accumulator)
-        for a, b, out, accumulator in itertools.product(DTYPES, repeat=4)
-        for layouts in itertools.product(LAYOUT_LETTERS.values(), repeat=3)
+        for a, b, out, accumulator in itertools.product(ELEMENT_TYPES, repeat=4)
+        for layouts in itertools.product("tn", repeat=3)
     ]
 
 
