@@ -483,6 +483,7 @@ def test_declaring_imports_neither_the_build_side_nor_the_dsl():
         "import sys\n"
         "for name in ('cutlass', 'torch'): sys.modules[name] = None\n"
         "import cutlass_aot.kernels.swiglu, cutlass_aot.kernels.rms_norm, cutlass_aot.kernels.gather_reduce\n"
+        "import cutlass_aot.kernels.conv2d_fprop\n"
         "build = ('builder', 'generators', 'manifest', 'store', 'bundle', 'cli', 'jit')\n"
         "loaded = [m for m in sys.modules if m.split('.')[0] == 'cutlass_aot']\n"
         "assert not [m for m in loaded if m.split('.')[1:2] and m.split('.')[1] in build], loaded\n"
