@@ -19,9 +19,8 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_per
     PersistentDenseBlockScaledGemmOperator,
 )
 
-from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
+from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernel import Kernel
@@ -32,16 +31,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     if problem.operation != "gemm" or None in problem.scales or problem.epilogue is not None:
         return
     for operator in operators_of(problem, target).values():
-        design = operands.design(operator)
-        yield Kernel.make(
-            operation=problem.operation,
-            generator=records.GENERATOR,
-            operands=operands.block_scaled(operator, problem),
-            accumulator=problem.accumulator,
-            design=design,
-            target=target,
-            constants=records.constants(design, device),
-        )
+        yield operands.record(operator, problem, operands.block_scaled(operator, problem), target, device)
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
@@ -50,11 +40,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
     """
-    operator = operators_of(operands.problem_of_kernel(kernel), kernel.target).get(kernel.design)
-    if operator is None:
-        raise CompileError(
-            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
-        )
+    problem = operands.problem_of_kernel(kernel)
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (a_mode, _), (b_mode, _), (out_layout, _) = operator._major_modes(operator.metadata.operands)
     (clusters,) = dict(kernel.constants).values()
     return dsl.compile_for(

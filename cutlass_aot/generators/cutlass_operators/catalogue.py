@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cutlass.operators import TargetSm
 
+from cutlass_aot.errors import CompileError
 from cutlass_aot.generators.cutlass_operators import operands
-from cutlass_aot.schema.kernel import DesignValue
+from cutlass_aot.schema.kernel import DesignValue, Kernel
 
 Design = tuple[tuple[str, DesignValue], ...]
 
@@ -42,6 +43,20 @@ def by_design(
     OfTheseOperands.__name__ = operator_class.__name__  # the family's name in records
     found = OfTheseOperands.generate_operators(fits)
     return {tuple(sorted(operands.design(operator).items())): operator for operator in found}
+
+
+def chosen(operators: Mapping[Design, Any], kernel: Kernel) -> Any:
+    """The operator of a kernel's design.
+
+    Raises:
+        CompileError: if there is none.
+    """
+    operator = operators.get(kernel.design)
+    if operator is None:
+        raise CompileError(
+            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel any more; plan again"
+        )
+    return operator
 
 
 def runs_on(metadata: Any, target: str) -> bool:

@@ -12,9 +12,8 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
     ContiguousOffset2D3DGemmDenseOperator,
 )
 
-from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
+from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernel import Kernel
@@ -25,16 +24,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     if problem.operation != "grouped_gemm" or problem.epilogue is not None:
         return
     for operator in operators_of(problem, target).values():
-        design = operands.design(operator)
-        yield Kernel.make(
-            operation=problem.operation,
-            generator=records.GENERATOR,
-            operands=operands.grouped(operator, problem),
-            accumulator=problem.accumulator,
-            design=design,
-            target=target,
-            constants=records.constants(design, device),
-        )
+        yield operands.record(operator, problem, operands.grouped(operator, problem), target, device)
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
@@ -43,11 +33,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     Raises:
         CompileError: if the installed operators package has no such kernel any more.
     """
-    operator = operators_of(operands.problem_of_kernel(kernel), kernel.target).get(kernel.design)
-    if operator is None:
-        raise CompileError(
-            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
-        )
+    problem = operands.problem_of_kernel(kernel)
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (clusters,) = dict(kernel.constants).values()
     return dsl.compile_for(
         kernel.target,

@@ -14,9 +14,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.operators.providers.cutedsl.gemm.sm100_mixed_input import MixedInputGemmOperator
 
-from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
+from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernel import Kernel
@@ -27,16 +26,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     if problem.operation != "gemm" or problem.epilogue is not None:
         return
     for operator in operators_of(problem, target).values():
-        design = operands.design(operator)
-        yield Kernel.make(
-            operation=problem.operation,
-            generator=records.GENERATOR,
-            operands=operands.mixed_input(operator, problem),
-            accumulator=problem.accumulator,
-            design=design,
-            target=target,
-            constants=records.constants(design, device),
-        )
+        yield operands.record(operator, problem, operands.mixed_input(operator, problem), target, device)
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
@@ -46,11 +36,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
         CompileError: if the installed operators package has no such kernel any more.
     """
     problem = operands.problem_of_kernel(kernel)
-    operator = operators_of(problem, kernel.target).get(kernel.design)
-    if operator is None:
-        raise CompileError(
-            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
-        )
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     scale = problem.scales[0]
     (clusters,) = dict(kernel.constants).values()
     return dsl.compile_for(

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cutlass_aot.generators.cutlass_operators import records
+from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.dtypes import BY_DSL, DTYPES
 from cutlass_aot.schema.kernel import (
@@ -71,7 +72,7 @@ def problem_of(described: Any, operation: str) -> Problem:
 
 
 def problem_of_kernel(kernel: Kernel) -> Problem:
-    """The problem that a kernel of these families was enumerated for."""
+    """The problem that a kernel without an epilogue was enumerated for."""
     first = kernel.operands[:3]
     scales = {
         operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
@@ -104,6 +105,30 @@ def design(operator: Any) -> dict[str, DesignValue]:
     if records.family(operator) == BLOCK_SCALED:
         values["use_2cta_mma"] = bool(operator.impl.use_2cta_instrs)
     return values
+
+
+def record(
+    operator: Any,
+    problem: Problem,
+    constraints: tuple[OperandConstraint, ...],
+    target: str,
+    device: DeviceProfile,
+) -> Kernel:
+    """The kernel record of an operator of these families.
+
+    Raises:
+        ManifestError: if the device profile lacks a number.
+    """
+    chosen = design(operator)
+    return Kernel.make(
+        operation=problem.operation,
+        generator=records.GENERATOR,
+        operands=constraints,
+        accumulator=problem.accumulator,
+        design=chosen,
+        target=target,
+        constants=records.constants(chosen, device),
+    )
 
 
 def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:

@@ -20,6 +20,7 @@ from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import (
     block_scaled,
+    catalogue,
     epilogue_records,
     grouped,
     mixed_input,
@@ -30,7 +31,7 @@ from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernel import Kernel
 
 # Any extents that every tile shape divides: they choose major modes here, nothing else.
 _SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
@@ -84,17 +85,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     if family is not None:
         elsewhere: CompiledFunction = family.compile_kernel(kernel)
         return elsewhere
-    problem = Problem(
-        kernel.operation,
-        tuple(operand.dtype for operand in kernel.operands),
-        kernel.layouts,
-        kernel.accumulator,
-    )
-    operator = operators_of(problem, kernel.target).get(kernel.design)
-    if operator is None:
-        raise CompileError(
-            f"{kernel.name}: the installed nvidia-cutlass-operators has no such kernel; plan again"
-        )
+    problem = operands.problem_of_kernel(kernel)
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     arguments = gemm_arguments(problem)
     wrappers = (arguments.A.tensor, arguments.B.tensor, arguments.out.tensor)
     for wrapper, fake in zip(wrappers, dsl.fake_operands(kernel), strict=True):
@@ -107,7 +99,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
 
 
 @functools.lru_cache(maxsize=64)
-def operators_of(problem: Problem, target: str) -> dict[tuple[tuple[str, DesignValue], ...], Any]:
+def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     """Operators for a problem, by their design in record form."""
     found = cutlass.operators.get_operators(gemm_arguments(problem), target_sm=target.removeprefix("sm_"))
     return {
