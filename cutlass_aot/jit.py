@@ -286,7 +286,8 @@ def _serves(kernel: Kernel, request: Request) -> bool:
 
 def _order(kernel: Kernel, request: Request) -> tuple[int, ...]:
     """Where each operand of a kernel stands among those of a request; empty if they are not the same."""
-    order = arrangement(kernel.operands, len(request.operands), request.names)
+    names = [operand.name for operand in kernel.operands]
+    order = arrangement(names, len(request.operands), request.names)
     return () if isinstance(order, Rejected) else order
 
 

@@ -274,7 +274,8 @@ def _of_a_and_b(table: dict[str, Any], where: str) -> Combinations:
     named = words(table, "accumulator", where, tuple(DTYPES), ("",))
     found: dict[tuple[tuple[str, ...], str], None] = {}
     for (a, b), out, accumulator in product(pairs, outs, named):
-        usual = DEFAULT_ACCUMULATORS.get(a, "f32") if a == b else "f32"
+        defaults = {DEFAULT_ACCUMULATORS.get(name, "f32") for name in (a, b)}
+        usual = defaults.pop() if len(defaults) == 1 else "f32"
         found[(a, b, _same(a, b) if out == "same" else out), accumulator or usual] = None
     return tuple(found)
 
@@ -298,7 +299,7 @@ def _listed(table: dict[str, Any], where: str) -> Combinations:
         raise ManifestError(f"{where}.dtypes: every row needs the same number of operands")
     for row in rows:
         for dtype in row:
-            if dtype not in DTYPES:
+            if not isinstance(dtype, str) or dtype not in DTYPES:
                 raise ManifestError(unknown(f"{where}.dtypes", dtype, tuple(DTYPES)))
     accumulators = words(table, "accumulator", where, tuple(DTYPES))
     return tuple((tuple(row), accumulator) for row, accumulator in product(rows, accumulators))

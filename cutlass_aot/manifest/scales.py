@@ -47,7 +47,7 @@ def _scale(value: Any, where: str) -> tuple[str, int]:
         raise ManifestError(f"{where}: {value!r}, expected a table such as {_EXAMPLE}")
     known(value, ("dtype", "block"), where)
     dtype, block = value["dtype"], value["block"]
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ManifestError(unknown(f"{where}.dtype", dtype, tuple(DTYPES)))
     if not is_whole_number(block, MAX_BLOCK):
         raise ManifestError(f"{where}.block: {block!r}, expected a whole number from 1 to {MAX_BLOCK}")

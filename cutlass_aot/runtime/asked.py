@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cutlass_aot.errors import ManifestError
+from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.lookup import Request
 from cutlass_aot.runtime.operands import View
-from cutlass_aot.schema.kernel import DesignValue
+from cutlass_aot.schema.kernel import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.operands import OperandDescription
 
 Parameters = Mapping[str, DesignValue]
@@ -26,6 +26,21 @@ def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
     except ManifestError:
         return epilogue
     return "" if canonical == IDENTITY else canonical
+
+
+def _checked(parameters: Parameters) -> Values:
+    """Parameters that a record can have.
+
+    Raises:
+        OperandError: if one is of another type.
+    """
+    for name, value in parameters.items():
+        if not is_value(value):
+            raise OperandError(
+                f"parameter {name} = {value!r}: expected text, a number, true or false, or a tuple of whole "
+                "numbers"
+            )
+    return Values.of(parameters)
 
 
 class Asked(NamedTuple):
@@ -45,7 +60,7 @@ class Asked(NamedTuple):
     operation: str
     epilogue: str | None = ""
     accumulator: str | None = None
-    parameters: tuple[tuple[str, DesignValue], ...] = ()
+    parameters: Values = NO_VALUES
     names: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
 
@@ -58,15 +73,21 @@ class Asked(NamedTuple):
         parameters: Parameters | None,
         named: Mapping[str, Any],
     ) -> Asked:
-        """What a call asks for. Without operands by name, no epilogue is meant unless it is said."""
+        """What a call asks for. Without operands by name, no epilogue is meant unless it is said.
+
+        Raises:
+            OperandError: if a parameter or the epilogue is of a type that no record has.
+        """
         names = tuple(sorted(named)) if named else ()
+        if epilogue is not None and not isinstance(epilogue, str):
+            raise OperandError(f"epilogue: expected a formula as text, got {epilogue!r}")
         if epilogue:
             epilogue = _as_in_records(epilogue, names)
         return cls(
             operation,
             "" if epilogue is None and not named else epilogue,
             accumulator,
-            tuple(sorted(parameters.items())) if parameters else (),
+            _checked(parameters) if parameters else NO_VALUES,
             names,
         )
 
@@ -74,7 +95,7 @@ class Asked(NamedTuple):
         """The same, with what the memory of the operands is to be read as."""
         if not any(isinstance(operand, View) for operand in operands):
             return self
-        reads = (operand.description.dtype if isinstance(operand, View) else "" for operand in operands)
+        reads = (operand.dtype if isinstance(operand, View) else "" for operand in operands)
         return self._replace(reads=tuple(reads))
 
     def request(

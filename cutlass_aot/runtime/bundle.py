@@ -128,6 +128,7 @@ class Bundle:
 
     def find(
         self,
+        /,
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
@@ -171,6 +172,7 @@ class Bundle:
 
     def choose(
         self,
+        /,
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
@@ -254,6 +256,7 @@ class Bundle:
 
     def explain(
         self,
+        /,
         *operands: Any,
         accumulator: str | None = None,
         operation: str = "gemm",
@@ -389,6 +392,7 @@ class Bundle:
 
     def gemm(
         self,
+        /,
         a: Any,
         b: Any,
         out: Any,
@@ -543,7 +547,8 @@ class Bundle:
         if chooser(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Others may be calling it: it goes when the last of them is done.
             self._choosers.pop(asked, None)
-            self._plain.pop(asked.accumulator, None)
+            if self._plain.get(asked.accumulator) is chooser:
+                del self._plain[asked.accumulator]
         if not self._native and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
             self._native = native_classes()

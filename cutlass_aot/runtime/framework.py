@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from cutlass_aot.errors import KernelNotFound, LaunchError
-from cutlass_aot.runtime.lookup import Request
+from cutlass_aot.runtime.lookup import Request, arrangement
 from cutlass_aot.runtime.operands import is_torch
 from cutlass_aot.runtime.streams import stream_handle
-from cutlass_aot.schema.operands import OperandDescription
+from cutlass_aot.schema.operands import OperandDescription, Rejected
 
 _DIRECT = ("f64", "f32", "f16", "bf16")
 """Element types that torch multiplies and stores as they are."""
@@ -29,7 +29,7 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
     Args:
         miss: raised where torch cannot compute it.
         request: descriptions of the operands.
-        operands: a, b and out.
+        operands: a, b and out, in the order of the request.
         stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
 
     Raises:
@@ -38,7 +38,11 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
         LaunchError: if torch refuses.
         OperandError: if the stream is none.
     """
-    descriptions = request.operands
+    order = arrangement(("a", "b", "out"), len(operands), request.names)
+    if isinstance(order, Rejected):
+        raise miss
+    operands = [operands[place] for place in order]
+    descriptions = [request.operands[place] for place in order]
     if (
         request.operation != "gemm"
         or request.epilogue

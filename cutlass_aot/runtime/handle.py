@@ -216,11 +216,14 @@ class KernelHandle:
         return self._group.compiled(self._position, device)
 
     def _device(self, operands: Sequence[Any]) -> int:
-        """The CUDA device of the operands, as far as the first says; native code looks at all of them."""
+        """The CUDA device of the first operand that is on one; native code looks at all of them."""
         if not operands or isinstance(operands[0], OperandDescription):
             raise OperandError("there is no tensor to launch on")
-        device = describe_operand(operands[0]).device
-        return -1 if device is None else device
+        for operand in operands:
+            device = describe_operand(operand).device
+            if device is not None and device >= 0:
+                return device
+        return -1
 
     def failure(self, error: Exception, operands: Sequence[Any]) -> CutlassAotError:
         """Our error for one that a launch on these operands raised: the first of these that there is one for.

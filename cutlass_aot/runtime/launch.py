@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, OperandError
-from cutlass_aot.runtime.operands import describe_operand, exported, is_torch, to_ffi
+from cutlass_aot.runtime.operands import View, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.streams import current_stream, stream_handle
 
 WORKSPACE_ALIGNMENT = 128
@@ -77,7 +77,10 @@ def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence
             f"operand `{name}` requires a gradient, which a launch cannot give: pass {name}.detach(), call "
             "under torch.no_grad(), or use cutlass_aot.torch, whose operators have gradients"
         )
-    return [operand.detach() if is_torch(operand) else operand for operand in operands]
+    return [
+        operand.detach() if is_torch(operand) or isinstance(operand, View) else operand
+        for operand in operands
+    ]
 
 
 def workspace_for(
@@ -98,13 +101,15 @@ def workspace_for(
         OperandError: if there is none, or it is too small or of the wrong kind.
     """
     if given is None:
-        if stream is not None or not all(map(is_torch, operands)):
+        tensors = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
+        tensors = [tensor for tensor in tensors if not isinstance(tensor, (int, float))]
+        if stream is not None or not all(map(is_torch, tensors)):
             raise OperandError(
                 f"kernel {kernel_name} needs a workspace of {size} bytes: pass it "
                 "(it is allocated for you for torch tensors on torch's current stream alone)"
             )
         torch = sys.modules["torch"]
-        return torch.empty(size, dtype=torch.uint8, device=operands[0].device)
+        return torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
     found = describe_operand(given)
     if (
         found.dtype != "u8"

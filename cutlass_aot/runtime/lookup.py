@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.catalog import GroupEntry, Groups, signature
-from cutlass_aot.schema.kernel import LAYOUT_LETTERS, DesignValue, OperandConstraint
+from cutlass_aot.schema.kernel import LAYOUT_LETTERS, NO_VALUES, Values
 from cutlass_aot.schema.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.ranking import Extents
 
@@ -37,7 +37,7 @@ class Request(NamedTuple):
     where: str
     operands: tuple[OperandDescription, ...]
     names: tuple[str, ...] = ()
-    parameters: tuple[tuple[str, DesignValue], ...] = ()
+    parameters: Values = NO_VALUES
 
     def __str__(self) -> str:
         unnamed = len(self.operands) - len(self.names)
@@ -59,17 +59,14 @@ def _in_words(operand: OperandDescription) -> str:
     return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
 
 
-def arrangement(
-    constraints: Sequence[OperandConstraint], count: int, names: Sequence[str]
-) -> tuple[int, ...] | Rejected:
+def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple[int, ...] | Rejected:
     """Where each operand of a kernel stands among those of a call.
 
     Args:
-        constraints: of the kernel.
+        known: names of the kernel's operands, in order.
         count: operands of the call.
         names: of the last of them, as many as were given by name. The others are, in order, what is left.
     """
-    known = [constraint.name for constraint in constraints]
     strange = [name for name in names if name not in known]
     if len(known) != count or strange:
         wanted = ", ".join(known)
@@ -78,6 +75,11 @@ def arrangement(
     unnamed = iter(range(count - len(names)))
     named = {name: count - len(names) + index for index, name in enumerate(names)}
     return tuple(named[name] if name in named else next(unnamed) for name in known)
+
+
+def operand_names(group: GroupEntry) -> list[str]:
+    """Names of a group's operands, in order."""
+    return [operand.name for operand in group.operands]
 
 
 class Explanation(list[tuple[GroupEntry, Verdict]]):
@@ -106,7 +108,7 @@ def judge(group: GroupEntry, request: Request) -> Verdict:
         return Rejected(f"expected parameters {expected}, got {got}", -2)
     if group.target not in request.targets:
         return Rejected(f"built for {group.target}, asked for {request.where}", -1)
-    order = arrangement(group.operands, len(request.operands), request.names)
+    order = arrangement(operand_names(group), len(request.operands), request.names)
     if isinstance(order, Rejected):
         return order
     verdict = supports(group.operands, [request.operands[index] for index in order])
@@ -138,17 +140,31 @@ def serving(groups: Groups, request: Request, target: str) -> list[GroupEntry]:
     Raises:
         OperandError: if the request leaves the epilogue open, and more than one takes its operands.
     """
-    fitting = [group for group in _candidates(groups, request, target) if judge(group, request)]
+    candidates = list(_candidates(groups, request, target))
+    fitting = [group for group in candidates if judge(group, request)]
     if not fitting:
         return []
-    epilogues = sorted({group.epilogue for group in fitting})
-    if len(epilogues) > 1:
-        raise OperandError(
-            f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
-        )
+    if request.epilogue is None:
+        # Whatever the shapes: which epilogue is computed must not depend on what happens to fit them.
+        epilogues = sorted({group.epilogue for group in candidates if _takes(group, request)})
+        if len(epilogues) > 1:
+            raise OperandError(
+                f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
+            )
     usual = usual_accumulator(_output(fitting[0], request).dtype)
     chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
     return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
+
+
+def _takes(group: GroupEntry, request: Request) -> bool:
+    """Whether a group has operands of these names and element types, and these parameters."""
+    order = arrangement(operand_names(group), len(request.operands), request.names)
+    if isinstance(order, Rejected) or group.parameters != request.parameters:
+        return False
+    return all(
+        constraint.is_number or constraint.dtype == request.operands[place].dtype
+        for constraint, place in zip(group.operands, order, strict=True)
+    )
 
 
 def _candidates(groups: Groups, request: Request, target: str) -> Iterable[GroupEntry]:
@@ -195,7 +211,7 @@ def usual_accumulator(dtype: str) -> str:
 
 def order_for(group: GroupEntry, request: Request) -> tuple[int, ...]:
     """Where each operand of a group that serves a request stands among those of the request."""
-    order = arrangement(group.operands, len(request.operands), request.names)
+    order = arrangement(operand_names(group), len(request.operands), request.names)
     if isinstance(order, Rejected):
         raise ValueError(f"{group.name} does not serve the request: {order.reason}")
     return order

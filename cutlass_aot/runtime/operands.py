@@ -9,7 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.dtypes import BY_DLPACK, BY_TORCH, DTYPES
-from cutlass_aot.schema.operands import MAX_EXTENT, OperandDescription
+from cutlass_aot.schema.operands import MAX_EXTENT, OperandDescription, read_as
 
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
@@ -22,17 +22,35 @@ class View:
 
     Attributes:
         tensor: a torch tensor or another object of the DLPack protocol.
-        description: element type, and shape and strides in elements of it.
+        dtype: element type.
     """
 
-    __slots__ = ("description", "tensor")
+    __slots__ = ("dtype", "tensor")
 
-    def __init__(self, tensor: Any, description: OperandDescription) -> None:
-        self.tensor = tensor
-        self.description = description
+    def __init__(self, tensor: Any, dtype: str) -> None:
+        self.tensor: Any = tensor.tensor if isinstance(tensor, View) else tensor
+        self.dtype = dtype
+
+    @property
+    def description(self) -> OperandDescription:
+        """The tensor as it is now, with shape and strides in elements of the type that is read.
+
+        Raises:
+            OperandError: if its memory does not hold whole elements.
+        """
+        return read_as(describe_operand(self.tensor), self.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows the tensor."""
+        return getattr(self.tensor, "requires_grad", False) is True
+
+    def detach(self) -> View:
+        """The same memory, which autograd does not follow."""
+        return View(self.tensor.detach(), self.dtype)
 
     def __repr__(self) -> str:
-        return f"<View {self.description.dtype} {self.description.shape}>"
+        return f"<View {self.dtype} {self.description.shape}>"
 
 
 def describe_operand(operand: Any) -> OperandDescription:
@@ -72,7 +90,7 @@ def _describe_number(number: float) -> OperandDescription:
         raise OperandError(f"expected a tensor or a number, got {number}")
     if isinstance(number, int) and not -MAX_EXTENT - 1 <= number <= MAX_EXTENT:
         raise OperandError(f"expected a whole number of 32 bits, or a float, got {number}")
-    return OperandDescription("i32" if isinstance(number, int) else "f32", (), ())
+    return OperandDescription("i32" if isinstance(number, int) else "f32", (), (), is_number=True)
 
 
 def _unpacked(

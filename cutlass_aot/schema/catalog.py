@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
-from cutlass_aot.schema.kernel import DesignValue, OperandConstraint, operands_from_record, values_from_record
+from cutlass_aot.schema.kernel import (
+    NO_VALUES,
+    OperandConstraint,
+    Values,
+    operands_from_record,
+    values_from_record,
+)
 from cutlass_aot.schema.versions import release
 
 SCHEMA = 3
@@ -112,7 +118,7 @@ class GroupEntry:
     child: FileReference
     libraries: Mapping[str, FileReference]
     rankings: tuple[RankingReference, ...] = ()
-    parameters: tuple[tuple[str, DesignValue], ...] = ()
+    parameters: Values = NO_VALUES
 
     @property
     def files(self) -> tuple[FileReference, ...]:
@@ -164,7 +170,7 @@ class GroupEntry:
                 RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
                 for gpu, measured, file in record["rankings"]
             ),
-            parameters=tuple(sorted(values_from_record(record["parameters"]).items())),
+            parameters=Values.of(values_from_record(record["parameters"])),
         )
 
 
@@ -258,7 +264,7 @@ class Groups(Sequence[GroupEntry]):
     def _decoded(self, data: bytes, word: str) -> GroupEntry:
         try:
             entry = GroupEntry.from_record(decode(data, self._what))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
         if entry.signature != word:
             raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
@@ -346,7 +352,7 @@ class Catalog:
                 groups=Groups(records, what),
                 alignment=_positive(body["alignment"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import OperandConstraint
+from cutlass_aot.schema.kernel import CALL_NAMES, OperandConstraint
 
 VALUE_DTYPES = ("f32", "i32")
 """Element types of numbers that are passed by value."""
@@ -48,6 +48,10 @@ class Operand:
         dtype = DTYPES.get(self.dtype)
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise GeneratorError(f"operand {self.name!r}: expected a name such as `x`")
+        if self.name in CALL_NAMES:
+            raise self._refusal(
+                f"a call has this name for something else: expected none of {', '.join(CALL_NAMES)}"
+            )
         if dtype is None:
             raise self._refusal(f"unknown element type {self.dtype!r}: expected one of {', '.join(DTYPES)}")
         extents = tuple(self.extents)

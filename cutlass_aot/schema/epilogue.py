@@ -19,7 +19,7 @@ from cutlass_aot.schema.formula import (
     names_in,
     parse_formula,
 )
-from cutlass_aot.schema.kernel import MAX_OPERANDS
+from cutlass_aot.schema.kernel import CALL_NAMES, MAX_OPERANDS
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
@@ -49,19 +49,7 @@ IDENTITY = f"{OUT} = {ACCUMULATOR}"
 """The formula that a GEMM without an epilogue computes."""
 
 _KEYS = ("dtype", "extents", "layout", "transport")
-_OF_THE_CALL = (
-    "a",
-    "b",
-    "out",
-    "accumulator",
-    "epilogue",
-    "gpu",
-    "operation",
-    "parameters",
-    "stream",
-    "target",
-    "workspace",
-)
+_OF_THE_CALL = ("a", "b", "out", *CALL_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +121,11 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
         raise ManifestError(f"epilogue: nothing uses {ACCUMULATOR}, the product of a and b")
     unused = sorted(set(declared) - read - set(outputs))
     if unused:
-        raise ManifestError(f"epilogue: operand {unused[0]!r} is declared and the formula has no such name")
+        number = declared[unused[0]].extents == NUMBER
+        raise ManifestError(
+            f"epilogue: operand {unused[0]!r} is declared and the formula does not read it"
+            + ("; a number cannot be assigned: give it extents, or do not declare it" if number else "")
+        )
     for name in sorted(read - {ACCUMULATOR} - set(declared)):
         declared[name] = _declared(name, {})
     if len(declared) > MAX_DECLARED:

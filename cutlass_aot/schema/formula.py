@@ -16,7 +16,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
@@ -43,6 +43,7 @@ MAX_DEPTH = 32
 """Most parentheses inside each other."""
 
 MAX_NODES = 512
+MAX_NESTING = 100
 """Most operations, names and numbers of one expression, with its temporaries put in."""
 
 MAX_SHOWN = 100
@@ -86,11 +87,13 @@ class Apply:
         operation: ``+``, ``-``, ``*``, ``/``, ``neg`` (one argument) or a function's name.
         arguments: those of ``+`` and ``*`` are in canonical order.
         size: operations, names and numbers in it.
+        depth: operations that are inside each other.
     """
 
     operation: str
     arguments: tuple[Expression, ...]
     size: int
+    depth: int = field(default=0, compare=False)
 
 
 Expression = Constant | Name | Apply
@@ -297,6 +300,8 @@ class _Reader:
         # ast.walk is a loop: what it refuses is never walked by recursion.
         if sum(1 for _ in ast.walk(node.value)) > 4 * MAX_NODES:
             raise self.error(f"more than {MAX_NODES} operations, names and numbers")
+        if _depth(node.value) > 2 * MAX_NESTING:
+            raise self.error(self.too_deep())
         for inner in ast.walk(node.value):
             if isinstance(inner, ast.Name) and inner.id in reduced:
                 raise self.error(f"{inner.id} is a reduction: its value is known after the last tile alone")
@@ -308,10 +313,7 @@ class _Reader:
                     f"{reduction}() takes one expression; what is reduced follows from {name}'s extents"
                 )
             value = value.args[0]
-        try:
-            return name, reduction, self.expression(value)
-        except RecursionError:
-            raise self.error("operations are inside each other too deeply") from None
+        return name, reduction, self.expression(value)
 
     def expression(self, node: ast.expr) -> Expression:
         if isinstance(node, ast.Constant):
@@ -388,7 +390,23 @@ class _Reader:
             raise self.error(
                 f"more than {MAX_NODES} operations, names and numbers, with its temporaries put in"
             )
-        return Apply(operation, arguments, size)
+        depth = 1 + max(argument.depth if isinstance(argument, Apply) else 0 for argument in arguments)
+        if depth > MAX_NESTING:
+            raise self.error(self.too_deep())
+        return Apply(operation, arguments, size, depth)
+
+    def too_deep(self) -> str:
+        """The message for a formula that no recursion should follow."""
+        return f"more than {MAX_NESTING} operations inside each other, with its temporaries put in"
+
+
+def _depth(node: ast.AST) -> int:
+    """How many nodes are inside each other, counted without recursion."""
+    depth, level = 0, [node]
+    while level:
+        depth += 1
+        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
+    return depth
 
 
 def as_f32(value: float) -> float:
@@ -401,6 +419,9 @@ def as_f32(value: float) -> float:
     (nearest,) = struct.unpack("<f", packed)
     for digits in range(1, 10):
         short = float(f"{nearest:.{digits}g}")
-        if struct.pack("<f", short) == packed:
-            return short
+        try:
+            if struct.pack("<f", short) == packed:
+                return short
+        except OverflowError:
+            continue  # rounded up beyond the largest f32
     return float(nearest)

@@ -154,7 +154,7 @@ class GroupIndex(Sequence[KernelEntry]):
                 facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
                 provenance=self._provenance[provenance],
             )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.dtypes import DTYPES
@@ -38,10 +38,39 @@ ANY_SHAPE = ("*",)
 MAX_RANK = 8
 """Modes of an operand; ``MAX_RANK`` of ``builder/native/launcher.c``."""
 
+CALL_NAMES = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
+"""Names that a call has for other things than operands."""
+
 MAX_OPERANDS = 16
 """Operands of a kernel; ``MAX_OPERANDS`` of ``builder/native/launcher.c``."""
 
 DesignValue = str | int | float | bool | tuple[int, ...]
+
+
+class Values(tuple[tuple[str, DesignValue], ...]):
+    """Values by name, in order of their names; equal if types and bits are: 1, 1.0 and True are three."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, DesignValue]) -> Values:
+        """Values from a mapping."""
+        return cls(sorted(values.items()))
+
+    def _bytes(self) -> bytes:
+        return encode([list(item) for item in self]) if self else b""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and self._bytes() == other._bytes()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._bytes())
+
+
+NO_VALUES = Values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +263,8 @@ def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandC
         raise ValueError(f"expected 1 to {MAX_OPERANDS} operands of different names, got {len(operands)}")
     for operand in operands:
         scale = operand.scale
-        if scale is not None and scale.along not in extents.get(scale.of, ()):
+        scaled = extents.get(scale.of, ()) if scale is not None else ()
+        if scale is not None and (scale.along not in scaled or scaled == ANY_SHAPE):
             raise ValueError(
                 f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
             )
@@ -243,7 +273,18 @@ def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandC
 
 def values_from_record(record: Mapping[str, Any]) -> dict[str, DesignValue]:
     """Design values or parameters, read from plain data."""
-    return {str(name): tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    values = {str(name): tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    for name, value in values.items():
+        if not is_value(value):
+            raise ValueError(f"{name} = {value!r} is none of text, a number, a switch and a shape")
+    return values
+
+
+def is_value(value: object) -> TypeGuard[DesignValue]:
+    """Whether it is one that a design or a parameter can have."""
+    if isinstance(value, tuple):
+        return all(type(item) is int for item in value)
+    return type(value) in (bool, int, float, str) and value == value
 
 
 def _plain(values: Mapping[str, DesignValue]) -> tuple[tuple[str, DesignValue], ...]:
@@ -276,7 +317,7 @@ class Kernel:
     target: str
     constants: tuple[tuple[str, int], ...] = ()
     workspace_bytes: int = 0
-    parameters: tuple[tuple[str, DesignValue], ...] = ()
+    parameters: Values = NO_VALUES
     # Worked out when first asked for: a plan of ten thousand kernels asks for each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -309,7 +350,7 @@ class Kernel:
             target=target,
             constants=tuple(sorted((constants or {}).items())),
             workspace_bytes=workspace_bytes,
-            parameters=_plain(parameters or {}),
+            parameters=Values.of(parameters or {}),
         )
         object.__setattr__(made, "_digest", digest)
         return made
@@ -352,7 +393,7 @@ class Kernel:
                 workspace_bytes=int(record["workspace_bytes"]),
                 parameters=values_from_record(record.get("parameters", {})),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
 
     def encoded(self) -> bytes:
@@ -424,9 +465,7 @@ class Kernel:
         return "-".join(filter(None, (self.group_name, design, self.digest[:8])))
 
 
-_Function = tuple[
-    str, tuple[OperandConstraint, ...], str, str, str, tuple[tuple[str, DesignValue], ...]
-]  # fmt: skip
+_Function = tuple[str, tuple[OperandConstraint, ...], str, str, str, Values]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -436,7 +475,7 @@ def _encoded_operation(
     accumulator: str,
     epilogue: str,
     target: str,
-    parameters: tuple[tuple[str, DesignValue], ...],
+    parameters: Values,
 ) -> dict[str, bytes]:
     """Kernels come by the hundred with what :attr:`Kernel._function` says in common."""
     parts = {

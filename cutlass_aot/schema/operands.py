@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import gcd, prod
 from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.dtypes import DTYPES, DType
 from cutlass_aot.schema.kernel import BATCH, OperandConstraint, Scale
 
 MAX_EXTENT = 2**31 - 1
@@ -32,6 +32,7 @@ class OperandDescription:
         strides: elements, one a mode.
         address: data pointer, or 0 where there is no memory behind the description.
         device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
+        is_number: whether it is a number, which is passed by value; a tensor without modes is none.
     """
 
     dtype: str
@@ -39,11 +40,7 @@ class OperandDescription:
     strides: tuple[int, ...]
     address: int = 0
     device: int | None = None
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a number, which is passed by value."""
-        return not self.shape
+    is_number: bool = False
 
 
 def describe(
@@ -57,7 +54,7 @@ def describe(
     """Describe an operand without having it, e.g. on a machine without a GPU.
 
     Args:
-        shape: extents, such as ``(m, k)`` or ``(batch, m, k)``.
+        shape: extents, such as ``(m, k)`` or ``(batch, m, k)``; ``()`` for a number that is passed by value.
         dtype: element type, such as ``"bf16"``.
         strides: elements; row-major and compact if left out.
         address: data pointer; 0 counts as aligned.
@@ -75,7 +72,50 @@ def describe(
         strides = compact_strides(extents, -1)
     if len(strides) != len(extents):
         raise OperandError(f"shape {extents} and strides {tuple(strides)} differ in rank")
-    return OperandDescription(dtype, extents, tuple(int(s) for s in strides), address, device)
+    steps = tuple(int(stride) for stride in strides)
+    return OperandDescription(dtype, extents, steps, address, device, is_number=not extents)
+
+
+def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
+    """The description of a tensor whose memory is read as another element type.
+
+    The extent that lies without gaps is counted in elements of that type, and so are strides. Of types below
+    eight bits the first element stands in the lowest bits.
+
+    Raises:
+        OperandError: for an unknown element type, a number, or memory that does not hold whole elements.
+    """
+    wanted = DTYPES.get(dtype)
+    if wanted is None:
+        raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if found.is_number:
+        raise OperandError(f"expected a tensor to be read as {dtype}, got a number")
+    own = DTYPES[found.dtype]
+    if own.bits == wanted.bits:
+        return replace(found, dtype=dtype)
+    contiguous = next((mode for mode in reversed(range(len(found.shape))) if found.strides[mode] == 1), None)
+    if contiguous is None:
+        raise OperandError(f"expected a mode of stride 1 to read as {dtype}, got strides {found.strides}")
+    shape = tuple(
+        _elements(extent, own, wanted, "an extent") if mode == contiguous else extent
+        for mode, extent in enumerate(found.shape)
+    )
+    strides = tuple(
+        1 if mode == contiguous else _elements(stride, own, wanted, "a stride") if extent > 1 else stride
+        for mode, (extent, stride) in enumerate(zip(found.shape, found.strides, strict=True))
+    )
+    return replace(found, dtype=dtype, shape=shape, strides=strides)
+
+
+def _elements(count: int, own: DType, wanted: DType, what: str) -> int:
+    bits = count * own.bits
+    if bits % wanted.bits:
+        step = wanted.bits // gcd(own.bits, wanted.bits)
+        raise OperandError(
+            f"expected {what} that holds whole elements of {wanted.name}, a multiple of {step} elements of "
+            f"{own.name}, got {count}"
+        )
+    return bits // wanted.bits
 
 
 def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
@@ -186,13 +226,13 @@ def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
 def _rank(constraint: OperandConstraint, operand: OperandDescription) -> str:
     rank = len(constraint.extents)
     if constraint.scale is not None:
-        return "" if operand.shape else "expected a tensor of scale factors, got a number"
+        return "expected a tensor of scale factors, got a number" if operand.is_number else ""
+    if operand.is_number and not constraint.is_number:
+        return f"expected a tensor of rank {rank}, got a number"
+    if constraint.is_number:
+        return "" if operand.is_number else f"expected a number, got a tensor of shape {operand.shape}"
     if len(operand.shape) == rank or (constraint.has_batch and len(operand.shape) == rank - 1):
         return ""
-    if constraint.is_number:
-        return f"expected a number, got a tensor of shape {operand.shape}"
-    if operand.is_number:
-        return f"expected a tensor of rank {rank}, got a number"
     if constraint.has_batch:
         return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
     return f"expected rank {rank}, got shape {operand.shape}"

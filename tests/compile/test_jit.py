@@ -85,7 +85,7 @@ def test_kernels_of_both_generators_are_compiled_and_called(tmp_path):
     errors = [line for line in lines if line.startswith("DeviceError")]
     assert len(errors) == 3, lines
     assert all("cudaErrorInsufficientDriver" in line for line in errors)
-    assert "kernel gemm-f16.f16.f16-f32-tnt-sm_90a-Sm90StaticPersistentGemm-" in errors[0]
+    assert "kernel gemm-f16.f16.f16-f32-tnt-sm_90a-Sm90" in errors[0]
     assert "kernel gemm-f64.f64.f64-f64-tnt-sm_90a-SimtF64Gemm-" in errors[1]
     assert errors[2] == errors[0]
     assert sum(line.startswith("warned") for line in lines) == 2
@@ -94,5 +94,5 @@ def test_kernels_of_both_generators_are_compiled_and_called(tmp_path):
 
 def test_a_process_whose_dsl_is_for_another_gpu_says_so(tmp_path):
     lines = run(tmp_path, "sm_80")
-    assert lines[0].startswith("CompileError gemm-f16.f16.f16-f32-tnt-sm_90a-Sm90StaticPersistentGemm-")
+    assert lines[0].startswith("CompileError gemm-f16.f16.f16-f32-tnt-sm_90a-Sm90")
     assert "the DSL's architecture is sm_80; unset CUTE_DSL_ARCH" in lines[0]

@@ -181,7 +181,7 @@ def test_a_formula_that_grows_by_its_temporaries_is_refused():
 @pytest.mark.parametrize(
     ("operands", "message"),
     [
-        ({"G": MATRIX}, "operand 'G' is declared and the formula has no such name"),
+        ({"G": MATRIX}, "operand 'G' is declared and the formula does not read it"),
         ({"D": MATRIX}, "operands.D: D is the GEMM's own output"),
         ({"a": MATRIX}, "operands.a: not a name for an operand"),
         ({"stream": MATRIX}, "operands.stream: not a name for an operand"),
@@ -408,3 +408,22 @@ def test_numbers_are_those_of_f32(value):
     assert as_f32(as_f32(value)) == as_f32(value)
     assert math.isclose(as_f32(value), value, rel_tol=1e-7, abs_tol=1e-44)
     assert Constant(as_f32(value)) == Constant(as_f32(math.nextafter(value, 0.0)))
+
+
+def test_formulas_that_recursion_should_not_follow_are_refused():
+    for text in ("D = " + "-" * 505 + "accum", "D = " + "-" * 150 + "accum"):
+        with pytest.raises(ManifestError, match="more than 100 operations inside each other"):
+            parse_epilogue(text, {})
+    deep = "; ".join(["t0 = relu(accum)", *(f"t{i} = relu(t{i - 1})" for i in range(1, 120)), "D = t119"])
+    with pytest.raises(ManifestError, match="more than 100 operations inside each other"):
+        parse_epilogue(deep, {})
+    assert parse_epilogue("D = " + "-" * 90 + "accum", {}).formula
+
+
+def test_the_largest_f32_is_a_number():
+    assert "3.4028235e+38" in parse_epilogue("D = minimum(accum, 3.4028234e38)", {}).formula
+
+
+def test_a_number_is_not_assigned():
+    with pytest.raises(ManifestError, match="a number cannot be assigned: give it extents"):
+        parse_epilogue("alpha = accum; D = alpha", {"alpha": {"dtype": "f32"}})

@@ -52,6 +52,11 @@ def test_a_and_b_can_differ():
     assert table.combinations == ((("i8", "bf16", "bf16"), "f32"), (("u8", "bf16", "bf16"), "f32"))
 
 
+def test_integers_accumulate_in_integers():
+    (table,) = parse(GOOD.replace('ab = ["f16", "i8"]', 'a = "i8"\nb = "u8"').replace(', "f32"]', "]")).tables
+    assert table.combinations == ((("i8", "u8", "i8"), "i32"),)
+
+
 def test_tf32_gives_f32():
     (table,) = parse(GOOD.replace('["f16", "i8"]', '"tf32"').replace(', "f32"]', "]")).tables
     assert table.combinations == ((("tf32", "tf32", "f32"), "f32"),)
@@ -138,6 +143,12 @@ MISTAKES = {
     "scale of text": (GOOD + 'scale = "mx"', r"kernels\[0\].scale: 'mx', expected a table such as"),
     "scale of no type": (GOOD + 'scale = { dtype = "mx", block = 32 }', "scale.dtype: unknown 'mx'"),
     "scale of no block": (GOOD + 'scale = { dtype = "f8e8m0", block = 0 }', "scale.block: 0, expected"),
+    "scale of a list": (GOOD + 'scale = { dtype = ["f8e8m0"], block = 32 }', "scale.dtype: unknown"),
+    "dtypes of lists": (
+        GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]', 'dtypes = [[["f16"], "f16", "f16"]]')
+        + 'accumulator = "f32"',
+        "dtypes: unknown",
+    ),
     "two scales": (
         GOOD + 'scale = { dtype = "f8e8m0", block = 32 }\na_scale = { dtype = "f8e8m0", block = 32 }',
         "give either `scale` or `a_scale`, not both",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -142,10 +143,10 @@ def test_parameters_are_part_of_what_is_asked() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    refused = lookup.arrangement(BIAS.operands, 4, ("alpha",))
+    refused = lookup.arrangement([operand.name for operand in BIAS.operands], 4, ("alpha",))
     assert isinstance(refused, Rejected)
     assert refused.reason == "expected 5 operands (a, b, out, alpha, bias), got 4"
-    refused = lookup.arrangement(BIAS.operands, 5, ("alpha", "bios"))
+    refused = lookup.arrangement([operand.name for operand in BIAS.operands], 5, ("alpha", "bios"))
     assert isinstance(refused, Rejected)
     assert refused.reason == "expected 5 operands (a, b, out, alpha, bias), got `bios`"
 
@@ -178,3 +179,38 @@ def test_what_moves_in_whole_tiles_demands_whole_tiles():
             assert reason in verdict.reason
     with pytest.raises(ValueError, match="impossible multiples"):
         OperandConstraint.from_record({**tiles.to_record(), "multiples": [128]})
+
+
+def test_a_parameter_of_another_type_is_another() -> None:
+    one = Kernel.make(
+        operation="scale", generator="g", operands=(vector("x", "N"),), accumulator="", design={},
+        target=TARGET, parameters={"n": True},
+    )  # fmt: skip
+    x = describe((7,), "f32")
+    assert served(one, operands=(x,), operation="scale", parameters={"n": True}) == [one.group_name]
+    assert served(one, operands=(x,), operation="scale", parameters={"n": 1}) == []
+    assert Asked.of("scale", None, None, {"n": 1}, {}) != Asked.of("scale", None, None, {"n": True}, {})
+    for wrong in ({"n": [1, 2]}, {"n": None}):
+        with pytest.raises(OperandError, match="parameter n = "):
+            Asked.of("scale", None, None, wrong, {})
+    with pytest.raises(OperandError, match="epilogue: expected a formula as text, got 5"):
+        Asked.of("gemm", 5, None, None, {})  # type: ignore[arg-type]
+
+
+def test_what_fits_by_chance_does_not_choose_the_epilogue() -> None:
+    picky = tuple(replace(operand, divisibility=64) for operand in OTHER_BIAS.operands[:3])
+    other = gemm(operands=(*picky, *OTHER_BIAS.operands[3:]), epilogue=OTHER_BIAS.epilogue)
+    for n in (32, 64):
+        bias = describe((n,), "f32")
+        with pytest.raises(OperandError, match="2 epilogues take these operands"):
+            served(BIAS, other, operands=problem(n=n), alpha=1.0, bias=bias)
+
+
+def test_a_tensor_without_modes_is_no_number() -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.tensor(2.0), torch.tensor(2.0, device="meta")):
+        verdict = supports((number("alpha"),), [describe_operand(tensor)])
+        assert not verdict
+        assert "expected a number, got a tensor of shape ()" in verdict.reason
+    verdict = supports((vector("x", "N"),), [describe_operand(2.0)])
+    assert "expected a tensor of rank 1, got a number" in verdict.reason

@@ -225,6 +225,15 @@ def test_warn_computes_by_torch_and_warns_once_for_each_problem(bundle, torch):
     assert policy.misses().total == 4
 
 
+def test_warn_minds_the_names_of_operands(bundle, torch):
+    a, b, out = gemm_tensors(torch, torch.float16, torch.float16)
+    before = a.clone()
+    with policy.use("warn"), pytest.warns(policy.MissWarning):
+        bundle.run("gemm", b, out, a=a)
+    assert torch.equal(a, before)
+    close(torch, a, b, out)
+
+
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize(
     ("dtype", "out"),

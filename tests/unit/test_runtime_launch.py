@@ -607,3 +607,10 @@ def test_the_classes_that_native_code_takes(torch: Any, monkeypatch: pytest.Monk
     assert operands.native_classes() == {torch.Tensor, torch.nn.Parameter}
     monkeypatch.delitem(sys.modules, "torch")
     assert operands.native_classes() == frozenset()
+
+
+def test_the_gpu_is_that_of_the_first_tensor_whatever_stands_before_it(bundle: Bundle) -> None:
+    kernel = bundle.kernels()[0]
+    (x,) = on_gpu(np.zeros((2, 2), np.float32), device=3)
+    assert kernel._device([0.5, x]) == 3
+    assert kernel._device([0.5, 2]) == -1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema import kernel as kernel_module
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint, Scale, key
 from tests.unit.kernels import gemm, operand
@@ -116,3 +117,42 @@ def test_names_say_what_tells_kernels_apart():
     )
     expected = "gemm-f16.f16.f16-f32-tnt-sm_100a-PersistentDenseGemm-256x128x64-cluster2x1x1-clc-2cta_mma-"
     assert kernel.name == expected + kernel.digest[:8]
+
+
+EQUAL = (True, 1, 1.0, 0.0, -0.0, False, 0)
+
+
+@pytest.mark.parametrize("turn", range(len(EQUAL)))
+@pytest.mark.parametrize("step", [1, -1])
+def test_parameters_of_other_types_are_others(turn, step):
+    """Whatever was asked first: what kernels share is encoded once."""
+
+    def digests(values):
+        kernel_module._encoded_operation.cache_clear()
+        kernel_module._group.cache_clear()
+        kernels = {repr(value): gemm(parameters={"n": value}) for value in values}
+        assert len({kernel.parameters for kernel in kernels.values()}) == len(EQUAL)
+        return {name: (kernel.digest, kernel.group) for name, kernel in kernels.items()}
+
+    found = digests((EQUAL[turn:] + EQUAL[:turn])[::step])
+    assert found == digests(EQUAL)
+    assert len({pair[0] for pair in found.values()}) == len({pair[1] for pair in found.values()}) == 7
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": {"n": {"a": 1}}},
+        {"parameters": {"n": float("nan")}},
+        {"design": {"n": [1.5]}},
+        {"operands": [{**operand("a").to_record(), "scale": ["x"]}]},
+        {"operands": [{**operand("a").to_record(), "extents": ["*"], "scale": ["a", 32, "*", ""]}]},
+        {"operands": [{**operand("a").to_record(), "extents": [0, "N"]}]},
+        {"operands": [{**operand("a").to_record(), "contiguous": 0}]},
+        {"operands": [operand("a").to_record()] * 2},
+        {"operands": []},
+    ],
+)
+def test_a_record_of_nonsense_is_refused(changes):
+    with pytest.raises(CorruptFile):
+        Kernel.from_record(gemm().to_record() | changes)

@@ -6,6 +6,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import OperandError
+from cutlass_aot.runtime.launch import without_gradients
 from cutlass_aot.runtime.operands import describe_operand, to_ffi
 
 torch = pytest.importorskip("torch")
@@ -57,7 +58,6 @@ def test_torch_tensors_of_packed_elements_are_described_in_elements():
         (torch.empty((4, 8), dtype=torch.uint8)[:, :6], "f6e2m3", "a stride that holds whole elements"),
         (torch.empty((4, 8), dtype=torch.uint8)[:, ::2], "f4e2m1", "expected a mode of stride 1"),
         (torch.empty((4, 8), dtype=torch.uint8), "f3", "unknown dtype 'f3'"),
-        (torch.empty((4, 8), requires_grad=True), "tf32", "pass tensor.detach()"),
         (2.0, "tf32", "got a number"),
     ],
 )
@@ -68,3 +68,31 @@ def test_memory_that_cannot_be_read_so(tensor, dtype, message):
     with pytest.raises(OperandError) as caught:
         cutlass_aot.view_as(tensor, dtype)
     assert message in str(caught.value)
+
+
+def test_gradients_are_the_tensors_at_the_launch():
+    tensor = torch.empty((4, 8))
+    read = cutlass_aot.view_as(tensor, "tf32")
+    assert without_gradients(["a"], [read]) == [read]
+    tensor.requires_grad_()
+    with pytest.raises(OperandError, match=r"operand `a` requires a gradient.*pass a\.detach\(\)"):
+        without_gradients(["a"], [read])
+    with torch.no_grad():
+        (taken,) = without_gradients(["a"], [read])
+    assert not taken.requires_grad
+    assert taken.description == read.description
+
+
+def test_a_view_is_of_the_tensor_as_it_is():
+    tensor = torch.empty((8, 64), dtype=torch.uint8)
+    read = cutlass_aot.view_as(tensor, "f4e2m1")
+    assert read.description.shape == (8, 128)
+    tensor.data = torch.empty((2, 2), dtype=torch.uint8)
+    assert (read.description.shape, to_ffi(read).shape) == ((2, 4), (2, 4))
+
+
+def test_a_view_of_a_view_is_one_of_the_tensor():
+    tensor = torch.empty((8, 64), dtype=torch.uint8)
+    again = cutlass_aot.view_as(cutlass_aot.view_as(tensor, "f4e2m1"), "i4")
+    assert again.tensor is tensor
+    assert (again.description.dtype, again.description.shape) == ("i4", (8, 128))
