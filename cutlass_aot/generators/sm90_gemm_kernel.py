@@ -125,6 +125,8 @@ def gemm_kernel(
     if cutlass.const_expr(plan.active > 0):
         last = clusters_m * clusters_n
         step = grid_x // blocks
+    # Divisions take long: this is done while the launch before still runs.
+    first_row, first_column = place(first, clusters_m, clusters_n, plan.group)
 
     # This block's slice of K, in tiles. A slice, or all of K, may have none: the sum is then zero.
     tiles_k = tiles_of(tensor_a.shape[1], tile_k)
@@ -200,8 +202,8 @@ def gemm_kernel(
         mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + rank_n * cluster_m))
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)
+        row_of_clusters, column_of_clusters = first_row, first_column
         for cluster in cutlass.range(first, last, step, unroll=1):
-            row_of_clusters, column_of_clusters = place(cluster, clusters_m, clusters_n, plan.group)
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
             for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
@@ -226,6 +228,10 @@ def gemm_kernel(
                 if stage == stages:
                     stage = cutlass.Int32(0)
                     phase = phase ^ 1
+            if cutlass.const_expr(plan.active > 0):
+                row_of_clusters, column_of_clusters = place(
+                    cluster + step, clusters_m, clusters_n, plan.group
+                )
 
     if warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
@@ -256,6 +262,7 @@ def gemm_kernel(
 
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(0)
+        row_of_clusters, column_of_clusters = first_row, first_column
         for cluster in cutlass.range(first, last, step, unroll=1):
             total.fill(0.0)
             before = stage
@@ -281,7 +288,6 @@ def gemm_kernel(
             for index in cutlass.range_constexpr(cute.size(total)):
                 total[index] = settled(total[index])
 
-            row_of_clusters, column_of_clusters = place(cluster, clusters_m, clusters_n, plan.group)
             # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
             row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
             column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
@@ -295,14 +301,17 @@ def gemm_kernel(
                     finish(
                         staged, thread, rank, (row, column + part * width, batch), out, operands, epilogue, plan
                     )
+            if cutlass.const_expr(plan.active > 0):
+                row_of_clusters, column_of_clusters = place(
+                    cluster + step, clusters_m, clusters_n, plan.group
+                )
 
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if warp < mma_warps:
-            row_of_clusters, column_of_clusters = place(first, clusters_m, clusters_n, plan.group)
-            row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
-            column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
+            row = cutlass.Int64(first_row * cluster_m + rank_m) * tile_m
+            column = cutlass.Int64(first_column * cluster_n + rank_n) * tile_n
             finish(staged, thread, rank, (row, column, batch), out, operands, epilogue, plan)
 
     if cutlass.const_expr(blocks > 1):
