@@ -1,4 +1,4 @@
-"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, docs/sm90-gemm.md explains it.
+"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, its page docs/sm90-gemm.md.
 
 This module imports no DSL.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.sm90_gemm_plan import LINE_BYTES, ROWS, Plan, make_plan
+from cutlass_aot.generators.sm90_gemm_plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
@@ -90,7 +90,7 @@ _FEW_ROWS = {
     (64, 64, 1): (("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
     (64, 128, 1): (("1x1x1", 2),),
 }
-"""Tiles with exchanged operands, their depth in lines of 128 bytes: clusters, and blocks of a multiprocessor."""
+"""Tiles with exchanged operands, deep in lines of 128 bytes: clusters, and blocks of a multiprocessor."""
 
 _TILES = {
     (64, 72): "1x1x1 1x1x4",
@@ -117,9 +117,8 @@ _TILES = {
     (256, 136): "1x1x1",
     (256, 144): "2x1x1",
     (256, 160): "1x2x1",
-    (256, 192): "2x1x1",
 }
-"""Other tiles, one line deep, with their clusters: widths that leave few of 132 multiprocessors without one."""
+"""Other tiles, one line deep, with clusters: widths that leave few of 132 multiprocessors without a tile."""
 
 
 _PERSISTENT = {
@@ -169,7 +168,7 @@ class Sm90Gemm:
     design: Mapping[str, str] = {
         "family": f"always {FAMILY}",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
-        "cluster_shape": "blocks of a cluster along M and N, which share operands, and along K, which share a sum",
+        "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
         "persistent": "whether a block computes tile after tile, for many tiles with a short sum",
         "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
@@ -278,10 +277,15 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         return
     if problem.epilogue is not None and not _fusible(problem.epilogue):
         return
+    wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     for design in _designs(bits):
         # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
-        if problem.layouts[1] == "n" or design.swap or design.tile[1] % 32 == 0:
-            yield design
+        if problem.layouts[1] != "n" and not design.swap and design.tile[1] % 32:
+            continue
+        # Results that stay f32 take registers on their way, which the largest tiles have not left.
+        if wide and design.tile[0] * design.tile[1] > 2 * THREADS * MOST_TOTALS:
+            continue
+        yield design
 
 
 def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> Kernel:

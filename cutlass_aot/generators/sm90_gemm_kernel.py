@@ -38,6 +38,9 @@ from cutlass_aot.generators.sm90_gemm_plan import (
     WARPS,
 )
 
+LOADS = 6
+"""Vectors of results that a thread loads before it stores the first."""
+
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
 
@@ -174,7 +177,7 @@ def gemm_kernel(
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
 
-    if cutlass.const_expr(plan.hands_over):
+    if cutlass.const_expr(plan.hands_over):  # noqa: SIM102 (the other is known at run time)
         if warp >= mma_warps:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
     if warp == mma_warps:
@@ -258,7 +261,6 @@ def gemm_kernel(
             (tile_m, width), stride=(1, plan.staged_stride) if plan.swap else (plan.staged_stride, 1)
         )
         writes = part_mma.get_slice(thread).partition_C(cute.make_tensor(staged, lines))
-        converted = cute.make_rmem_tensor(part_mma.partition_shape_C((tile_m, width)), staged_dtype)
 
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(0)
@@ -285,21 +287,24 @@ def gemm_kernel(
             warpgroup.wait_group(0)
             if count_k > 0:
                 release(empty + before, lane, sharer, sharers)
-            for index in cutlass.range_constexpr(cute.size(total)):
-                total[index] = settled(total[index])
-
             # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
             row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
             column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
             for part in cutlass.range_constexpr(tile_n // width):
-                # Every thread is done with the stages that the results come to lie in, or with the part before.
+                # Every thread is done with what lay here: stages, or the part before.
                 meet(plan)
-                copy_part(total, converted, part, plan)
-                cute.autovec_copy(converted, writes)
+                lay_down(total, writes, part, plan)
                 if cutlass.const_expr(split == 1):
                     meet(plan)
                     finish(
-                        staged, thread, rank, (row, column + part * width, batch), out, operands, epilogue, plan
+                        staged,
+                        thread,
+                        rank,
+                        (row, column + part * width, batch),
+                        out,
+                        operands,
+                        epilogue,
+                        plan,
                     )
             if cutlass.const_expr(plan.active > 0):
                 row_of_clusters, column_of_clusters = place(
@@ -327,14 +332,30 @@ def meet(plan: cutlass.Constexpr) -> None:
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def copy_part(total: Any, converted: Any, part: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
-    """Convert some columns of a tile of sums. A thread has two of each eight columns, in two of each 64 rows."""
+def lay_down(total: Any, writes: Any, part: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
+    """Convert some columns of a tile of sums into shared memory.
+
+    Args:
+        total: of this thread: two neighbours of each eight columns, in two of each 64 rows.
+        writes: where those of one part lie.
+        part: its number.
+        plan: everything else that is compiled in.
+    """
     rows, columns, _ = plan.tile
-    count, all_count = plan.staged_columns // 2, columns // 2
+    count = plan.staged_columns // 2
     for block in cutlass.range_constexpr(rows // (ROWS * plan.warp_groups)):
-        for index in cutlass.range_constexpr(count):
-            value = total[block * all_count + part * count + index]
-            converted[block * count + index] = value.to(converted.element_type)
+        for index in cutlass.range_constexpr(0, count, 2):
+            first = block * (columns // 2) + part * count + index
+            pair = cute.make_rmem_tensor(2, cutlass.Float32)
+            pair[0], pair[1] = settled(total[first]), settled(total[first + 1])
+            converted = cute.make_rmem_tensor(2, writes.element_type)
+            converted.store(pair.load().to(writes.element_type))
+            place = block * count + index
+            if cutlass.const_expr(plan.swap):
+                writes[place], writes[place + 1] = converted[0], converted[1]
+            else:
+                target = writes.iterator + writes.layout(place)
+                cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout(2)))
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -367,33 +388,37 @@ def finish(
     threads = plan.warp_groups * THREADS
     along = (tile_m if plan.swap else width) // vector
     vectors = tile_m * width // vector // plan.split
-    for turn in cutlass.range_constexpr((vectors + threads - 1) // threads):
-        mine = turn * threads + thread
-        linear = rank // in_plane * vectors + mine
-        line = linear // along
-        place_in_line = linear % along * vector
-        offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
-        if cutlass.const_expr(plan.swap):
-            row, column = first_column + line, first_row + place_in_line
-        else:
-            row, column = first_row + line, first_column + place_in_line
-        inside = (row < rows) & (column < columns) & (batch < batches)
-        if cutlass.const_expr(vectors % threads > 0):
-            inside = inside & (mine < vectors)
-        if inside:
-            if cutlass.const_expr(plan.split > 1):
-                result = summed(staged, offset, rank % in_plane, plan)
+    turns = (vectors + threads - 1) // threads
+    for batch_of_turns in cutlass.range_constexpr((turns + LOADS - 1) // LOADS):
+        # All of a batch are loaded before any is stored: another block's memory is far away.
+        pending = []
+        for turn in cutlass.range_constexpr(batch_of_turns * LOADS, min(turns, (batch_of_turns + 1) * LOADS)):
+            mine = turn * threads + thread
+            whole = cutlass.const_expr((turn + 1) * threads <= vectors)
+            linear = rank // in_plane * vectors + (mine if whole else cutlass.min(mine, vectors - 1))
+            line = linear // along
+            place_in_line = linear % along * vector
+            if cutlass.const_expr(plan.swap):
+                row, column = first_column + line, first_row + place_in_line
             else:
-                read = cute.make_rmem_tensor(vector, staged.dtype)
-                cute.autovec_copy(cute.make_tensor(staged + offset, cute.make_layout(vector)), read)
-                result = read.load()
-            at = (row, column, cutlass.Int64(batch))
-            if cutlass.const_expr(epilogue is None):
-                fused.store(out, at, result)
-            else:
-                targets = (out, *fused.stored(epilogue, operands))
-                for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
-                    fused.store(target, at, value)
+                row, column = first_row + line, first_column + place_in_line
+            inside = (row < rows) & (column < columns) & (batch < batches)
+            if cutlass.const_expr(not whole):
+                inside = inside & (mine < vectors)
+            offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
+            pending.append(
+                (inside, (row, column, cutlass.Int64(batch)), loaded(staged, offset, rank % in_plane, plan))
+            )
+        for inside, at, result in pending:
+            if inside:
+                if cutlass.const_expr(epilogue is None):
+                    fused.store(out, at, result)
+                else:
+                    targets = (out, *fused.stored(epilogue, operands))
+                    for target, value in zip(
+                        targets, fused.results(epilogue, result, operands, at), strict=True
+                    ):
+                        fused.store(target, at, value)
 
 
 @dsl_user_op  # type: ignore[untyped-decorator]
@@ -402,7 +427,7 @@ def settled(value: Any, *, loc: Any = None, ip: Any = None) -> Any:
 
     To the compiler, the instruction that waits for the tensor cores has nothing to do with their results: it
     moves the conversion of a result before the wait. The assembler sees that, and makes every tensor-core
-    instruction wait for the one before: a third of the speed of a long sum.
+    instruction wait for the one before.
     """
     return cutlass.Float32(
         llvm.inline_asm(
@@ -429,18 +454,19 @@ def release(barrier: Any, lane: Any, sharer: Any, sharers: cutlass.Constexpr) ->
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def summed(staged: Any, offset: Any, rank_mn: Any, plan: cutlass.Constexpr) -> Any:
-    """The sum of four neighbouring elements over the blocks that share the sum along K, in their order."""
-    in_plane = plan.cluster[0] * plan.cluster[1]
+def loaded(staged: Any, offset: Any, rank_mn: Any, plan: cutlass.Constexpr) -> Any:
+    """Neighbouring results, or their sum over the blocks that share the sum along K, in the order of K."""
     parts = []
     for slice_k in cutlass.range_constexpr(plan.split):
-        remote = cute.arch.map_dsmem_ptr(staged, rank_mn + slice_k * in_plane)
-        part = cute.make_rmem_tensor(plan.vector, cutlass.Float32)
-        cute.autovec_copy(cute.make_tensor(remote + offset, cute.make_layout(plan.vector)), part)
-        parts.append(part)
-    total = parts[0].load()
+        memory = staged
+        if cutlass.const_expr(plan.split > 1):
+            memory = cute.arch.map_dsmem_ptr(staged, rank_mn + slice_k * plan.cluster[0] * plan.cluster[1])
+        part = cute.make_rmem_tensor(plan.vector, staged.dtype)
+        cute.autovec_copy(cute.make_tensor(memory + offset, cute.make_layout(plan.vector)), part)
+        parts.append(part.load())
+    total = parts[0]
     for part in parts[1:]:
-        total = total + part.load()
+        total = total + part
     return total
 
 

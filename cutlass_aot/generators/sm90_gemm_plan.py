@@ -1,4 +1,4 @@
-"""What a design of the SM90 GEMM means: tiles, stages and shared memory, as plain numbers. It imports no DSL."""
+"""What a design of the SM90 GEMM means: tiles, stages, shared memory, in plain numbers. It imports no DSL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Plan:
         warp_groups: that compute; each has whole instructions of 64 rows of the tile.
         blocks: that run on one multiprocessor at once.
         swap: whether A and B have exchanged their roles.
-        active: clusters that run at once, if blocks are persistent: each computes tile after tile. 0 otherwise.
+        active: clusters that run at once, where blocks are persistent: each computes tile after tile. Else 0.
         group: clusters along the rows that are computed one after another, for the L2 cache's sake.
         stages: of the ring.
         stage_bytes: of one of them.
@@ -92,8 +92,8 @@ class Plan:
     def staged_stride(self) -> int:
         """Elements from one line of the tile of results to the next in shared memory.
 
-        Lines run along the contiguous mode of the output. They are padded so that the threads of a warp, which
-        hold two columns each of eight rows, write to different banks.
+        Lines run along the contiguous mode of the output. They are padded so that the threads of a warp,
+        which hold two columns each of eight rows, write to different banks.
         """
         if self.swap:
             return self.tile[0] + 4

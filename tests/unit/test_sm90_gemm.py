@@ -9,10 +9,11 @@ from itertools import product
 
 import pytest
 
+from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device import DeviceProfile, load_profile
-from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.generators.registry import version_of
-from cutlass_aot.generators.sm90_gemm import FAMILY, Sm90Gemm, plan_of
+from cutlass_aot.generators.sm90_gemm import FAMILY, Sm90Gemm, epilogue_of, plan_of
 from cutlass_aot.generators.sm90_gemm_plan import (
     ALIGNMENT,
     RESERVED_BYTES,
@@ -20,6 +21,7 @@ from cutlass_aot.generators.sm90_gemm_plan import (
     Plan,
     make_plan,
 )
+from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
@@ -70,13 +72,21 @@ def test_no_kernel_for_other_targets(target: str, device: DeviceProfile) -> None
     assert list(Sm90Gemm().enumerate(PROBLEM, target, device)) == []
 
 
-@pytest.mark.parametrize("dtypes", [("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("bf16", "bf16", "f32")])
-def test_every_combination_has_the_same_designs(
-    dtypes: tuple[str, ...], kernels: list[Kernel], device: DeviceProfile
-) -> None:
-    found = list(Sm90Gemm().enumerate(replace(PROBLEM, dtypes=dtypes), "sm_90a", device))
+def test_f16_has_the_designs_of_bf16(kernels: list[Kernel], device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, dtypes=("f16", "f16", "f16"))
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
     assert {kernel.design for kernel in found} == {kernel.design for kernel in kernels}
     assert len({kernel.group for kernel in found}) == 1
+
+
+def test_results_that_stay_f32_have_no_tiles_of_more_than_128_sums_a_thread(
+    kernels: list[Kernel], device: DeviceProfile
+) -> None:
+    problem = replace(PROBLEM, dtypes=("bf16", "bf16", "f32"))
+    found = {kernel.design: plan_of(kernel) for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)}
+    assert found.keys() < {kernel.design for kernel in kernels}
+    assert not any(plan.hands_over for plan in found.values())
+    assert any(plan_of(kernel).hands_over for kernel in kernels)
 
 
 def test_row_major_weights_have_tiles_of_whole_swizzled_lines(
@@ -90,10 +100,82 @@ def test_row_major_weights_have_tiles_of_whole_swizzled_lines(
         assert design["swap_operands"] or design["tile_shape"][1] % 32 == 0
 
 
+EPILOGUE = parse_epilogue(
+    "D = relu(alpha * accum + C) * scale; F = gelu(accum + bias)",
+    {
+        "C": {"dtype": "bf16", "extents": "MN"},
+        "F": {"dtype": "f32", "extents": "MN"},
+        "bias": {"dtype": "f16", "extents": "N"},
+        "scale": {"dtype": "f32", "extents": "M"},
+    },
+)
+
+
+def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
+    found = list(Sm90Gemm().enumerate(replace(PROBLEM, epilogue=EPILOGUE), "sm_90a", device))
+    assert found
+    for kernel in found:
+        assert [operand.name for operand in kernel.operands[3:]] == ["C", "F", "alpha", "bias", "scale"]
+        assert [operand.written for operand in kernel.operands[3:]] == [False, True, False, False, False]
+        assert kernel.epilogue == EPILOGUE.formula
+        assert Kernel.from_record(kernel.to_record()) == kernel
+        # Sums stay as they are until the formula takes them.
+        assert plan_of(kernel).staged_bits == 32
+        assert epilogue_of(kernel) == EPILOGUE
+
+
+@pytest.mark.parametrize(
+    ("formula", "operands"),
+    [
+        ("D = accum; total = sum(accum)", {"total": {"extents": "1"}}),
+        ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "layout": "n"}}),
+        ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "transport": "sync_gmem_load"}}),
+        ("D = accum + C", {"C": {"dtype": "f8e4m3", "extents": "MN"}}),
+    ],
+)
+def test_what_its_epilogue_cannot_do_has_no_kernel(
+    formula: str, operands: dict[str, dict[str, str]], device: DeviceProfile
+) -> None:
+    problem = replace(PROBLEM, epilogue=parse_epilogue(formula, operands))
+    assert list(Sm90Gemm().enumerate(problem, "sm_90a", device)) == []
+
+
+def test_fp8_has_tiles_of_whole_lines_of_128_bytes(kernels: list[Kernel], device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"))
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert len(found) == len(kernels)
+    for narrow, wide in zip(found, kernels, strict=True):
+        assert plan_of(narrow).tile[2] == 2 * plan_of(wide).tile[2]
+        assert plan_of(narrow).stages == plan_of(wide).stages
+    assert list(Sm90Gemm().enumerate(replace(problem, layouts="ttt"), "sm_90a", device)) == []
+
+
+def test_persistent_kernels_know_the_gpu_and_others_do_not(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        plan, constants = plan_of(kernel), dict(kernel.constants)
+        if not dict(kernel.design)["persistent"]:
+            assert (constants, plan.active) == ({}, 0)
+            continue
+        blocks = plan.cluster[0] * plan.cluster[1]
+        assert constants == {f"max_active_clusters_{blocks}": plan.active}
+        assert plan.active == 132 // blocks
+        # Results lie beside the ring, in parts that divide the tile.
+        assert plan.staged_offset == plan.stages * plan.stage_bytes
+        assert plan.tile[1] % plan.staged_columns == 0
+        assert plan.shared_bytes == plan.staged_offset + plan.staged_bytes
+
+
+def test_a_record_of_another_hand_is_refused(kernels: list[Kernel]) -> None:
+    design = {**dict(kernels[0].design), "tile_shape": (24, 64, 128)}
+    with pytest.raises(GeneratorError, match="expected a record of its enumerate"):
+        plan_of(replace(kernels[0], design=tuple(sorted(design.items()))))
+
+
 @pytest.mark.parametrize(
     "problem",
     [
         replace(PROBLEM, operation="grouped_gemm"),
+        replace(PROBLEM, scales=(ScaleRequest("f8e8m0", 32), None)),
         replace(PROBLEM, dtypes=("bf16", "f16", "bf16")),
         replace(PROBLEM, dtypes=("bf16", "bf16", "f16")),
         replace(PROBLEM, dtypes=("f32", "f32", "f32")),
