@@ -34,6 +34,9 @@ from cutlass_aot.schema.targets import Target
 TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
 
+ADDING_UP = 1000
+"""Elements of K that take as long as it takes several blocks to add up their parts of a sum."""
+
 NEAR = 2.0
 """How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
 
@@ -298,7 +301,11 @@ def estimate(candidate: Candidate, extents: Extents, sm_count: int) -> float:
     clusters_n = ((columns + tile_n - 1) // tile_n + cluster_n - 1) // cluster_n
     at_once = candidate.at_once or sm_count // candidate.cluster or 1
     waves = (extents.batch * clusters_m * clusters_n + at_once - 1) // at_once
-    return waves * (tile_m / pair * tile_n + TRAFFIC * (tile_m / pair + tile_n))
+    wave = tile_m / pair * tile_n + TRAFFIC * (tile_m / pair + tile_n)
+    split = candidate.cluster // (cluster_m * cluster_n)
+    if split > 1:
+        wave *= 1 / split + ADDING_UP / extents.k
+    return waves * wave
 
 
 def _order(candidate: Candidate, extents: Extents, sm_count: int) -> tuple[float, int, int, int]:

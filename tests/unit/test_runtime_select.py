@@ -71,6 +71,18 @@ def test_a_cluster_larger_than_the_gpu_is_a_wave_of_its_own() -> None:
     assert estimate(large, Extents(3, 16 * 64, 64, 64), 8) == 3 * estimate(large, Extents(1, 1, 1, 1), 8)
 
 
+def test_blocks_along_k_share_a_wave_and_take_time_to_add_up() -> None:
+    split = kernel((128, 128), cluster_shape=(1, 1, 4))
+    whole = kernel((128, 128), cluster_shape=(1, 1, 1))
+    deep, shallow = Extents(1, 128, 128, 8000), Extents(1, 128, 128, 800)
+    assert estimate(split, deep, 132) == pytest.approx(estimate(whole, deep, 132) * (1 / 4 + 1000 / 8000))
+    assert estimate(split, shallow, 132) > estimate(whole, shallow, 132)
+    # 33 such clusters run at once, and four times as many whole tiles.
+    many = Extents(1, 34 * 128, 128, 8000)
+    assert estimate(split, many, 132) == 2 * estimate(split, deep, 132)
+    assert estimate(whole, many, 132) == estimate(whole, deep, 132)
+
+
 def test_the_low_latency_family_swaps_its_tile() -> None:
     tall = Extents(1, 8, 128 * 64, 64)
     swapped = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)})
