@@ -5,9 +5,11 @@ cutlass-aot build manifests/sm90.toml; cutlass-aot build manifests/sm90_fused.to
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.gpu.conftest import opened
+from tests.gpu.conftest import REPOSITORY, opened
 
 torch = pytest.importorskip("torch")
 
@@ -21,14 +23,19 @@ def test_every_kernel_computes_what_it_should_and_the_same_bits_again(name, capa
     assert main([str(opened(name, capability).path)]) == 0
 
 
-def test_an_epilogue_in_one_call(capability):
-    bundle = opened("sm90-fused", capability)
-    x, weight = (torch.randn(size, 1024, device="cuda").bfloat16() for size in (300, 512))
-    bias = torch.randn(512, device="cuda").bfloat16()
-    out = torch.empty(300, 512, device="cuda", dtype=torch.bfloat16)
-    bundle.gemm(x, weight.T, out, bias=bias, epilogue="D = gelu(accum + bias)")
-    expected = torch.nn.functional.gelu(x.float() @ weight.float().T + bias.float(), approximate="tanh")
-    assert (out.float() - expected).norm() / expected.norm() < 2.0**-8
+def test_the_page_runs(capability, monkeypatch):
+    opened("sm90-fused", capability)
+    (block,) = re.findall(
+        r"^```python gpu\n(.*?)^```$",
+        (REPOSITORY / "docs" / "sm90-gemm.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    monkeypatch.chdir(REPOSITORY)
+    names: dict[str, object] = {}
+    exec(block, names)
+    x, weight, bias, out = (names[name].float() for name in ("x", "weight", "bias", "out"))
+    expected = torch.nn.functional.gelu(x @ weight.T + bias, approximate="tanh")
+    assert (out - expected).norm() / expected.norm() < 2.0**-8
 
 
 def test_launches_that_depend_on_each_other_wait_for_each_other(capability):

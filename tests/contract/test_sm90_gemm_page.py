@@ -1,0 +1,40 @@
+"""What docs/sm90-gemm.md says of designs, types and its manifest is what the generator has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cutlass_aot.generators.sm90_gemm import INPUTS, LAYOUTS, Sm90Gemm
+from cutlass_aot.manifest.model import parse_manifest
+from cutlass_aot.schema.design import full_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT = (REPOSITORY / "docs" / "sm90-gemm.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def test_its_designs_are_those_that_can_be_filtered_on() -> None:
+    table = TEXT.partition("| design | |")[2].partition("\n\n")[0]
+    names = [full_name(name) for name in re.findall(r"^\| `(\w+)`", table, re.MULTILINE)]
+    assert {*names, "family"} == Sm90Gemm.design.keys()
+
+
+def test_its_types_are_those_that_there_are() -> None:
+    row = next(line for line in TEXT.splitlines() if line.startswith("| `a`"))
+    assert row.split("|")[2].strip() == ", ".join(INPUTS)
+    assert all(f"`{layouts}`" in TEXT for layouts in LAYOUTS)
+
+
+def test_its_tables_are_manifests() -> None:
+    head = '[bundle]\nname = "page"\ntargets = ["sm_90a"]\ndevice = "h200"\n'
+    (table,) = parse_manifest((head + block("toml")).encode(), Path("docs/sm90-gemm.md")).tables
+    assert table.generator == "sm90_gemm"
+    fused = REPOSITORY / "manifests" / "sm90_fused.toml"
+    manifest = parse_manifest(fused.read_bytes(), fused)
+    assert f'"build/bundles/{manifest.name}"' in block("python gpu")
+    assert 'epilogue="D = gelu(accum + bias)"' in block("python gpu")
