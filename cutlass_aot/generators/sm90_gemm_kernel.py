@@ -389,6 +389,10 @@ def finish(
     along = (tile_m if plan.swap else width) // vector
     vectors = tile_m * width // vector // plan.split
     turns = (vectors + threads - 1) // threads
+    if cutlass.const_expr(plan.split == 1 and not plan.swap and plan.staged_bits == 32):
+        # The many places of wide results are the same for each tile. They are worked out anew: kept, they
+        # would take the registers of the sums.
+        thread = unknown(thread, cutlass.Int32, "=r,0")
     for batch_of_turns in cutlass.range_constexpr((turns + LOADS - 1) // LOADS):
         # All of a batch are loaded before any is stored: another block's memory is far away.
         pending = []
@@ -421,20 +425,25 @@ def finish(
                         fused.store(target, at, value)
 
 
-@dsl_user_op  # type: ignore[untyped-decorator]
-def settled(value: Any, *, loc: Any = None, ip: Any = None) -> Any:
-    """A sum as it is here, for the compiler an unknown one: it emits no code.
+def settled(value: Any) -> Any:
+    """A sum as it is here, for the compiler an unknown one.
 
     To the compiler, the instruction that waits for the tensor cores has nothing to do with their results: it
     moves the conversion of a result before the wait. The assembler sees that, and makes every tensor-core
     instruction wait for the one before.
     """
-    return cutlass.Float32(
+    return unknown(value, cutlass.Float32, "=f,0")
+
+
+@dsl_user_op  # type: ignore[untyped-decorator]
+def unknown(value: Any, dtype: Any, registers: str, *, loc: Any = None, ip: Any = None) -> Any:
+    """A value that the compiler takes for a new one, where this stands; it emits no code."""
+    return dtype(
         llvm.inline_asm(
-            cutlass.Float32.mlir_type,
-            [cutlass.Float32(value).ir_value(loc=loc, ip=ip)],
+            dtype.mlir_type,
+            [dtype(value).ir_value(loc=loc, ip=ip)],
             "",
-            "=f,0",
+            registers,
             has_side_effects=True,
             asm_dialect=llvm.AsmDialect.AD_ATT,
             loc=loc,
