@@ -14,7 +14,15 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from cutlass_aot.errors import GeneratorError, KernelNotFound, OperandError
+from cutlass_aot.errors import (
+    BundleError,
+    CorruptFile,
+    GeneratorError,
+    Incompatible,
+    KernelNotFound,
+    OperandError,
+    SchemaTooNew,
+)
 from cutlass_aot.runtime import device, policy
 from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.bundle import Bundle, open_bundle, opened_bundles
@@ -29,6 +37,8 @@ MAX_COMBINATIONS = 4096
 """Most values of all parameters together."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+# What a file name may have: parameters stand in the names of a bundle's files.
+_TEXT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _declared: dict[str, DeclaredKernel] = {}
 _installed: dict[Path, Bundle] = {}
 
@@ -131,9 +141,9 @@ class DeclaredKernel:
 
         Raises:
             TypeError: if these are not the parameters.
+            GeneratorError: if a value is none that a parameter can have.
             KernelNotFound: under policy ``required`` and ``warn``, if no bundle that is open or installed has
-                a kernel for them, for whatever GPU.
-            CutlassAotError: if an installed bundle cannot be read.
+                a kernel for them, for whatever GPU; names installed bundles that cannot be opened.
         """
         # True and 1 are equal, and two values.
         called = (positional, *map(type, positional), *((k, type(v), v) for k, v in named.items()))
@@ -250,10 +260,9 @@ class PrebuiltFunction:
     def kernels(self) -> list[KernelHandle]:
         """The kernels for these parameters, of every target, in the bundles that are open or installed.
 
-        Raises:
-            CutlassAotError: if an installed bundle cannot be read.
+        An installed bundle that cannot be opened is passed over.
         """
-        return [kernel for bundle in bundles_at_hand() for kernel in self._kernels_of(bundle)]
+        return [kernel for bundle in BundlesAtHand() for kernel in self._kernels_of(bundle)]
 
     def require(self) -> None:
         """Refuse parameters that no bundle has a kernel for, unless the policy is to compile one.
@@ -263,29 +272,30 @@ class PrebuiltFunction:
         """
         if self._known or self._launches or policy.get() == "jit":
             return
-        self._known = any(self._kernels_of(bundle) for bundle in bundles_at_hand())
+        at_hand = BundlesAtHand()
+        self._known = any(self._kernels_of(bundle) for bundle in at_hand)
         if not self._known:
-            policy.on_declared_miss(self._missing("any GPU"), self.declared, self.values, -1)
+            policy.on_declared_miss(self._missing("any GPU", at_hand), self.declared, self.values, -1)
 
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = device.compute_capability(ordinal)
-        for bundle in bundles_at_hand():
+        at_hand = BundlesAtHand()
+        for bundle in at_hand:
             kernels = self._kernels_of(bundle)
             for target in runnable_targets(sorted({kernel.target for kernel in kernels}), capability):
                 kernel = next(kernel for kernel in kernels if kernel.target == target)
                 return kernel.launch, tuple(operand.name for operand in kernel.group.operands)
         where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
-        return policy.on_declared_miss(self._missing(where), self.declared, self.values, ordinal)
+        return policy.on_declared_miss(self._missing(where, at_hand), self.declared, self.values, ordinal)
 
     def _kernels_of(self, bundle: Bundle) -> list[KernelHandle]:
         return bundle.kernels_of(self.declared.name, self.values)
 
-    def _missing(self, where: str) -> KernelNotFound:
-        bundles = [f"{bundle.name} {bundle.version}" for bundle in bundles_at_hand()]
+    def _missing(self, where: str, at_hand: BundlesAtHand) -> KernelNotFound:
         return KernelNotFound(
             f"no kernel {self.declared.call_text(self.values)} for {where} in the bundles that are open or "
-            f"installed ({', '.join(bundles) or 'none'}): open one that has it with cutlass_aot.open, or "
-            "choose policy jit"
+            f"installed ({', '.join(at_hand.seen) or 'none'}): open one that has it with cutlass_aot.open, "
+            "or choose policy jit" + "".join(f"; {problem}" for problem in at_hand.problems)
         )
 
     def _ordered(
@@ -300,19 +310,44 @@ class PrebuiltFunction:
         return [*operands, *(named[name] for name in rest)]
 
 
-def bundles_at_hand() -> Iterator[Bundle]:
-    """Bundles that are open, the latest first, then those that are installed and not open already."""
-    seen = set()
-    for bundle in opened_bundles():
-        seen.add(bundle.path.absolute())
-        yield bundle
-    for installed in installed_bundles():
-        path = installed.path
-        if path is not None and path.absolute() not in seen:
+class BundlesAtHand:
+    """Bundles that are open, the latest first, then those that are installed and not open already.
+
+    An installed bundle is opened when its turn comes. One that cannot be opened keeps nobody from the others.
+
+    Attributes:
+        seen: name and version of each bundle that was gone through.
+        problems: which installed bundles could not be opened, and why.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.problems: list[str] = []
+
+    def __iter__(self) -> Iterator[Bundle]:
+        self.seen, self.problems = [], []
+        paths = set()
+        for bundle in opened_bundles():
+            paths.add(bundle.path.absolute())
+            yield self._seen(bundle)
+        for installed in installed_bundles():
+            path = installed.path
+            if path is None or path.absolute() in paths:
+                continue
             # Kept here: whoever opened it otherwise would have to.
             if path not in _installed:
-                _installed[path] = open_bundle(path)
-            yield _installed[path]
+                try:
+                    _installed[path] = open_bundle(path)
+                except (BundleError, CorruptFile, Incompatible, SchemaTooNew) as error:
+                    self.problems.append(
+                        f"installed bundle {installed.name} {installed.version} cannot be opened: {error}"
+                    )
+                    continue
+            yield self._seen(_installed[path])
+
+    def _seen(self, bundle: Bundle) -> Bundle:
+        self.seen.append(f"{bundle.name} {bundle.version}")
+        return bundle
 
 
 def _ordinal_of(operands: Sequence[Any]) -> int:
@@ -333,6 +368,11 @@ def _checked(name: str, key: str, value: Any) -> DesignValue:
     """A parameter's value, if it is one that a record can have."""
     if isinstance(value, tuple) and all(type(item) is int for item in value):
         return value
+    if type(value) is str and not _TEXT.fullmatch(value):
+        raise GeneratorError(
+            f"kernel {name!r}: parameter {key} = {value!r}: expected text of letters, digits, '_', '.' and "
+            "'-', at most 64 of them: it becomes part of file names"
+        )
     if type(value) in (bool, int, float, str) and value == value:
         return value  # type: ignore[no-any-return]
     raise GeneratorError(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import cutlass_aot
+import cutlass_aot.operators
+from cutlass_aot import policy
 from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
 from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.operators import PrebuiltFunction, build, find_kernel
 from cutlass_aot.operators.targets import target_name, targets_of_gpu
-from cutlass_aot.runtime import device
+from cutlass_aot.runtime import declared, device
+from cutlass_aot.runtime.installed import InstalledBundle
 from tests.unit.bundles import write_bundle
 from tests.unit.operators import (
     BlockScaledGemmOperator,
@@ -171,6 +176,42 @@ def test_arguments_that_an_operator_does_not_serve_are_refused_in_its_words(bund
         find_kernel(
             Sm90StaticPersistentGemmOperator(), arguments(META, epilogue=object()), bundle, target_sm="90a"
         )
+
+
+# -- in place of operator.compile ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_hand(monkeypatch):
+    """Bundles that are open; installed is one that cannot be opened. No policy, and no misses yet."""
+    opened = []
+    broken = InstalledBundle("broken", "1", "d", "p", Path("no such folder"))
+    monkeypatch.delenv(policy.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(policy, "_process", policy._Process())
+    monkeypatch.setattr(declared, "opened_bundles", lambda: opened)
+    monkeypatch.setattr(declared, "installed_bundles", lambda: [broken])
+    return opened
+
+
+def test_a_miss_of_an_operator_is_counted_logged_and_names_every_bundle(bundle, at_hand, caplog):
+    at_hand.append(bundle)
+    operator = Sm90StaticPersistentGemmOperator(tile_shape=(64, 256, 64))
+    with pytest.raises(KernelNotFound) as caught:
+        cutlass_aot.operators.compile(operator, arguments(META), target_sm="90a")
+    assert "no prebuilt kernel for cutedsl.Sm90" in str(caught.value)
+    assert "small 0.1.0: bundle small has no kernel" in str(caught.value)
+    assert "installed bundle broken 1 cannot be opened: " in str(caught.value)
+    assert policy.misses() == {"cutedsl.Sm90StaticPersistentGemmOperator on sm_90a": 1}
+    assert "no kernel for cutedsl.Sm90StaticPersistentGemmOperator on sm_90a (miss 1 of it" in caplog.text
+
+
+def test_policy_jit_compiles_an_operator_that_no_bundle_has(at_hand, monkeypatch):
+    operator = Sm90StaticPersistentGemmOperator()
+    monkeypatch.setattr(operator, "compile", lambda args, target_sm: ("compiled", target_sm), raising=False)
+    with policy.use("jit"), pytest.warns(policy.MissWarning, match="no bundle has cutedsl"):
+        compiled = cutlass_aot.operators.compile(operator, arguments(META), target_sm="90a")
+    assert compiled == ("compiled", "90a")
+    assert policy.misses().total == 1
 
 
 class Launches:
