@@ -30,11 +30,12 @@ from cutlass_aot.runtime.dlpack import view
 from cutlass_aot.runtime.handle import Launch
 from cutlass_aot.runtime.launch import call, translated, without_gradients, workspace_for
 from cutlass_aot.runtime.lookup import Request, arrangement, usual_accumulator
-from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch, to_ffi
+from cutlass_aot.runtime.operands import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.process_lock import ProcessLock
 from cutlass_aot.runtime.select import sort_key
 from cutlass_aot.runtime.streams import current_stream, stream_handle
+from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
 from cutlass_aot.schema.operands import OperandDescription, Rejected, supports
 from cutlass_aot.schema.ranking import Extents
@@ -182,7 +183,9 @@ def _launch(
             arguments.append(
                 workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace, stream)
             )
-        call(chosen.function, arguments, ordinal, stream)
+        # Arguments that are no tensors of torch any more do not bring its current stream along.
+        native = stream is None and all(map(exported, arguments))
+        call(chosen.function, arguments, ordinal, None if native else handle)
     except Exception as error:
         raise translated(error, kernel.name, names) from error
 
@@ -280,6 +283,7 @@ def _serves(kernel: Kernel, request: Request) -> bool:
         bool(order)
         and bool(supports(kernel.operands, [request.operands[index] for index in order]))
         and request.epilogue in (None, kernel.epilogue)
+        and request.accumulator in (None, kernel.accumulator)
         and kernel.parameters == request.parameters
     )
 
@@ -398,6 +402,7 @@ def _batched(
         stride if extent != 1 else 1 if mode == contiguous else beyond
         for mode, (extent, stride) in enumerate(modes)
     )
-    if is_torch(operand):
+    # Shapes and strides are in elements of ours, of which torch's FP4 holds two in one of its own.
+    if is_torch(operand) and DTYPES[description.dtype].torch_packs == 1:
         return operand.as_strided(shape, steps)
     return view(to_ffi(operand, stream), shape, steps, description.dtype)

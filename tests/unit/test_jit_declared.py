@@ -10,6 +10,8 @@ from cutlass_aot import jit, policy
 from cutlass_aot.errors import KernelNotFound, OperandError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.runtime import declared, device
+from cutlass_aot.runtime.operands import describe_operand
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint
 from tests.unit.bundles import ClaimsCuda, write_bundle
 from tests.unit.declared_kernels import scale_rows, without_parameters
 from tests.unit.kernels import gemm
@@ -46,7 +48,8 @@ def compiled(monkeypatch):
     monkeypatch.setattr(policy, "_process", policy._Process())
     monkeypatch.setattr(jit, "_require_compiler", lambda: None)
     monkeypatch.setattr(jit, "dsl_version", lambda: "4.8.1")
-    monkeypatch.setattr(declared, "bundles_at_hand", lambda: iter(()))
+    monkeypatch.setattr(declared, "opened_bundles", list)
+    monkeypatch.setattr(declared, "installed_bundles", list)
     monkeypatch.setattr(device, "compute_capability", COMPUTE_CAPABILITIES.__getitem__)
     monkeypatch.setattr(device, "sm_count", lambda _: 132)
     monkeypatch.setattr(device, "device_name", lambda _: "NVIDIA H200")
@@ -122,3 +125,34 @@ def test_a_bundle_that_runs_one_by_name_has_the_kernel_of_its_parameters_compile
     assert compiled[1].calls[0] == compiled[1].calls[1] == [(4, 128), (4, 128), 2.0]
     with pytest.raises(KernelNotFound, match=r"no generator \(scale_rows\) has a kernel for scale_rows"):
         bundle.run("scale_rows", x, out, factor, parameters={"n": 128})
+
+
+def test_an_accumulator_that_the_kernel_has_not_is_a_miss(compiled, tmp_path, monkeypatch):
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [gemm()]))
+    monkeypatch.setattr(jit, "references", lambda: {"scale_rows": Only(scale_rows)})
+    with pytest.raises(KernelNotFound, match="accumulator f16"):
+        bundle.run("scale_rows", *operands(), accumulator="f16", parameters={"n": 128, "fast": False})
+    assert not compiled
+
+
+def test_torchs_fp4_is_handed_over_in_elements_and_on_torchs_stream(compiled, monkeypatch):
+    """One of torch's elements holds two: no view of torch has the kernel's extents."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no FP4")
+    memory = torch.zeros(4, 32, dtype=torch.uint8)
+    tensor = memory.view(torch.float4_e2m1fn_x2)
+    constraint = OperandConstraint("x", "f4e2m1", ("T", "K"), -1, 32, 16)
+    described = describe_operand(tensor)
+    given = jit._batched(constraint, tensor, described, None)
+    assert (tuple(given.shape), tuple(given.strides)) == ((4, 64), (64, 1))
+    assert given.data_ptr() == memory.data_ptr()
+
+    streams = []
+    monkeypatch.setattr(jit, "current_stream", lambda operands, ordinal: 77)
+    monkeypatch.setattr(jit, "call", lambda function, arguments, ordinal, stream: streams.append(stream))
+    kernel = Kernel.make(
+        operation="o", generator="g", operands=(constraint,), accumulator="", design={}, target="sm_100a"
+    )
+    jit._launch(jit.Compiled(kernel, None), [tensor], [described], 0, None, None)
+    assert streams == [77]
