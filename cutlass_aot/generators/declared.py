@@ -124,7 +124,7 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
     """Call the decorated function.
 
     Raises:
-        GeneratorError: if it does not return a callable and operands.
+        GeneratorError: if it does not return a callable and operands, and maybe a tuple of values.
     """
     found = declared.function(**values)
     if found is None:
@@ -139,6 +139,11 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
     if not isinstance(operands, Sequence) or not all(isinstance(item, Operand) for item in operands):
         raise GeneratorError(
             f"{call}: expected a list of cutlass_aot.Operand as the second of what it returns"
+        )
+    if rest and not isinstance(rest[0], (tuple, list)):
+        raise GeneratorError(
+            f"{call}: expected a tuple of values to compile in as the third of what it returns, got "
+            f"{type(rest[0]).__name__} {rest[0]!r}: a tuple of one value is written (value,)"
         )
     constraints = tuple(operand.constraint() for operand in operands)
     names = [constraint.name for constraint in constraints]

@@ -63,6 +63,19 @@ class GeneratorReference:
         Raises:
             GeneratorError: if it cannot be imported or is no generator.
         """
+        found = self.resolve()
+        if isinstance(found, DeclaredKernel):
+            return DeclaredGenerator(found)
+        _check(found, self.location)
+        generator: Generator = found()  # type: ignore[operator]
+        return generator
+
+    def resolve(self) -> object:
+        """Import what stands there: a class, or a declared kernel.
+
+        Raises:
+            GeneratorError: if it cannot be imported.
+        """
         module_name, _, class_name = self.location.partition(":")
         try:
             found: object = _import_light(module_name, f"generator {self.name!r}")
@@ -75,11 +88,7 @@ class GeneratorReference:
                 f"generator {self.name!r}: {self.location} cannot be imported: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if isinstance(found, DeclaredKernel):
-            return DeclaredGenerator(found)
-        _check(found, self.location)
-        generator: Generator = found()  # type: ignore[operator]
-        return generator
+        return found
 
 
 def import_plugin(module: str) -> None:
@@ -131,13 +140,19 @@ def references() -> dict[str, GeneratorReference]:
             )
         found[entry_point.name] = GeneratorReference(entry_point.name, entry_point.value)
     for name, location in _known().items():
-        known = found.get(name)
-        if known is not None and known.location != location:
+        known = found.setdefault(name, GeneratorReference(name, location))
+        if known.location != location and _own_location(known.resolve()) != location:
             raise GeneratorError(
                 f"generator name {name!r} of {location} is taken by {known.location}: give it another one"
             )
-        found[name] = GeneratorReference(name, location)
     return dict(sorted(found.items()))
+
+
+def _own_location(found: object) -> str:
+    """Where a class or a declared kernel is defined; an entry point may reach it by another module."""
+    if isinstance(found, DeclaredKernel):
+        return found.location
+    return f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
 
 
 def _known() -> dict[str, str]:

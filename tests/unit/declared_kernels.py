@@ -41,15 +41,20 @@ def without_parameters() -> Any:
     return compute, [Operand("out", "f32", ("N",), written=True)]
 
 
-@kernel(name="wrong_answers", params={"how": ["text", "no operands", "twice", "unwritten", "not operands"]})
+@kernel(
+    name="wrong_answers",
+    params={"how": ["text", "no_operands", "twice", "unwritten", "not_operands", "a_number", "a_word"]},
+)
 def wrong_answers(how: str) -> Any:
     out = Operand("out", "f32", ("N",), written=True)
     return {
         "text": "nothing",
-        "no operands": (compute, []),
+        "no_operands": (compute, []),
         "twice": (compute, [out, out]),
         "unwritten": (compute, [Operand("x", "f32", ("N",))]),
-        "not operands": (compute, ["x"]),
+        "not_operands": (compute, ["x"]),
+        "a_number": (compute, [out], (4)),
+        "a_word": (compute, [out], "fast"),
     }[how]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from cutlass_aot import Operand, policy
 from cutlass_aot.builder.compile import _answer
 from cutlass_aot.builder.plan import enumerations, load_sources, select
 from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
+from cutlass_aot.generators import registry
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Generator, Problem
@@ -125,6 +128,12 @@ def takes_more(*n):
         (takes_n, {"params": {"n": []}}, "a list of values, each once"),
         (takes_n, {"params": {"n": [1, 1]}}, "a list of values, each once"),
         (takes_n, {"params": {"n": [None]}}, "parameter n = None"),
+        (takes_n, {"params": {"n": ["silu/gelu"]}}, "parameter n = 'silu/gelu': expected text of letters"),
+        (takes_n, {"params": {"n": ["a b"]}}, "parameter n = 'a b'"),
+        (takes_n, {"params": {"n": ["*"]}}, r"parameter n = '\*'"),
+        (takes_n, {"params": {"n": [""]}}, "parameter n = ''"),
+        (takes_n, {"params": {"n": ["line\n"]}}, "parameter n = 'line"),
+        (takes_n, {"params": {"n": ["x" * 65]}}, "at most 64"),
         (takes_n, {"params": {"n": [float("nan")]}}, "parameter n = nan"),
         (takes_n, {"params": {"n": [(1, True)]}}, r"parameter n = \(1, True\)"),
         (takes_n, {"params": {"n": list(range(5000))}}, "5000 combinations"),
@@ -210,10 +219,12 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ("how", "problem"),
     [
         ("text", "returned str: expected"),
-        ("no operands", "operands none"),
+        ("no_operands", "operands none"),
         ("twice", "operands out, out"),
         ("unwritten", "one that is written"),
-        ("not operands", "a list of cutlass_aot.Operand"),
+        ("not_operands", "a list of cutlass_aot.Operand"),
+        ("a_number", r"a tuple of values .* got int 4: a tuple of one value is written \(value,\)"),
+        ("a_word", "a tuple of values .* got str 'fast'"),
     ],
 )
 def test_what_a_function_returns_is_looked_at(how, problem):
@@ -238,6 +249,24 @@ def test_a_record_that_the_function_no_longer_describes_is_not_compiled(monkeypa
 def test_a_plugin_may_declare_kernels_alone():
     import_plugin("tests.unit.declared_kernels")
     assert find("scale_rows").location == "tests.unit.declared_kernels:scale_rows"
+
+
+def test_an_entry_point_may_reach_a_kernel_by_another_module(monkeypatch):
+    """A package that exports a kernel at its top names that in its entry point."""
+
+    def entry_point(name):
+        point = EntryPoint(name, "a_package:exported", registry.ENTRY_POINT_GROUP)
+        monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [point])
+
+    module = ModuleType("a_package")
+    module.exported = scale_rows
+    monkeypatch.setitem(sys.modules, "a_package", module)
+    entry_point("scale_rows")
+    assert references()["scale_rows"] == GeneratorReference("scale_rows", "a_package:exported")
+    assert find("scale_rows").load().name == "scale_rows"
+    entry_point("tiled")
+    with pytest.raises(GeneratorError, match=r"'tiled' of .*:tiled is taken by a_package:exported"):
+        references()
 
 
 def test_a_plugin_that_declares_nothing_is_refused():
@@ -352,7 +381,13 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
     assert not declared._installed
     scale_rows(n=64, fast=False)
     assert [bundle.path for bundle in declared._installed.values()] == [wheel]
-    with pytest.raises(cutlass_aot.BundleError, match="broken"):
+    # One that cannot be opened keeps nobody from the next, and is named where none has it.
+    installed.insert(0, installed.pop())
+    declared._installed.clear()
+    scale_rows.__dict__["_functions"].clear()
+    scale_rows.__dict__["_calls"].clear()
+    scale_rows(n=64, fast=False)
+    with pytest.raises(KernelNotFound, match=r"or choose policy jit; installed bundle broken 1 cannot be op"):
         scale_rows(n=128, fast=True)
 
 
