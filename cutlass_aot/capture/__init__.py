@@ -20,9 +20,12 @@ def capture() -> Iterator[Found]:
 
     ::
 
-        with cutlass_aot.capture.capture() as found:
+        from cutlass_aot.capture import capture
+        from cutlass_aot.capture.manifest import manifest_text
+
+        with capture() as found:
             model(x)
-        text = cutlass_aot.capture.manifest.manifest_text(found, "my-kernels")
+        text = manifest_text(found, "my-kernels", ["sm_90a"])
     """
     watch = Watch()
     watch.begin()

@@ -13,7 +13,7 @@ from cutlass_aot.schema.encoding import seal, unseal
 from cutlass_aot.schema.kernel import DesignValue, values_from_record
 
 KIND = "cutlass-aot capture"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Sighting(NamedTuple):
@@ -24,6 +24,7 @@ class Sighting(NamedTuple):
         problem: its operands.
         traits: its design and its parameters, sorted by name.
         target: the GPU code target it was compiled for, ``""`` if it was only asked for.
+        targets: every target that it is declared for; empty if its generator is to be asked.
         plugin: module to import for the generator, ``""`` for one that is built in.
     """
 
@@ -31,6 +32,7 @@ class Sighting(NamedTuple):
     problem: Problem
     traits: tuple[tuple[str, DesignValue], ...]
     target: str = ""
+    targets: tuple[str, ...] = ()
     plugin: str = ""
 
 
@@ -59,11 +61,13 @@ class Found:
                 problem_record(kernel.problem),
                 dict(kernel.traits),
                 kernel.target,
+                list(kernel.targets),
                 kernel.plugin,
             ]
-            for kernel in self.kernels
+            # A copy: another thread of the program may be finding something.
+            for kernel in tuple(self.kernels)
         ]
-        return seal(KIND, SCHEMA, {"kernels": kernels, "others": self.others})
+        return seal(KIND, SCHEMA, {"kernels": kernels, "others": dict(self.others)})
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Found:
@@ -80,9 +84,10 @@ class Found:
                     problem_from_record(problem),
                     tuple(sorted(values_from_record(traits).items())),
                     str(target),
+                    tuple(map(str, targets)),
                     str(plugin),
                 )
-                for generator, problem, traits, target, plugin in body["kernels"]
+                for generator, problem, traits, target, targets, plugin in body["kernels"]
             ]
             others = {str(name): str(reason) for name, reason in body["others"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -6,24 +6,26 @@ each. It imports neither of them; where the program does later, it learns of it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cutlass_aot.capture import sightings
 from cutlass_aot.capture.found import Found, Sighting
 from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.generators.cutlass_operators import records
-from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.declared import DeclaredKernel
+from cutlass_aot.runtime.process_lock import ProcessLock
 from cutlass_aot.schema.kernel import Kernel
 
 _OPERATORS = "cutlass.operators.base"
@@ -31,16 +33,31 @@ _DSL = "cutlass.cute"
 _JIT = "cutlass_aot.jit"
 
 
+def _harmless(method: Callable[..., None]) -> Callable[..., None]:
+    """What goes wrong in watching is told in one line, and never raised into the program."""
+
+    @functools.wraps(method)
+    def harmless(self: Watch, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:
+            self._tell(error)
+
+    return harmless
+
+
 class Watch:
     """Writes down what this process compiles between :meth:`begin` and :meth:`end`.
 
     Args:
-        changed: called when something new was found.
+        changed: called when something new was found, in one thread at a time.
     """
 
     def __init__(self, changed: Callable[[Found], None] = lambda found: None) -> None:
         self.found = Found()
         self._changed = changed
+        self._lock = ProcessLock()
+        self._told: set[str] = set()
         self._inside = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._finder = _AfterImport(
@@ -63,12 +80,15 @@ class Watch:
         while self._undo:
             self._undo.pop()()
 
+    @_harmless
     def _watch_operators(self, module: ModuleType) -> None:
         self._replace(module.Operator, "compile", self._operator)
 
+    @_harmless
     def _watch_dsl(self, module: ModuleType) -> None:
         self._replace(type(module.compile), "__call__", self._compile)
 
+    @_harmless
     def _watch_jit(self, module: ModuleType) -> None:
         self._replace(module, "compile_record", self._record)
 
@@ -90,35 +110,21 @@ class Watch:
         with self._outermost() as outermost:
             try:
                 artifact = original(operator, args, target_sm, **named)
-                compiled_for = artifact.compiled_for
+                compiled_for = getattr(artifact, "compiled_for", target_sm)
             finally:
                 # Also what does not compile here, for lack of a GPU say.
                 if outermost:
                     self._see_operator(operator, compiled_for)
         return artifact
 
-    def _see_operator(self, operator: Any, compiled_for: Any) -> None:
-        target = "" if compiled_for is None else f"sm_{str(compiled_for).removeprefix('sm_')}"
-        name = str(operator.metadata.operator_name)
-        try:
-            reason = records.refusal(operator)
-            if not reason:
-                problem, traits = records.problem_of(operator), records.design(operator)
-                self._see(Sighting(records.GENERATOR, problem, tuple(sorted(traits.items())), target))
-        except CutlassAotError as error:
-            reason = str(error)
-        if reason:
-            self._see_other(f"{name} on {target or 'the GPU'}", reason)
-
-    def _record(self, original: Callable[..., Any], kernel: Kernel, *more: Any, **named: Any) -> Any:
+    def _record(
+        self, original: Callable[..., Any], kernel: Kernel, generator: Any, *more: Any, **named: Any
+    ) -> Any:
         """Policy jit compiles a kernel of a generator."""
         with self._outermost() as outermost:
-            compiled = original(kernel, *more, **named)
-        if outermost and kernel.generator not in declared.declared_kernels():
-            # Policy jit compiles plain GEMMs.
-            dtypes = tuple(operand.dtype for operand in kernel.operands)
-            problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
-            self._see(Sighting(kernel.generator, problem, kernel.design, kernel.target))
+            compiled = original(kernel, generator, *more, **named)
+        if outermost:
+            self._see_record(kernel, generator)
         return compiled
 
     def _asked(self, original: Callable[..., Any], kernel: DeclaredKernel, *more: Any, **named: Any) -> Any:
@@ -131,35 +137,59 @@ class Watch:
         with self._outermost() as outermost:
             compiled = original(compiler, *arguments, **named)
         if outermost and arguments:
-            self._see_other(
-                _place(arguments[0]), "compiled by cute.compile: declare it with cutlass_aot.kernel"
-            )
+            self._see_function(arguments[0])
         return compiled
 
     # -- what is seen -----------------------------------------------------------------------------------
 
-    def _see_declared(self, kernel: DeclaredKernel, values: Parameters) -> None:
-        module = kernel.function.__module__
-        if module == "__main__":
-            self._see_other(
-                kernel.call_text(values),
-                "declared in the program itself: move it to a module that a build can import",
-            )
+    @_harmless
+    def _see_operator(self, operator: Any, compiled_for: Any) -> None:
+        where = sightings.target_text(compiled_for) or "the GPU"
+        name = f"{operator.metadata.operator_name} on {where}"
+        self._see(name, lambda: sightings.of_operator(operator, compiled_for))
+
+    @_harmless
+    def _see_record(self, kernel: Kernel, generator: Generator) -> None:
+        own = declared.declared_kernels().get(kernel.generator)
+        if own is not None:
+            self._see_declared(own, dict(kernel.parameters), kernel.target)
             return
-        builtin = module.startswith("cutlass_aot.")
-        problem = Problem(kernel.name, (), "", "")
-        traits = tuple(sorted(values.items()))
-        self._see(Sighting(kernel.name, problem, traits, plugin="" if builtin else module))
+        # Whoever compiles by policy jit has imported it.
+        from cutlass_aot.generators.registry import plugin_of
 
-    def _see(self, sighting: Sighting) -> None:
-        if sighting not in self.found.kernels:
-            self.found.kernels[sighting] = None
-            self._changed(self.found)
+        self._see(kernel.name, lambda: sightings.of_record(kernel, plugin_of(generator)))
 
-    def _see_other(self, name: str, reason: str) -> None:
-        if name not in self.found.others:
-            self.found.others[name] = reason
-            self._changed(self.found)
+    @_harmless
+    def _see_declared(self, kernel: DeclaredKernel, values: Parameters, target: str = "") -> None:
+        self._see(kernel.call_text(values), lambda: sightings.of_declared(kernel, values, target))
+
+    @_harmless
+    def _see_function(self, function: Any) -> None:
+        reason = "compiled by cute.compile: declare it with cutlass_aot.kernel"
+        self._keep(self.found.others, _place(function), reason)
+
+    def _see(self, name: str, look: Callable[[], Sighting]) -> None:
+        try:
+            sighting = look()
+        except CutlassAotError as error:
+            self._keep(self.found.others, name, str(error))
+        else:
+            self._keep(self.found.kernels, sighting, None)
+
+    def _keep(self, found: dict[Any, Any], what: Any, value: Any) -> None:
+        with self._lock:
+            if what not in found:
+                found[what] = value
+                self._changed(self.found)
+
+    def _tell(self, error: Exception) -> None:
+        """One line about what went wrong, the first time that it does."""
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        # Standard error may be closed, and nothing here is worth the program.
+        with suppress(Exception):
+            if text not in self._told:
+                self._told.add(text)
+                print(f"cutlass-aot capture: not all is written down: {text}", file=sys.stderr)
 
     @contextmanager
     def _outermost(self) -> Iterator[bool]:

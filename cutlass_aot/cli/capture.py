@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import click
 
+from cutlass_aot.errors import ManifestError
 from cutlass_aot.words import plural
 
 
@@ -20,8 +23,17 @@ from cutlass_aot.words import plural
 )
 @click.option("--name", default="captured", show_default=True, help="Name of its bundle.")
 @click.option("--target", "targets", multiple=True, help="GPU code target to build for; may be repeated.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="TARGET=PROFILE",
+    help="Device profile for a target: a name, or a .toml file's path from the manifest; may be repeated.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(output: Path, name: str, targets: tuple[str, ...], program: tuple[str, ...]) -> int:
+def command(
+    output: Path, name: str, targets: tuple[str, ...], devices: tuple[str, ...], program: tuple[str, ...]
+) -> int:
     """Run PROGRAM, and write the manifest of the CuTe DSL kernels that it compiles.
 
     \b
@@ -29,20 +41,43 @@ def command(output: Path, name: str, targets: tuple[str, ...], program: tuple[st
 
     It sees what goes through cutlass.operators, kernels declared with cutlass_aot.kernel, and what the policy
     jit compiles, which is the program's policy unless CUTLASS_AOT_POLICY says otherwise. Other kernels
-    are named, with what to do about them. The program's own programs in Python are watched too.
+    are named, with what to do about them. The program's own programs in Python are watched too. An interrupt
+    ends the program; what was found until then is written.
     """
-    from cutlass_aot.capture.manifest import manifest_text
+    from cutlass_aot.capture import manifest
     from cutlass_aot.capture.run import run
 
-    status, found = run(program)
-    for other, reason in sorted(found.others.items()):
+    # Whatever can be refused is refused now: the program may run for hours.
+    profiles = _profiles(devices)
+    manifest.check_wishes(name, targets, profiles, output.parent)
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise ManifestError(
+            f"{output}: {output.parent} is no folder to write to: make it, or name another one"
+        )
+    ran = run(program)
+    problem, found = ran.problem(), ran.found
+    notes = {**found.others, **manifest.left_out(found, targets)}
+    for other, reason in sorted(notes.items()):
         click.echo(f"note: {other}: {reason}", err=True)
-    if status and not found.kernels:
-        click.echo(f"error: the program ended with status {status}, and nothing was found", err=True)
+    if problem and not found.kernels:
+        click.echo(f"error: {problem}, and nothing was found", err=True)
         return 1
-    text = manifest_text(found, name, targets)
-    output.write_text(text, encoding="utf-8")
+    text = manifest.manifest_text(found, name, targets, profiles)
+    manifest.write_manifest(text, output)
     click.echo(f"{output}: {plural(text.count('[[kernels]]'), 'kernel')}")
-    if status:
-        click.echo(f"error: the program ended with status {status}", err=True)
-    return 1 if status else 0
+    for placeholder in (manifest.NO_TARGET, manifest.NO_PROFILE):
+        if json.dumps(placeholder) in text:
+            click.echo(f"note: {output} has to be edited before it builds: {placeholder}", err=True)
+    if problem:
+        click.echo(f"error: {problem}", err=True)
+    return 1 if problem else 0
+
+
+def _profiles(devices: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in devices:
+        target, equals, profile = text.partition("=")
+        if not equals or not profile:
+            raise ManifestError(f"--device {text}: expected TARGET=PROFILE, such as sm_90a=h200")
+        found[target] = profile
+    return found

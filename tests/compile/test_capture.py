@@ -12,7 +12,6 @@ import pytest
 import cutlass_aot
 from cutlass_aot.capture import Found, capture
 from cutlass_aot.capture.manifest import manifest_text
-from cutlass_aot.errors import ManifestError
 
 pytest.importorskip("cutlass.operators")
 
@@ -123,8 +122,7 @@ def test_a_block_is_watched_and_then_left_alone(monkeypatch: pytest.MonkeyPatch)
     assert text.count("[[kernels]]") == 1
     assert "n = 2048" in text
     assert 'device = { sm_90a = "h200", sm_103a = "gb300" }' in text
-    with pytest.raises(ManifestError, match="no target is known: name one"):
-        manifest_text(found, "block")
+    assert "no target is known: name some" in manifest_text(found, "block")
 
 
 def test_what_is_found_survives_a_file() -> None:
@@ -135,3 +133,70 @@ def test_what_is_found_survives_a_file() -> None:
     found.others["x"] = "y"
     again = Found.from_bytes(found.to_bytes(), "a file")
     assert again == found
+
+
+def test_a_kernel_of_the_programs_own_is_built_where_its_module_can_be_imported(tmp_path: Path) -> None:
+    package = Path(__file__).resolve().parents[1] / "fixtures" / "axpy_package"
+    path = os.pathsep.join([str(package), str(Path(cutlass_aot.__file__).parents[1])])
+    (tmp_path / "app.py").write_text(
+        "from axpy_kernels.declared import axpy\naxpy(dtype='f32', threads=128)\n"
+    )
+    manifest = tmp_path / "app.toml"
+    captured = run(
+        "-m", "cutlass_aot", "capture", "-o", manifest, "--name", "app", "--target", "sm_90a", "--",
+        sys.executable, tmp_path / "app.py", PYTHONPATH=path,
+    )  # fmt: skip
+    assert captured.returncode == 0, captured.stderr
+    build = (
+        "-m", "cutlass_aot", "build", manifest, "--out", tmp_path / "out", "--store", tmp_path / "store",
+    )  # fmt: skip
+    refused = run(*build, PYTHONPATH=path.split(os.pathsep)[1])
+    assert refused.returncode != 0
+    assert "plugin 'axpy_kernels.declared' cannot be imported" in refused.stderr
+    built = run(*build, PYTHONPATH=path)
+    assert built.returncode == 0, built.stderr
+    (kernel,) = cutlass_aot.open(tmp_path / "out" / "app").kernels()
+    assert dict(kernel.kernel.parameters) == {"dtype": "f32", "threads": 128}
+
+
+@pytest.mark.parametrize(
+    ("family", "operation", "scaled"),
+    [
+        ("PersistentDenseBlockScaledGemm", "gemm", True),
+        ("MixedInputGemm", "gemm", False),
+        ("ContiguousOffset2D3DGemmDense", "grouped_gemm", False),
+    ],
+)
+def test_an_operator_of_any_family_is_sighted_as_the_kernel_that_a_manifest_selects(
+    family: str, operation: str, scaled: bool
+) -> None:
+    """What is seen of an operator leads to one kernel of the generator: the same one."""
+    import cutlass.operators
+
+    from cutlass_aot.capture import sightings
+    from cutlass_aot.generators.cutlass_operators import CutlassOperators, operands
+    from cutlass_aot.generators.device import load_profile
+    from cutlass_aot.manifest.model import parse_manifest
+
+    made = next(
+        operator
+        for operator in cutlass.operators.get_operators(target_sm="100a")
+        if type(operator).__name__ == f"{family}Operator"
+        and getattr(operator.metadata, "epilogue", None) is None
+    )
+    sighting = sightings.of_operator(made, "100a")
+    assert sighting.problem.operation == operation
+    assert (sighting.problem.scales != (None, None)) is scaled
+    text = manifest_text(Found({sighting: None}), "x")
+    (table,) = parse_manifest(text.encode(), Path("m.toml")).tables
+    kernels = [
+        kernel
+        for kernel in CutlassOperators().enumerate(sighting.problem, "sm_100a", load_profile("b200"))
+        if all(accepts.accepts(dict(kernel.design)) for accepts in table.filters)
+    ]
+    (kernel,) = kernels
+    assert dict(kernel.design) == operands.design(made)
+    ((dtypes, accumulator),) = table.combinations
+    assert (dtypes, accumulator, table.layouts) == (
+        sighting.problem.dtypes, sighting.problem.accumulator, (sighting.problem.layouts,),
+    )  # fmt: skip
