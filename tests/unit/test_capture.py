@@ -352,7 +352,8 @@ def test_a_kernel_that_a_module_of_the_programs_own_declares_is_captured(program
 def test_an_interrupt_ends_the_program_and_what_it_had_compiled_is_written(program, how):
     process = subprocess.Popen(
         command(program, "--target", "sm_90a", program=("program.py", "wait")),
-        cwd=program, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=program, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     if how == "terminal":
