@@ -10,7 +10,7 @@ from cutlass_aot.builder.messages import problem_from_record, problem_record
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.encoding import seal, unseal
-from cutlass_aot.schema.kernel import DesignValue, values_from_record
+from cutlass_aot.schema.kernel import Values, values_from_record
 
 KIND = "cutlass-aot capture"
 SCHEMA = 2
@@ -22,7 +22,7 @@ class Sighting(NamedTuple):
     Attributes:
         generator: the generator that has it.
         problem: its operands.
-        traits: its design and its parameters, sorted by name.
+        traits: its design and its parameters.
         target: the GPU code target it was compiled for, ``""`` if it was only asked for.
         targets: every target that it is declared for; empty if its generator is to be asked.
         plugin: module to import for the generator, ``""`` for one that is built in.
@@ -30,7 +30,7 @@ class Sighting(NamedTuple):
 
     generator: str
     problem: Problem
-    traits: tuple[tuple[str, DesignValue], ...]
+    traits: Values
     target: str = ""
     targets: tuple[str, ...] = ()
     plugin: str = ""
@@ -82,7 +82,7 @@ class Found:
                 Sighting(
                     str(generator),
                     problem_from_record(problem),
-                    tuple(sorted(values_from_record(traits).items())),
+                    Values.of(values_from_record(traits)),
                     str(target),
                     tuple(map(str, targets)),
                     str(plugin),

@@ -14,7 +14,7 @@ from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.model import GEMM_OPERATIONS
 from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.declared import DeclaredKernel
-from cutlass_aot.schema.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernel import Kernel, Values
 
 # Element types and layouts of these operands say what a GEMM is; its others follow from scales and epilogue.
 _GEMM_OPERANDS = 3
@@ -42,7 +42,7 @@ def of_operator(operator: Any, compiled_for: Any) -> Sighting:
         if reason:
             raise GeneratorError(reason)
         problem, traits = records.problem_of(operator), records.design(operator)
-    return Sighting(records.GENERATOR, problem, _sorted(traits), target_text(compiled_for))
+    return Sighting(records.GENERATOR, problem, Values.of(traits), target_text(compiled_for))
 
 
 def of_record(kernel: Kernel, plugin: str) -> Sighting:
@@ -59,7 +59,7 @@ def of_record(kernel: Kernel, plugin: str) -> Sighting:
     if kernel.epilogue:
         # How operands move is said beside them, in the manifest's table of operands.
         traits.pop(epilogue_records.TRANSPORTS, None)
-    return Sighting(kernel.generator, _problem(kernel), _sorted(traits), kernel.target, (), plugin)
+    return Sighting(kernel.generator, _problem(kernel), Values.of(traits), kernel.target, (), plugin)
 
 
 def of_declared(kernel: DeclaredKernel, values: Parameters, target: str = "") -> Sighting:
@@ -78,7 +78,7 @@ def of_declared(kernel: DeclaredKernel, values: Parameters, target: str = "") ->
         raise GeneratorError("declared in the program itself: move it to a module that a build can import")
     plugin = "" if module.startswith("cutlass_aot.") else module
     problem = Problem(kernel.name, (), "", "")
-    return Sighting(kernel.name, problem, _sorted(values), target, tuple(kernel.targets), plugin)
+    return Sighting(kernel.name, problem, Values.of(values), target, tuple(kernel.targets), plugin)
 
 
 def target_text(compiled_for: Any) -> str:
@@ -103,7 +103,3 @@ def _problem(kernel: Kernel) -> Problem:
         return Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
     # An operation that fixes its operands itself.
     return Problem(kernel.operation, (), "", "")
-
-
-def _sorted(traits: Parameters) -> tuple[tuple[str, DesignValue], ...]:
-    return tuple(sorted(traits.items()))

@@ -27,7 +27,7 @@ from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.schema.epilogue import parse_epilogue
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernel import Kernel, OperandConstraint, Values
 from tests.unit.declared_kernels import scale_rows, tiled
 from tests.unit.kernels import gemm
 from tests.unit.operators import (
@@ -42,7 +42,7 @@ GEMM = Problem("gemm", ("bf16",) * 3, "tnt", "f32")
 
 
 def operator_for(target: str, **traits: object) -> Sighting:
-    return Sighting("cutlass.operators", GEMM, tuple(sorted({"family": "F", **traits}.items())), target)
+    return Sighting("cutlass.operators", GEMM, Values.of({"family": "F", **traits}), target)
 
 
 def found_of(*kernels: Sighting, **others: str) -> Found:
@@ -70,7 +70,7 @@ def test_a_kernel_for_another_target_is_named_and_not_dropped():
 
 
 def test_text_stands_for_itself_and_notes_keep_to_their_line():
-    sighting = Sighting("g", Problem("o", (), "", ""), (("mode", "a*b?[c]"),), "sm_90a")
+    sighting = Sighting("g", Problem("o", (), "", ""), Values.of({"mode": "a*b?[c]"}), "sm_90a")
     found = found_of(sighting)
     found.others["a\nb"] = "why\n[[kernels]]\x01"
     text = manifest_text(found, "x")
@@ -152,6 +152,14 @@ def test_a_declared_kernel_is_in_the_manifest_without_being_imported(monkeypatch
     assert (table.generator, table.targets) == ("scale_rows", ("sm_90a",))
 
 
+def test_true_and_one_are_two_kernels():
+    problem = Problem("o", (), "", "")
+    one, true = (Sighting("g", problem, Values.of({"n": value}), "sm_90a") for value in (1, True))
+    found = Found.from_bytes(found_of(one, true).to_bytes(), "a file")
+    text = manifest_text(found, "x")
+    assert [table.filters[0].values for table in parsed(text).tables] == [(1,), (True,)]
+
+
 def test_a_kernel_declared_in_the_program_itself_is_a_note(monkeypatch):
     monkeypatch.setattr(tiled.function, "__module__", "__main__")
     with cutlass_aot.policy.use("jit"), capture() as found:
@@ -178,7 +186,7 @@ def test_operators_are_sighted_with_their_operands_and_their_refusals():
 def test_records_of_policy_jit_keep_parameters_scales_and_epilogues():
     plain = gemm()
     assert sightings.of_record(plain, "") == Sighting(
-        plain.generator, Problem("gemm", ("f16",) * 3, "tnt", "f32"), plain.design, plain.target
+        plain.generator, Problem("gemm", ("f16",) * 3, "tnt", "f32"), Values(plain.design), plain.target
     )
     epilogue = parse_epilogue(
         "D = relu(alpha * accum + C)", {"C": {"dtype": "f16", "extents": "MN", "transport": "sync_gmem_load"}}
@@ -211,7 +219,7 @@ def test_records_of_policy_jit_keep_parameters_scales_and_epilogues():
     )  # fmt: skip
     sighting = sightings.of_record(own, "my_kernels")
     assert sighting.problem == Problem("norm", (), "", "")
-    assert (sighting.traits, sighting.plugin) == ((("n", 8), ("tile", 4)), "my_kernels")
+    assert (sighting.traits, sighting.plugin) == (Values.of({"n": 8, "tile": 4}), "my_kernels")
     assert parsed(manifest_text(found_of(sighting), "x")).plugins == ("my_kernels",)
 
 
@@ -406,3 +414,21 @@ def test_an_operator_that_was_not_compiled_is_for_all_targets_that_are_named():
     sighting = sightings.of_operator(Sm90StaticPersistentGemmOperator(), None)
     text = manifest_text(found_of(sighting), "x", ["sm_90a"])
     assert parsed(text).tables[0].targets == ("sm_90a",)
+
+
+def test_a_program_that_does_not_hear_an_interrupt_is_told_more_clearly(monkeypatch):
+    from cutlass_aot.capture import run
+
+    monkeypatch.setattr(run, "GRACE_SECONDS", 0.3)
+    deaf = (
+        "import signal, time\n"
+        "for word in (signal.SIGINT, signal.SIGTERM): signal.signal(word, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    assert run._end(process) == -signal.SIGKILL
+    process.stdout.close()
+    ended = run.Ran(-signal.SIGKILL, False, Found())
+    assert ended.problem() == "the program was ended by signal 9"
