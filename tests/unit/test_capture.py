@@ -432,3 +432,19 @@ def test_a_program_that_does_not_hear_an_interrupt_is_told_more_clearly(monkeypa
     process.stdout.close()
     ended = run.Ran(-signal.SIGKILL, False, Found())
     assert ended.problem() == "the program was ended by signal 9"
+
+
+def test_a_program_that_cannot_be_watched_runs_all_the_same(tmp_path):
+    """Its interpreter finds another cutlass_aot, or one that it cannot read."""
+    (tmp_path / "cutlass_aot").mkdir()
+    (tmp_path / "cutlass_aot" / "__init__.py").write_text("raise TypeError('not this Python')")
+    (tmp_path / "sitecustomize.py").write_text("print('its own site')")
+    site = Path(cutlass_aot.capture.__file__).parent / "site"
+    done = subprocess.run(
+        [sys.executable, "-c", "print('it runs')"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tmp_path)))},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "its own site\nit runs\n"
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("is not watched: TypeError('not this Python')")

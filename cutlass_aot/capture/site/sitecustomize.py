@@ -11,11 +11,10 @@ def _begin() -> None:
     # The program is not to find this folder; what it starts itself finds it by the environment.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
     try:
-        child = importlib.import_module("cutlass_aot.capture.child")
-    except ImportError as error:
-        print(f"cutlass-aot capture: {sys.executable} is not watched: {error}", file=sys.stderr)
-    else:
-        child.begin()
+        importlib.import_module("cutlass_aot.capture.child").begin()
+    except Exception as error:
+        # An interpreter that this package is not for, maybe: the program runs as it would.
+        print(f"cutlass-aot capture: {sys.executable} is not watched: {error!r}", file=sys.stderr)
     # The module of the same name that this one stands before, if there is one.
     this = sys.modules.pop(__name__, None)
     try:
