@@ -65,11 +65,11 @@ def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iter
 
 
 def _is_dense(problem: Problem) -> bool:
-    """Whether it may be a dense GEMM of the package, which takes torch's element types alone."""
+    """Whether it may be a dense GEMM of the package, which takes torch's element types alone, as they are."""
     return (
         problem.operation == "gemm"
         and problem.scales == (None, None)
-        and all(DTYPES[dtype].torch for dtype in problem.dtypes)
+        and all(DTYPES[dtype].torch and not DTYPES[dtype].reads for dtype in problem.dtypes)
     )
 
 
