@@ -21,7 +21,9 @@ from cutlass_aot.schema.epilogue import (
 from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, REDUCTIONS, Apply, Constant, Expression
 
 OPERATORS = {"+": "accum + 1", "-": "accum - 1", "*": "accum * 2", "/": "accum / 3", "neg": "-accum"}
-READ = {MATRIX: "matrix", ROW: "row vector", COLUMN: "column vector", ELEMENT: "one element", NUMBER: "number"}
+READ = {
+    MATRIX: "matrix", ROW: "row vector", COLUMN: "column vector", ELEMENT: "one element", NUMBER: "number",
+}  # fmt: skip
 REDUCED = {ROW: "each column", COLUMN: "each row", ELEMENT: "all"}
 _WRITTEN = {ROW: "N", COLUMN: "M", ELEMENT: "1"}
 _MANIFEST = {MATRIX: "MN", ROW: "N", COLUMN: "M", ELEMENT: "1", NUMBER: ""}

@@ -1,13 +1,13 @@
-"""Which operands each operation has kernels for, on which target: asked of the generators, written into a page.
+"""Which operands each operation has kernels for, on which target: asked of the generators, for a page.
 
     python tools/support_tables.py [--section NAME]... [-j JOBS] [--check] [PAGE]
 
 Needs the build extra, no GPU, and about a minute for all of it; nothing is compiled. Every combination of
 element types, accumulator and scale factors that might exist is a question to every generator of the package
-that has the operation, asked in the builder's workers, for every target of the generator. What is known to be
-bad with the installed DSL counts as not there, since no build takes it. The tables go between the markers
-``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/support.md); ``--check`` writes nothing and exits
-with 1 if a table is not what the page has.
+that has the operation, asked in the builder's workers, for every target of the generator. What is known to
+be bad with the installed DSL counts as not there, since no build takes it. The tables go between the markers
+``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/support.md); ``--check`` writes nothing and
+exits with 1 if a table is not what the page has.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def _target_order(target: str) -> tuple[int, str]:
 
 
 def by_operands(answers: Iterator[Answer]) -> str:
-    """A row for each generator, a, b, scale factors and accumulator; outputs that have equal counts together."""
-    found: dict[tuple[str, ...], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
+    """A row for each generator, a, b, scale factors and accumulator; outputs of equal counts together."""
+    found: dict[tuple[str, str, str, str, str], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
     for answer in answers:
         a, b, out = answer.problem.dtypes
         row = (answer.generator, a, b, scale_text(answer.problem), answer.problem.accumulator)
@@ -251,21 +251,20 @@ def scale_text(problem: Problem) -> str:
 
 def by_layout(answers: Iterator[Answer]) -> str:
     """A row for each generator, operands and set of targets: the layouts that there are."""
-    found: dict[tuple[str, str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
-        dtypes = ".".join(answer.problem.dtypes)
-        row = answer.generator, dtypes, scale_text(answer.problem), ""
+        row = answer.generator, ".".join(answer.problem.dtypes), scale_text(answer.problem)
         found[row][answer.target].append(answer.problem.layouts)
     scaled = any(row[2] for row in found)
     head = ["generator", "a.b.out", *(["scale factors"] if scaled else []), "targets", "layouts"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for (generator, dtypes, scale, _), targets in found.items():
+    for (generator, dtypes, scale), targets in found.items():
         together: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for target, letters in targets.items():
-            together[tuple(sorted(letters))].append(target)
+        for target, words in targets.items():
+            together[tuple(sorted(words))].append(target)
         for letters, names in together.items():
-            shown = "all" if len(letters) == 8 else ", ".join(letters)
-            words = [f"`{generator}`", dtypes, *([scale] if scaled else []), ", ".join(names), shown]
+            which = "all" if len(letters) == 8 else ", ".join(letters)
+            words = [f"`{generator}`", dtypes, *([scale] if scaled else []), ", ".join(names), which]
             lines.append("| " + " | ".join(words) + " |")
     return "\n".join(lines)
 
@@ -346,7 +345,7 @@ def _grouped_layouts() -> Iterator[Problem]:
     return layouts([Problem("grouped_gemm", ("bf16", "bf16", "bf16"), LAYOUT, "f32")])
 
 
-def _declared() -> Iterator[Problem]:
+def declared() -> Iterator[Problem]:
     for name, reference in references().items():
         if reference.location.startswith(f"{OWN}kernels."):
             yield Problem(name, (), "", "")
@@ -363,7 +362,7 @@ SECTIONS: Mapping[str, Section] = {
     "mixed-input layouts": Section(_mixed_input_layouts, by_layout, ("sm_100a",)),
     "grouped": Section(grouped, by_operands),
     "grouped layouts": Section(_grouped_layouts, by_layout, ("sm_100a",)),
-    "declared": Section(_declared, by_parameters),
+    "declared": Section(declared, by_parameters),
 }
 """Tables by the name of their marker."""
 
@@ -414,7 +413,8 @@ def main(page: Path, names: tuple[str, ...], jobs: int, check: bool) -> None:
                 text = written(text, name, made)
     if not check:
         page.write_text(text, encoding="utf-8")
-    click.echo(f"{page}: {', '.join(stale) or 'nothing'} {'is out of date' if check else 'written'}", err=True)
+    done = "is out of date" if check else "written"
+    click.echo(f"{page}: {', '.join(stale) or 'nothing'} {done}", err=True)
     sys.exit(1 if check and stale else 0)
 
 
