@@ -42,15 +42,17 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
 OWN = "cutlass_aot."
 """Generators of other packages that are installed are not ours to document."""
 
-FLOATS = ("f64", "f32", "tf32", "f16", "bf16", "f8e4m3", "f8e5m2")
-INTEGERS = ("i8", "u8")
-OUTPUTS = ("f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
-NARROW = ("f8e4m3", "f8e5m2", "f6e2m3", "f6e3m2", "f4e2m1")
 HALVES = ("f16", "bf16")
+EIGHT_BITS = ("f8e4m3", "f8e5m2")
+INTEGERS = ("i8", "u8")
+OUTPUTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+NARROW = (*EIGHT_BITS, "f6e2m3", "f6e3m2", "f4e2m1")
 LAYOUT = "tnt"
 MX = ScaleRequest("f8e8m0", 32)
 SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
 BLOCKS = (32, 64, 128, 256, 512)
+NEW_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
+"""Where the families that need tensor memory or tensor maps could run."""
 _ASKED_AT_ONCE = 64
 """Questions whose answers are in memory at once: up to a thousand records each."""
 
@@ -64,25 +66,30 @@ _ANY_DEVICE = "b200"
 
 def dense() -> Iterator[Problem]:
     """Plain GEMMs, of two equal element types and of two that might go together."""
-    pairs = [(name, name) for name in (*FLOATS, *INTEGERS)]
-    pairs += [*itertools.permutations(("f8e4m3", "f8e5m2"), 2), *itertools.permutations(INTEGERS, 2)]
-    for (a, b), out in itertools.product(pairs, OUTPUTS):
-        usual = DEFAULT_ACCUMULATORS.get(a, "f32")
-        for accumulator in (usual, "f16") if usual == "f32" and a != "f32" else (usual,):
-            yield Problem("gemm", (a, b, out), LAYOUT, accumulator)
+    for out in ("f64", "f32"):
+        yield Problem("gemm", ("f64", "f64", out), LAYOUT, "f64")
+    yield Problem("gemm", ("f32", "f32", "f32"), LAYOUT, "f32")
+    for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+    for ab, out in itertools.product(("f16", *EIGHT_BITS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, "f16")
+    for a, b in (*itertools.permutations(EIGHT_BITS, 2), *itertools.permutations(INTEGERS, 2)):
+        yield Problem("gemm", (a, b, "f32"), LAYOUT, _accumulator(a))
 
 
 def block_scaled() -> Iterator[Problem]:
     """GEMMs with scale factors for both operands."""
-    for a, b, out, scale in itertools.product(NARROW, NARROW, OUTPUTS, SCALES):
-        if out != "f64" and (scale == MX or a == b):
-            yield Problem("gemm", (a, b, out), LAYOUT, "f32", (scale, scale))
+    for a, b, out in itertools.product(NARROW, NARROW, OUTPUTS[:6]):
+        yield Problem("gemm", (a, b, out), LAYOUT, "f32", (MX, MX))
+    for ab, scale in itertools.product(NARROW, SCALES[1:]):
+        for out in OUTPUTS[:6] if ab == "f4e2m1" else ("f32",):
+            yield Problem("gemm", (ab, ab, out), LAYOUT, "f32", (scale, scale))
 
 
 def mixed_input() -> Iterator[Problem]:
     """GEMMs of integers with floats."""
     for a, b, out, accumulator in itertools.product(
-        ("i8", "u8", "i4"), (*HALVES, "f8e4m3"), OUTPUTS, ("f32", "f16")
+        (*INTEGERS, "i4"), (*HALVES, "f8e4m3"), OUTPUTS[:4], ("f32", "f16")
     ):
         for block in BLOCKS if a == "i4" else (0,):
             scale = ScaleRequest(b, block) if block else None
@@ -91,8 +98,8 @@ def mixed_input() -> Iterator[Problem]:
 
 def grouped() -> Iterator[Problem]:
     """Grouped GEMMs."""
-    for ab, out in itertools.product((*FLOATS, *INTEGERS), OUTPUTS):
-        yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, DEFAULT_ACCUMULATORS.get(ab, "f32"))
+    for ab, out in itertools.product(("f32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
 
 
 def epilogues() -> Iterator[Problem]:
@@ -102,11 +109,10 @@ def epilogues() -> Iterator[Problem]:
 
 
 def fused_operands() -> Iterator[Problem]:
-    """GEMMs of every pair of equal element types with one epilogue."""
+    """GEMMs of equal element types with one epilogue."""
     epilogue = examples()["number"]
-    for problem in dense():
-        if problem.dtypes[0] == problem.dtypes[1]:
-            yield replace(problem, epilogue=epilogue)
+    for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab), epilogue=epilogue)
 
 
 def layouts(problems: Sequence[Problem]) -> Iterator[Problem]:
@@ -116,7 +122,11 @@ def layouts(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def _plain(ab: str, out: str) -> Problem:
-    return Problem("gemm", (ab, ab, out), LAYOUT, DEFAULT_ACCUMULATORS.get(ab, "f32"))
+    return Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+
+
+def _accumulator(ab: str) -> str:
+    return DEFAULT_ACCUMULATORS.get(ab, "f32")
 
 
 # ---- asking ----------------------------------------------------------------------------------------------
@@ -308,7 +318,7 @@ class Section:
     Attributes:
         problems: what is asked for it.
         render: makes the table of the answers.
-        targets: on which targets; None for all.
+        targets: on which targets; None for all that a generator has.
     """
 
     problems: Callable[[], Iterator[Problem]]
@@ -354,11 +364,11 @@ def declared() -> Iterator[Problem]:
 SECTIONS: Mapping[str, Section] = {
     "dense": Section(dense, by_operands),
     "dense layouts": Section(_dense_layouts, by_layout, _FEW_TARGETS),
-    "epilogues": Section(epilogues, by_class),
+    "epilogues": Section(epilogues, by_class, NEW_TARGETS),
     "epilogue operands": Section(fused_operands, by_operands, ("sm_90a", "sm_100a", "sm_103a")),
-    "block-scaled": Section(block_scaled, by_operands),
+    "block-scaled": Section(block_scaled, by_operands, NEW_TARGETS),
     "block-scaled layouts": Section(_block_scaled_layouts, by_layout, ("sm_100a",)),
-    "mixed-input": Section(mixed_input, by_operands),
+    "mixed-input": Section(mixed_input, by_operands, NEW_TARGETS),
     "mixed-input layouts": Section(_mixed_input_layouts, by_layout, ("sm_100a",)),
     "grouped": Section(grouped, by_operands),
     "grouped layouts": Section(_grouped_layouts, by_layout, ("sm_100a",)),
