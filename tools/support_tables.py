@@ -280,19 +280,21 @@ def by_layout(answers: Iterator[Answer]) -> str:
 
 
 def by_class(answers: Iterator[Answer]) -> str:
-    """A row for each generator and class of epilogue."""
-    names = {epilogue: name for name, epilogue in reversed(examples().items())}
-    more = {epilogue: [n for n, other in examples().items() if other == epilogue] for epilogue in names}
+    """A row for each generator; classes of epilogues that have equal counts together."""
+    classes = examples()
     found: dict[tuple[str, str], Counts] = defaultdict(dict)
     for answer in answers:
-        epilogue = answer.problem.epilogue
-        if epilogue is not None:
-            for name in more[epilogue]:
-                found[answer.generator, name][answer.target] = len(answer.kernels)
-    return table(
-        ["generator", "class"],
-        [((f"`{generator}`", f"`{name}`"), counts) for (generator, name), counts in found.items()],
-    )
+        # One example may stand for more than one class.
+        for name in (name for name, epilogue in classes.items() if epilogue == answer.problem.epilogue):
+            found[answer.generator, name][answer.target] = len(answer.kernels)
+    together: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = defaultdict(list)
+    for (generator, name), counts in found.items():
+        together[generator, tuple(sorted(counts.items()))].append(name)
+    rows = []
+    for (generator, same), names in together.items():
+        words = ", ".join(f"`{name}`" for name in classes if name in names)
+        rows.append(((f"`{generator}`", words), dict(same)))
+    return table(["generator", "classes"], rows)
 
 
 def by_parameters(answers: Iterator[Answer]) -> str:
