@@ -25,7 +25,6 @@ import click
 from epilogue_classes import examples
 
 from cutlass_aot.builder import compile as compiling
-from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder.cores import available_workers
 from cutlass_aot.builder.known_bad import known_bad
 from cutlass_aot.builder.pool import Pool
@@ -34,13 +33,13 @@ from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
-from cutlass_aot.generators.registry import GeneratorReference, references
+from cutlass_aot.generators.registry import ENTRY_POINT_GROUP, GeneratorReference
 from cutlass_aot.manifest.model import DEFAULT_ACCUMULATORS
+from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.kernel import Kernel
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
-OWN = "cutlass_aot."
-"""Generators of other packages that are installed are not ours to document."""
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGE = REPOSITORY / "docs" / "support.md"
 
 HALVES = ("f16", "bf16")
 EIGHT_BITS = ("f8e4m3", "f8e5m2")
@@ -129,6 +128,13 @@ def _accumulator(ab: str) -> str:
     return DEFAULT_ACCUMULATORS.get(ab, "f32")
 
 
+def own_generators() -> dict[str, GeneratorReference]:
+    """The generators of this package, as its sources register them: by no means all that are installed."""
+    project = load_toml(REPOSITORY / "pyproject.toml")["project"]
+    entries: dict[str, str] = project["entry-points"][ENTRY_POINT_GROUP]
+    return {name: GeneratorReference(name, location) for name, location in sorted(entries.items())}
+
+
 # ---- asking ----------------------------------------------------------------------------------------------
 
 
@@ -169,11 +175,10 @@ class Asking:
         Args:
             jobs: most workers at once.
         """
-        own = {name: found for name, found in references().items() if found.location.startswith(OWN)}
-        compiler = detect_compiler()
-        instances = planning.find_sources(set(own)).instances.values()
-        modules = tuple(sorted({module for instance in instances for module in instance.modules}))
-        return cls(Pool(jobs, modules, 600.0, compiler.roots), own, compiler.versions["nvidia-cutlass-dsl"])
+        own, compiler = own_generators(), detect_compiler()
+        modules = {module for reference in own.values() for module in reference.load().modules}
+        pool = Pool(jobs, tuple(sorted(modules)), 600.0, compiler.roots)
+        return cls(pool, own, compiler.versions["nvidia-cutlass-dsl"])
 
     def answers(
         self,
@@ -358,8 +363,8 @@ def _grouped_layouts() -> Iterator[Problem]:
 
 
 def declared() -> Iterator[Problem]:
-    for name, reference in references().items():
-        if reference.location.startswith(f"{OWN}kernels."):
+    for name, reference in own_generators().items():
+        if reference.location.startswith("cutlass_aot.kernels."):
             yield Problem(name, (), "", "")
 
 

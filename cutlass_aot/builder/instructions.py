@@ -24,7 +24,7 @@ from cutlass_aot.generators.sm90_gemm import Sm90Gemm
 from cutlass_aot.generators.tf32_gemm import Tf32Gemm
 from cutlass_aot.schema.kernel import SWIZZLE_32X4X4, Kernel
 
-_GENERATORS = (GENERATOR, Sm90Gemm.name, Tf32Gemm.name)
+_GENERATORS = (GENERATOR, Sm90Gemm.name, Tf32Gemm.name, "conv2d_fprop")
 _LETTERS = {"f16": "H", "bf16": "H", "tf32": "H", "f8e4m3": "Q", "f8e5m2": "Q", "i8": "I", "u8": "I"}
 _FORMATS = {
     "UTCHMMA": {"f16": 0, "bf16": 1, "tf32": 2},
@@ -114,7 +114,7 @@ def required_formats(kernel: Kernel, instruction: Instruction) -> set[Formats]:
     a, b = (operand.dtype for operand in kernel.operands[:2])
     if dict(kernel.design).get("family") == MIXED_INPUT:
         a = b
-    sums = None if instruction.scaled else _SUMS[kernel.accumulator]
+    sums = None if instruction.scaled else _SUMS[kernel.accumulator or "f32"]
     # A kernel may compute the transposed problem, whose first factor is b.
     return {Formats(names[a], names[b], sums), Formats(names[b], names[a], sums)}
 

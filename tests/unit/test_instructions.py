@@ -68,6 +68,7 @@ def kernel(
         (kernel("tf32", generator="tf32_gemm"), Instruction("UTCHMMA")),
         (kernel("tf32", generator="tf32_gemm", target="sm_90a"), Instruction("HGMMA")),
         (kernel("f8e4m3", generator="sm90_gemm", target="sm_90a"), Instruction("QGMMA")),
+        (kernel("bf16", generator="conv2d_fprop", family=""), Instruction("UTCHMMA")),
         (kernel("f64"), None),
         (kernel("f16", generator="somebody's"), None),
     ],
