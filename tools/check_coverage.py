@@ -298,7 +298,7 @@ def missing(
     """What there are too few kernels of."""
     for combination, available in there_is.items():
         for target, number in available.items():
-            wanted, has = min(least, number), count.combinations[combination][target]
+            wanted, has = min(least, number), count.combinations.get(combination, Counter())[target]
             if has < wanted:
                 yield f"{combination} on {target}: {has} kernels, expected {wanted}"
     for combination, have in count.combinations.items():
@@ -307,7 +307,7 @@ def missing(
                 yield f"{combination} on {target}: {has} kernels of what no question to a generator names"
     for name in examples():
         for target in targets:
-            has = count.classes["bf16 x bf16", name][target]
+            has = count.classes.get(("bf16 x bf16", name), Counter())[target]
             if has < least:
                 yield f"epilogue {name} on {target}: {has} kernels of bf16, expected {least}"
 
@@ -343,12 +343,8 @@ def classes_table(count: Count) -> str:
         "|---|" + "--:|" * len(pairs),
     ]
     for name in examples():
-        numbers = [
-            " + ".join(str(count.classes[pair, name][target]) for target in targets)
-            if count.classes[pair, name].total()
-            else ""
-            for pair in pairs
-        ]
+        counts = [count.classes.get((pair, name), Counter()) for pair in pairs]
+        numbers = [" + ".join(str(of[target]) for target in targets) if of.total() else "" for of in counts]
         lines.append(f"| `{name}` | " + " | ".join(numbers) + " |")
     return "\n".join(lines)
 

@@ -15,8 +15,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 PAGE = (DOCS / "support.md").read_text(encoding="utf-8")
 PAGES = (
-    "block-scaled-gemm.md", "convolution.md", "dense-gemm.md", "epilogues.md", "grouped-gemm.md", "kernels.md",
-    "mixed-input-gemm.md", "tf32.md",
+    "block-scaled-gemm.md", "convolution.md", "dense-gemm.md", "epilogues.md", "grouped-gemm.md",
+    "kernels.md", "mixed-input-gemm.md", "tf32.md",
 )  # fmt: skip
 
 
