@@ -15,6 +15,7 @@ from cutlass_aot.builder.pool import Executor, Job, Pool, Result
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import CorruptFile, GeneratorError, StoreError
 from cutlass_aot.generators.device import DeviceProfile, device_record
+from cutlass_aot.generators.protocol import ScaleRequest
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernel import Kernel
@@ -85,7 +86,7 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
     count = len(problem.dtypes)
     asked = (
         problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator,
-        problem.epilogue.formula if problem.epilogue else "",
+        problem.epilogue.formula if problem.epilogue else "", _scales(*problem.scales),
     )  # fmt: skip
     kernels = []
     for record in records:
@@ -99,7 +100,11 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
         dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
         layouts = kernel.layouts[:count]
         accumulator = kernel.accumulator if count else problem.accumulator
-        if (kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue) != asked:
+        answered = (
+            kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue,
+            _scales_of(kernel) if count else asked[-1],
+        )  # fmt: skip
+        if answered != asked:
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
@@ -117,6 +122,19 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
             "whatever tells two kernels apart has to be in their `design`"
         )
     return kernels
+
+
+def _scales(a: ScaleRequest | None, b: ScaleRequest | None) -> dict[str, ScaleRequest]:
+    """Scale factors by the operand that they are of."""
+    return {name: scale for name, scale in (("a", a), ("b", b)) if scale is not None}
+
+
+def _scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
+    return {
+        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
+        for operand in kernel.operands
+        if operand.scale is not None
+    }
 
 
 def compile_missing(

@@ -79,6 +79,8 @@ def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
     if (
         wanted != ("gemm", ("f64",) * len(_OPERANDS), "f64")
         or len(problem.layouts) != len(_OPERANDS)
+        or problem.scales != (None, None)
+        or problem.epilogue is not None
         or target not in KNOWN_TARGETS
     ):
         return

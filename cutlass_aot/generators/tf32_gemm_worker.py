@@ -71,6 +71,8 @@ def operators_of(problem: Problem, target: str) -> dict[Design, Any]:
         or len(problem.dtypes) != 3
         or problem.dtypes[2] not in _OUTPUTS
         or problem.accumulator != "f32"
+        or problem.scales != (None, None)
+        or problem.epilogue is not None
     ):
         return {}
     arguments = _arguments(problem)

@@ -37,6 +37,9 @@ class Misbehaving:
         if problem.accumulator == "bf16":
             yield gemm(design={"colour": "x"}, target=target, accumulator="bf16", generator=self.name)
             return
+        if problem.scales != (None, None):
+            yield gemm(target=target, generator=self.name)
+            return
         if problem.accumulator == "f16":
             yield gemm(layouts="ttt", target=target, accumulator="f16", generator=self.name)
             return

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cutlass_aot.builder.instructions import Instruction, audit_instructions, found, required
+from cutlass_aot.builder.instructions import (
+    Formats,
+    Instruction,
+    audit_instructions,
+    found,
+    found_formats,
+    required,
+    required_formats,
+)
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint, Scale
 
@@ -13,6 +21,12 @@ PLAIN = "UTCQMMA.2CTA gdesc[UR4], gdesc[UR6], tmem[UR42], tmem[UR50], idesc[UR51
 SCALED = "UTCQMMA.2CTA gdesc[UR4], gdesc[UR6], tmem[UR28], tmem[UR42], idesc[UR43], tmem[UR44], UP2 ;"
 FOUR_BITS = "UTCOMMA.BLOCK16 gdesc[UR4], gdesc[UR6], tmem[UR28], tmem[UR42], idesc[UR43], tmem[UR44], UP2 ;"
 OTHERS = "UTCCP.T.S.4x32dp128bit tmem[UR32+0x80], gdesc[UR18] ;\nUTCBAR [UR33], URZ ;\nIMAD.MOV R1, R2 ;\n"
+
+
+def descriptor(a, b, sums=0, rows=128, columns=64):
+    """A move of an instruction's descriptor, with these numbers of element types. Source: PTX ISA."""
+    number = sums << 4 | a << 7 | b << 10 | columns // 8 << 17 | rows // 16 << 24
+    return f"\nUMOV UR51, {number:#x} ;\n"
 
 
 def kernel(
@@ -51,6 +65,10 @@ def kernel(
         (kernel("f4e2m1", "f8e5m2", scales="ab"), Instruction("UTCQMMA", scaled=True)),
         (kernel("f6e2m3", scales="ab"), Instruction("UTCQMMA", scaled=True)),
         (kernel("f4e2m1", scales="ab"), Instruction("UTCOMMA", scaled=True)),
+        (kernel("tf32", generator="tf32_gemm"), Instruction("UTCHMMA")),
+        (kernel("tf32", generator="tf32_gemm", target="sm_90a"), Instruction("HGMMA")),
+        (kernel("f8e4m3", generator="sm90_gemm", target="sm_90a"), Instruction("QGMMA")),
+        (kernel("bf16", generator="conv2d_fprop", family=""), Instruction("UTCHMMA")),
         (kernel("f64"), None),
         (kernel("f16", generator="somebody's"), None),
     ],
@@ -72,7 +90,7 @@ def test_scale_factors_are_told_by_the_operand_behind_the_descriptor():
 
 def test_code_without_scale_factors_is_refused_for_a_block_scaled_record():
     mxfp8 = kernel("f8e4m3", scales="ab")
-    audit_instructions(mxfp8, OTHERS + SCALED)
+    audit_instructions(mxfp8, OTHERS + SCALED + descriptor(0, 0))
     with pytest.raises(ArtifactError, match="are UTCQMMA, expected UTCQMMA with scale factors"):
         audit_instructions(mxfp8, OTHERS + PLAIN)
     with pytest.raises(ArtifactError, match="are UTCQMMA, UTCQMMA with scale factors, expected"):
@@ -85,3 +103,41 @@ def test_code_without_scale_factors_is_refused_for_a_block_scaled_record():
 
 def test_nothing_is_demanded_of_other_generators():
     audit_instructions(kernel("f16", generator="somebody's"), OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("made", "formats"),
+    [
+        (kernel("f16"), {Formats(0, 0, 1)}),
+        (kernel("bf16"), {Formats(1, 1, 1)}),
+        (kernel("tf32", generator="tf32_gemm"), {Formats(2, 2, 1)}),
+        (kernel("i4", "bf16", family="MixedInputGemm", scales="a", swizzle="columns"), {Formats(1, 1, 1)}),
+        (kernel("f8e4m3", "f6e3m2", scales="ab"), {Formats(0, 4, None), Formats(4, 0, None)}),
+        (kernel("f4e2m1", scales="ab"), {Formats(1, 1, None)}),
+        (kernel("bf16", target="sm_90a"), set()),
+    ],
+)
+def test_the_record_says_which_element_types_the_descriptor_has(made, formats):
+    assert required_formats(made, required(made)) == formats
+
+
+def test_element_types_are_read_from_numbers_that_can_be_descriptors():
+    bf16 = Instruction("UTCHMMA")
+    # Of a bf16 and of a TF32 kernel that was compiled: 128x64 tiles, f32 sums.
+    assert found_formats("UMOV UR4, 0x8100490 ;", bf16) == {Formats(1, 1, 1)}
+    assert found_formats("UMOV UR4, 0x8100910 ;", bf16) == {Formats(2, 2, 1)}
+    assert found_formats("UMOV UR4, 0x3f800000 ; MOV R1, 0x7fffffff ; IADD R1, R1, 0x490 ;", bf16) == set()
+    assert found_formats(descriptor(3, 5), Instruction("UTCQMMA", scaled=True)) == {Formats(3, 5, None)}
+
+
+def test_code_for_other_element_types_is_refused():
+    code = PLAIN.replace("UTCQMMA", "UTCHMMA")
+    tf32 = kernel("tf32", generator="tf32_gemm")
+    audit_instructions(tf32, code + descriptor(2, 2, 1))
+    audit_instructions(kernel("f8e4m3", "f8e5m2"), PLAIN + descriptor(1, 0, 1))  # transposed
+    with pytest.raises(ArtifactError, match="no descriptor of a UTCHMMA on tf32, tf32, f32; the generator"):
+        audit_instructions(tf32, code + descriptor(1, 1, 1))
+    with pytest.raises(ArtifactError, match="no descriptor of a UTCQMMA on f8e5m2"):
+        audit_instructions(kernel("f8e5m2"), PLAIN + descriptor(0, 0, 1))
+    with pytest.raises(ArtifactError, match="no descriptor of a UTCQMMA on f8e4m3"):
+        audit_instructions(kernel("f8e4m3"), PLAIN + descriptor(0, 0, 0))  # sums of f16

@@ -126,20 +126,27 @@ def test_nothing_is_left_behind(outcome):
 
 
 @pytest.mark.parametrize(
-    ("accumulator", "message"),
+    ("asked", "message"),
     [
-        ("f64", r"'misbehaving' failed on gemm.*cannot enumerate that"),
-        ("i32", r"'misbehaving' failed on gemm.*set has no canonical encoding"),
-        ("u8", r"equal records twice: whatever tells two kernels apart has to be in their `design`"),
-        ("bf16", r"does not declare colour in its `design`"),
+        ('accumulator = "f64"', r"'misbehaving' failed on gemm.*cannot enumerate that"),
+        ('accumulator = "i32"', r"'misbehaving' failed on gemm.*set has no canonical encoding"),
         (
-            "f16",
+            'accumulator = "u8"',
+            r"equal records twice: whatever tells two kernels apart has to be in their `design`",
+        ),
+        ('accumulator = "bf16"', r"does not declare colour in its `design`"),
+        (
+            'accumulator = "f16"',
             r"answered gemm f16.f16.f16 accumulator f16 tnt on sm_90a with a kernel for something else",
+        ),
+        (
+            'a_scale = { dtype = "f16", block = 32 }',
+            r"answered gemm .* a_scale f16 x 32 on sm_90a with a kernel for something else",
         ),
     ],
 )
-def test_a_generator_that_answers_wrong_is_named(tmp_path, accumulator, message):
-    text = MANIFEST + f'accumulator = "{accumulator}"'.encode()
+def test_a_generator_that_answers_wrong_is_named(tmp_path, asked, message):
+    text = MANIFEST + asked.encode()
     manifest = parse_manifest(text, tmp_path / "m.toml")
     sources = load_sources(manifest)
     with (

@@ -10,9 +10,10 @@ from itertools import product
 import pytest
 
 from cutlass_aot.generators.device import DeviceProfile, load_profile
-from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.generators.registry import GeneratorReference, find, version_of
 from cutlass_aot.generators.simt_f64_gemm import SimtF64Gemm
+from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
@@ -99,6 +100,8 @@ def test_every_name_in_a_design_can_be_filtered_on(device: DeviceProfile) -> Non
         replace(PROBLEM, dtypes=("f64", "f64", "f64", "f64"), layouts="tttt"),
         replace(PROBLEM, layouts="tt"),
         replace(PROBLEM, accumulator="f32"),
+        replace(PROBLEM, scales=(ScaleRequest("f64", 32), None)),
+        replace(PROBLEM, epilogue=parse_epilogue("D = relu(accum)", {})),
     ],
 )
 def test_other_problems_have_no_kernel(problem: Problem, device: DeviceProfile) -> None:

@@ -65,11 +65,12 @@ def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iter
 
 
 def _is_dense(problem: Problem) -> bool:
-    """Whether it may be a dense GEMM of the package, which takes torch's element types alone."""
+    """Whether it may be a dense GEMM of the package: of element types that torch has as they are."""
+    dtypes = [DTYPES[dtype] for dtype in problem.dtypes]
     return (
         problem.operation == "gemm"
         and problem.scales == (None, None)
-        and all(DTYPES[dtype].torch for dtype in problem.dtypes)
+        and all(dtype.torch and not dtype.reads and dtype.torch_packs == 1 for dtype in dtypes)
     )
 
 

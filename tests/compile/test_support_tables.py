@@ -1,0 +1,31 @@
+"""The page of support says what the generators say: two of its tables are asked for again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.compile
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(os.fspath(TOOLS))
+    import support_tables
+
+    yield support_tables
+    for name in ("support_tables", "epilogue_classes"):
+        sys.modules.pop(name, None)
+
+
+def test_tables_of_the_page_are_what_the_generators_say(tables):
+    page = tables.PAGE.read_text(encoding="utf-8")
+    asking = tables.Asking.start(2)
+    with asking.pool:
+        for name in ("grouped", "block-scaled layouts", "declared"):
+            assert tables.rendered(asking, name) == tables.shown(page, name), name
