@@ -123,12 +123,16 @@ def random_matrix(
         wide = torch.float64 if dtype == "f64" else torch.float32
         values = torch.randn(shape, generator=generator, device=where, dtype=wide)
         return values.to(torch_dtype(dtype)).double()
-    values = 2 * torch.randint(-1, 2, shape, generator=generator, device=where)
+    largest = torch.iinfo(torch_dtype(out) if is_integer(out) else torch.int32).max
+    # Up to the ends of the type where the output has room for it: what takes u8 for i8 shows there alone.
+    ends = torch.iinfo(torch_dtype(dtype)) if largest == torch.iinfo(torch.int32).max else None
+    least, most = (ends.min // 2, ends.max // 2) if ends else (-1, 1)
+    values = 2 * torch.randint(least, most + 1, shape, generator=generator, device=where)
     if "u8" in (dtype, out):
         values = values.abs()
-    # k products of at most 4: where they could overflow the output, all but every so many are zero.
-    largest = torch.iinfo(torch_dtype(out) if is_integer(out) else torch.int32).max
-    every = -(-8 * k // largest)
+    # Where k products could overflow the output, all but every so many are zero.
+    product = 255**2 if ends else 4
+    every = -(-2 * product * k // largest)
     return (values * (torch.arange(shape[-1], device=where) % every == 0)).double()
 
 

@@ -23,7 +23,7 @@ from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.store.store import Store
 from tests.unit.inputs import plan_digest
-from tests.unit.kernels import gemm
+from tests.unit.kernels import gemm, operand
 
 HEAD = """
 [bundle]
@@ -177,10 +177,20 @@ TGV = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)}, target="sm_
         (gemm(design=dict(TGV.design), target="sm_103f"), "4.8.1", True),
         (gemm(design={"family": "Other"}, target="sm_103a"), "4.8.1", False),
         (gemm(design=dict(TGV.design), target="sm_103a", generator="mine"), "4.8.1", False),
+        (gemm(("u8", "u8", "i32"), accumulator="i32"), "4.8.1", True),
+        (gemm(("u8", "u8", "bf16"), accumulator="i32", target="sm_100a"), "4.8.1", True),
+        (gemm(("i8", "i8", "i32"), accumulator="i32"), "4.8.1", False),
+        (gemm(("u8", "bf16", "bf16"), target="sm_100a"), "4.8.1", False),
     ],
 )
 def test_a_kernel_is_known_to_be_bad(kernel, dsl, bad):
     assert bool(known_bad(kernel, dsl)) is bad
+
+
+def test_it_is_so_with_an_epilogue_too():
+    kernel = gemm(("u8", "u8", "bf16"), accumulator="i32", target="sm_100a", epilogue="D = accum * row")
+    row = dataclasses.replace(operand("out", "f32"), name="row", extents=("N",), written=False)
+    assert known_bad(dataclasses.replace(kernel, operands=(*kernel.operands, row)), "4.8.1")
 
 
 def test_a_row_ends_with_the_version_that_mends_it():

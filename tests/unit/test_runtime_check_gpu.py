@@ -103,6 +103,16 @@ def test_integer_results_fit_and_differ_from_the_poison(
     assert not (problem.out.double() == problem.reference).any()
 
 
+@pytest.mark.parametrize(("dtype", "ends"), [("i8", (-128, 126)), ("u8", (0, 254))])
+def test_integers_reach_the_ends_of_their_type(references: Any, dtype: str, ends: tuple[int, int]) -> None:
+    problem = references.problem(group_of(gemm((dtype, dtype, "i32"), accumulator="i32")), (1, 64, 64, 512))
+    assert (int(problem.a.min()), int(problem.a.max())) == ends
+    # A kernel that takes the one type for the other computes something else.
+    other = torch.uint8 if dtype == "i8" else torch.int8
+    wrong = problem.a.view(other).double() @ problem.b.contiguous().view(other).double()
+    assert not torch.equal(wrong, problem.reference)
+
+
 def test_bounds(check_gpu: Any) -> None:
     def bound(*dtypes: str, k: int = 512) -> float:
         *types_, accumulator = dtypes
