@@ -86,6 +86,8 @@ def unpack(packed: Any, dtype: str) -> Any:
 
     bits = _bits(dtype)
     group, width = _GROUPS[bits]
+    if packed.element_size() != 1:
+        raise OperandError(f"expected bytes of {dtype}, got a tensor of {packed.dtype}")
     extent = int(packed.shape[-1])
     if extent % width:
         raise OperandError(

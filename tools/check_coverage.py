@@ -50,12 +50,12 @@ from cutlass_aot.builder.instructions import audit_instructions, required
 from cutlass_aot.builder.pipeline import build
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import ArtifactError, CutlassAotError, KernelNotFound
+from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.schema.catalog import GroupEntry
-from cutlass_aot.schema.epilogue import EXTENTS, MATRIX, Epilogue, parse_epilogue
 from cutlass_aot.schema.kernel import BATCH, Kernel, OperandConstraint
 from cutlass_aot.schema.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
@@ -109,22 +109,6 @@ def combination_of(kernel: Kernel) -> Combination:
 def is_gemm(operation: str) -> bool:
     """Whether it is one of the GEMM operations, whose first operands are a, b and out."""
     return operation.endswith("gemm")
-
-
-def epilogue_of(kernel: Kernel) -> Epilogue:
-    """The epilogue of a kernel, from its text, its operands and its design."""
-    moved = str(dict(kernel.design).get("transports", ""))
-    transports = dict(word.split("=") for word in moved.split(",") if word)
-    names = {extents: name for name, extents in EXTENTS.items()}
-    operands: dict[str, dict[str, object]] = {}
-    for operand in kernel.operands[GEMM_OPERANDS:]:
-        entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
-        if operand.extents == MATRIX:
-            entries["layout"] = operand.layout
-        if operand.name in transports:
-            entries["transport"] = transports[operand.name]
-        operands[operand.name] = entries
-    return parse_epilogue(kernel.epilogue, operands)
 
 
 # ---- (a) instructions ------------------------------------------------------------------------------------
@@ -303,7 +287,7 @@ def missing(
                 yield f"{combination} on {target}: {has} kernels, expected {wanted}"
     for combination, have in count.combinations.items():
         for target, has in have.items():
-            if combination not in there_is:
+            if target not in there_is.get(combination, {}):
                 yield f"{combination} on {target}: {has} kernels of what no question to a generator names"
     for name in examples():
         for target in targets:

@@ -139,7 +139,7 @@ def found_formats(assembly: str, instruction: Instruction) -> set[Formats]:
 def audit_instructions(kernel: Kernel, assembly: str) -> None:
     """Refuse code that does not multiply with the tensor-core instructions that the record calls for.
 
-    On SM100, they are to have the record's element types too.
+    On SM100, at least one number of the code can be an instruction descriptor of the record's element types.
 
     Args:
         kernel: the record.

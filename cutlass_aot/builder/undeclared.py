@@ -8,12 +8,13 @@ objects mean that none of it matters. If they differ, each difference is tried a
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,34 +89,36 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
         )
         for module in first["modules"]
     ]
-    differences = _differences(plain, first)
-    together = plain
-    for difference in differences:
-        together = _merged(together, difference)
-    if _run(request, together)["objects"] == first["objects"]:
+    # Twice: a value that is set instead of none may be the one that the kernel takes by default.
+    turns = [_differences(plain, first, value) for value in ("1", "0")]
+    if all(_run(request, _together(plain, turn))["objects"] == first["objects"] for turn in turns):
         return findings
-    blamed = [
-        _finding(difference, first)
-        for difference in differences
-        if _run(request, difference)["objects"] != first["objects"]
-    ]
+    first_turn, second_turn = turns
+    differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
+    guilty = [item for item in differences if _run(request, item)["objects"] != first["objects"]]
+    blamed = list(dict.fromkeys(_finding(item, first) for item in guilty))
     if not blamed:
         message = "two traces gave different code, and no single difference between them does: " + ", ".join(
-            _finding(difference, first).what for difference in differences
+            dict.fromkeys(_finding(item, first).what for item in differences)
         )
         blamed = [Finding("unknown", "", message)]
     return [*findings, *blamed]
 
 
-def _differences(plain: _Trace, first: Mapping[str, Any]) -> list[_Trace]:
-    """Traces that differ from the first in one thing each."""
+def _differences(plain: _Trace, first: Mapping[str, Any], value: str) -> list[_Trace]:
+    """Traces that differ from the first in one thing each; ``value`` is what unset variables are set to."""
     return [
-        *(replace(plain, environment={name: _other_text(name)}) for name in first["reads"]),
+        *(replace(plain, environment={name: _other_text(name, value)}) for name in first["reads"]),
         *(replace(plain, variables={name: _other(value)}) for name, value in first["globals"].items()),
         replace(plain, combinations=tuple(reversed(plain.combinations))),
         replace(plain, hash_seed="1"),
         replace(plain, elsewhere=True),
     ]
+
+
+def _together(plain: _Trace, differences: Sequence[_Trace]) -> _Trace:
+    """One trace with all differences."""
+    return functools.reduce(_merged, differences, plain)
 
 
 def _merged(one: _Trace, other: _Trace) -> _Trace:
@@ -133,9 +136,9 @@ def _of_a_worker() -> dict[str, str]:
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | SETTINGS
 
 
-def _other_text(name: str) -> str | None:
-    """Another value of an environment variable than a build sees: the caller's own, if it has one."""
-    return None if name in _of_a_worker() else os.environ.get(name, "1")
+def _other_text(name: str, value: str) -> str | None:
+    """Another value of an environment variable than a build sees: none where it has one."""
+    return None if name in _of_a_worker() else value
 
 
 def _other(value: Any) -> Any:

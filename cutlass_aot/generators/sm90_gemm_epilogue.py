@@ -26,8 +26,8 @@ def _minimum(x: Any, y: Any) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    # This way round NaN stays NaN.
-    return cute.where(x < _like(x, 0.0), _like(x, 0.0), x)
+    """0 for what is not a number, as docs/epilogues.md says."""
+    return _maximum(x, _like(x, 0.0))
 
 
 def _sigmoid(x: Any) -> Any:

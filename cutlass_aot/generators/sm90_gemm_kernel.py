@@ -131,7 +131,7 @@ def gemm_kernel(
     # Divisions take long: this is done while the launch before still runs.
     first_row, first_column = place(first, clusters_m, clusters_n, plan.group)
 
-    # This block's slice of K, in tiles. A slice, or all of K, may have none: the sum is then zero.
+    # This block's slice of K, in tiles. A slice may have none: the sum is then zero.
     tiles_k = tiles_of(tensor_a.shape[1], tile_k)
     each = tiles_k // split
     more = tiles_k % split

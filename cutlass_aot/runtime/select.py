@@ -10,14 +10,15 @@ A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM)
     clusters = L * (clusters along M) * (clusters along N), with the tile of each of their blocks
     waves    = ceil(clusters / clusters that run at once)
     a wave   = tile_m * tile_n + 64 * (tile_m + tile_n)          for the part of a tile that one SM computes
-    estimate = waves * a wave
+    split    = 1 / parts + 1000 / K                              1 if no cluster splits K into parts
+    estimate = waves * a wave * split
 
 The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is what
 orders the measurements of ``manifests/tuning`` best (``tools/check_selection.py`` prints how well). How many
 clusters run at once is what the device profile says, if a kernel has it compiled in, else SMs over the size
-of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of it. K is left
-out: it is the same for all. Among equals: larger tiles, then smaller clusters, then the dynamic scheduler
-("clc"), then the name.
+of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of it. K counts for
+kernels alone that split it: else it is the same for all. Among equals: larger tiles, then smaller clusters,
+then the dynamic scheduler ("clc"), then the name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
 
 ADDING_UP = 1000
-"""Elements of K that take as long as it takes several blocks to add up their parts of a sum."""
+"""Elements of K that take as long as it takes several blocks to add up their parts of a sum; a round number
+that orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
 
 NEAR = 2.0
 """How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""

@@ -56,7 +56,7 @@ CARELESS = DECLARED.format(
     modules=["scale_kernel"],
     body=(
         "    global calls\n    calls += 1\n"
-        "    factor = float(os.environ.get('SCALE_FACTOR', '2')) + offset + calls * default"
+        "    factor = float(os.environ.get('SCALE_FACTOR', '1')) + offset + calls * default"
     ),
 )
 

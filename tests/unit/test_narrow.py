@@ -82,3 +82,8 @@ def test_refusals():
         narrow.unpack(torch.zeros(4, dtype=torch.uint8), "f6e2m3")
     with pytest.raises(OperandError, match="element type 'f8e4m3': expected one of f4e2m1"):
         narrow.decode(torch.zeros(1), "f8e4m3")
+
+
+def test_numbers_that_are_no_bytes_are_refused():
+    with pytest.raises(OperandError, match=r"expected bytes of f4e2m1, got a tensor of torch\.int64"):
+        narrow.unpack(torch.zeros(2, 8, dtype=torch.int64), "f4e2m1")
