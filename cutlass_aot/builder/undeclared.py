@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cutlass_aot.builder.cores import available_workers
 from cutlass_aot.builder.forking import PASSED_ON, SETTINGS
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
@@ -91,11 +93,11 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     ]
     # Twice: a value that is set instead of none may be the one that the kernel takes by default.
     turns = [_differences(plain, first, value) for value in ("1", "0")]
-    if all(_run(request, _together(plain, turn))["objects"] == first["objects"] for turn in turns):
+    if not _differing(request, [_together(plain, turn) for turn in turns], first):
         return findings
     first_turn, second_turn = turns
     differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
-    guilty = [item for item in differences if _run(request, item)["objects"] != first["objects"]]
+    guilty = _differing(request, differences, first)
     blamed = list(dict.fromkeys(_finding(item, first) for item in guilty))
     if not blamed:
         message = "two traces gave different code, and no single difference between them does: " + ", ".join(
@@ -103,6 +105,17 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
         )
         blamed = [Finding("unknown", "", message)]
     return [*findings, *blamed]
+
+
+def _differing(
+    request: Mapping[str, Any], traces: Sequence[_Trace], first: Mapping[str, Any]
+) -> list[_Trace]:
+    """Those that give other code than the first; as many at once as the machine has room for."""
+    with ThreadPoolExecutor(available_workers()) as pool:
+        answers = list(pool.map(functools.partial(_run, request), traces))
+    return [
+        trace for trace, answer in zip(traces, answers, strict=True) if answer["objects"] != first["objects"]
+    ]
 
 
 def _differences(plain: _Trace, first: Mapping[str, Any], value: str) -> list[_Trace]:
