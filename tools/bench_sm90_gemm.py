@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,8 @@ def family(name: str) -> str:
 
 
 def report(found: Sequence[dict[str, Any]], without: Sequence[str]) -> None:
-    """Print a line a problem, then the geometric means."""
-    families: list[str] = []
-    ratios: dict[str, list[float]] = {}
+    """Print a line a problem, then a table of geometric means, by rows."""
+    ratios: dict[str, list[tuple[int, float]]] = {}
     for item in found:
         best: dict[str, tuple[float, str]] = {}
         for name, span in item["times"].items():
@@ -92,19 +91,30 @@ def report(found: Sequence[dict[str, Any]], without: Sequence[str]) -> None:
             own = family(name)
             best[own] = min(best.get(own, (span, name)), (span, name))
         theirs = best.pop(CUBLAS)[0]
-        families = sorted({*families, *best})
         for own, (span, _) in best.items():
-            ratios.setdefault(own, []).append(theirs / span)
+            ratios.setdefault(own, []).append((item["m"], theirs / span))
         span, name = min(best.values())
-        ratios.setdefault("best", []).append(theirs / span)
+        ratios.setdefault("best", []).append((item["m"], theirs / span))
         columns = "  ".join(f"{own} {span:8.1f}" for own, (span, _) in sorted(best.items()))
         design = "-".join(name.split("-")[5:-1])
         place = f"{item['m']} x {item['n']} x {item['k']}"
         print(f"{place:24} {CUBLAS} {theirs:8.1f}  {columns}  {theirs / span:5.2f}  {design}")
-    for own, values in ratios.items():
-        print(
-            f"speed, {CUBLAS} as 1: {own}: {statistics.geometric_mean(values):.3f}, lowest {min(values):.2f}"
-        )
+    _table(ratios)
+
+
+def _table(ratios: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    """Print speeds with cuBLAS as 1: geometric means over problems by rows, the lowest in parentheses."""
+    rows = sorted({m for values in ratios.values() for m, _ in values})
+    choices: dict[str, Callable[[int], bool]] = {str(m): m.__eq__ for m in rows}
+    choices |= {"m ≤ 64": lambda m: m <= 64, "m > 64": lambda m: m > 64, "all": lambda m: True}
+    print(f"\n| m | {' | '.join(ratios)} |\n|---|{'---|' * len(ratios)}")
+    for name, chosen in choices.items():
+        cells = []
+        for values in ratios.values():
+            speeds = [speed for m, speed in values if chosen(m)]
+            mean = f"{statistics.geometric_mean(speeds):.3f} ({min(speeds):.2f})" if speeds else ""
+            cells.append(mean)
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def main() -> None:

@@ -23,7 +23,9 @@ class Tf32Gemm:
     version = "1"
     operations = ("gemm",)
     modules = (
+        "cutlass_aot.generators.cutlass_operators.catalogue",
         "cutlass_aot.generators.cutlass_operators.records",
+        "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.tf32_gemm",
         "cutlass_aot.generators.tf32_gemm_operators",

@@ -6,12 +6,10 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from cutlass.operators import GemmArguments
-
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import records
+from cutlass_aot.generators.cutlass_operators import catalogue, records
+from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.tf32_gemm import Tf32Gemm
@@ -20,11 +18,7 @@ from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
 
 _OUTPUTS = ("f32", "bf16", "f16")
-_EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
-_SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
 _ALIGNMENT = 16
-
-Design = tuple[tuple[str, DesignValue], ...]
 
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
@@ -49,9 +43,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """
     dtypes = tuple(operand.dtype for operand in kernel.operands)
     problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
-    operator = operators_of(problem, kernel.target).get(kernel.design)
-    if operator is None:
-        raise CompileError(f"{kernel.name}: generator {kernel.generator} has no such kernel; plan again")
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     operands = dsl.fake_operands(kernel)
     stream = dsl.environment_stream()
     clusters = next((value for _, value in kernel.constants), None)
@@ -63,7 +55,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
 
 
 @functools.lru_cache(maxsize=64)
-def operators_of(problem: Problem, target: str) -> dict[Design, Any]:
+def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     """Operators for a problem by their design in record form; empty for one that is not theirs."""
     if (
         problem.operation != "gemm"
@@ -75,7 +67,8 @@ def operators_of(problem: Problem, target: str) -> dict[Design, Any]:
         or problem.epilogue is not None
     ):
         return {}
-    arguments = _arguments(problem)
+    # f32 in torch, as in memory.
+    arguments = gemm_arguments(problem)
     wanted = target.removeprefix("sm_")
     return {
         tuple(sorted(records.design(operator).items())): operator
@@ -86,30 +79,18 @@ def operators_of(problem: Problem, target: str) -> dict[Design, Any]:
     }
 
 
-def _arguments(problem: Problem) -> Any:
-    """The package's description of the operands; no memory is behind it, and the extents do not matter."""
-    tensors = []
-    for name, dtype, layout in zip(_EXTENTS, ("f32", "f32", problem.dtypes[2]), problem.layouts, strict=True):
-        shape = [_SIZES[extent] for extent in _EXTENTS[name]]
-        if layout == "n":
-            shape[1], shape[2] = shape[2], shape[1]
-        tensor = torch.empty(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="meta")
-        tensors.append(tensor.transpose(1, 2) if layout == "n" else tensor)
-    return GemmArguments(*tensors, accumulator_type=torch.float32)
-
-
 def _operands(problem: Problem) -> tuple[OperandConstraint, ...]:
     return tuple(
         OperandConstraint(
             name=name,
             dtype=dtype,
-            extents=_EXTENTS[name],
+            extents=records.EXTENTS[name],
             contiguous=-1 if layout == "t" else -2,
             divisibility=_ALIGNMENT // DTYPES[dtype].bytes,
             alignment=_ALIGNMENT,
             written=name == "out",
         )
-        for name, dtype, layout in zip(_EXTENTS, problem.dtypes, problem.layouts, strict=True)
+        for name, dtype, layout in zip(records.EXTENTS, problem.dtypes, problem.layouts, strict=True)
     )
 
 

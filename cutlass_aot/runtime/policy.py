@@ -136,7 +136,7 @@ def on_miss(
     Args:
         error: what the miss is under ``required``.
         request: what was asked for.
-        operands: a, b and out.
+        operands: in the order of the request.
         stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
         workspace: likewise.
 
