@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime import device
 
 # A kernel of our own whose registers cannot hold its array on any target, in static shared memory or not,
 # and a GEMM on sm_100a for its tensor-core instructions. One process: importing the DSL is most of the time.
@@ -123,3 +125,19 @@ def toolchain() -> LinkToolchain:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler's cache; filling it takes seconds."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def no_gpu() -> None:
+    """For calls with host memory that claims to be a GPU's: only a driver that is not there stops them."""
+    try:
+        device.device_count()
+    except DeviceError:
+        return
+    pytest.skip("operands that only claim to be on a GPU must not meet one")
+
+
+@pytest.fixture
+def an_h200_without_a_driver(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "compute_capability", lambda ordinal: (9, 0))
+    monkeypatch.setattr(device, "driver_version", lambda: (13, 0))

@@ -18,9 +18,8 @@ import cutlass_aot
 from cutlass_aot import describe, scales, view_as
 from cutlass_aot.builder.audit import disassemble
 from cutlass_aot.builder.instructions import audit_instructions, required
-from cutlass_aot.errors import DeviceError, KernelNotFound
+from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.cutlass_operators.operands import BLOCK_SCALED, FAMILIES, GROUPED, MIXED_INPUT
-from cutlass_aot.runtime import device
 from cutlass_aot.runtime.operands import describe_operand, to_ffi
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.operands import supports
@@ -154,15 +153,6 @@ def handle_of(bundle, name):
     ]
     assert len(found) == 1
     return found[0]
-
-
-@pytest.fixture
-def no_gpu():
-    try:
-        device.device_count()
-    except DeviceError:
-        return
-    pytest.skip("operands that only claim to be on a GPU must not meet one")
 
 
 def memory(shape, dtype, *, column_major=False, alignment=64):
