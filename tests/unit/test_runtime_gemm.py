@@ -25,10 +25,11 @@ from cutlass_aot.errors import (
     LaunchError,
     OperandError,
 )
-from cutlass_aot.runtime import bundle as bundle_module
-from cutlass_aot.runtime import operands
+from cutlass_aot.runtime import choosers, operands
 from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.choosers import Choosers
 from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.search import Search
 from tests.unit.bundles import ClaimsCuda, write_bundle
 from tests.unit.kernels import gemm
 from tests.unit.native import arrays, f32_gemm, on_gpu, write_host_bundle
@@ -83,7 +84,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("left the short way")
 
     def only() -> None:
-        monkeypatch.setattr(Bundle, "_choose_and_launch", left)
+        monkeypatch.setattr(Choosers, "_choose_and_launch", left)
         monkeypatch.setattr(KernelHandle, "_launch", left)
 
     return only
@@ -154,14 +155,14 @@ def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, short_way: Callable
 
 def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
-    real = Bundle._best
+    real = Search.best
 
-    def choose(self: Bundle, *given: Any) -> Any:
+    def choose(self: Search, *given: Any) -> Any:
         found = real(self, *given)
         chosen.append(found.kernel.kernel.accumulator)
         return found
 
-    monkeypatch.setattr(Bundle, "_best", choose)
+    monkeypatch.setattr(Search, "best", choose)
     for _ in range(2):
         for accumulator in (None, "f32", "f64"):
             a, b, out, product = problem(8, 12, 16)
@@ -451,7 +452,7 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
     kernel = KernelHandle(kernel._group, kernel._position)
     kernel._function = tvm_ffi.convert(failing)
     kernel._open()
-    bundle._plain[None](a, b, out, kernel._function)
+    bundle._choosers.plain[None](a, b, out, kernel._function)
     for launch in (kernel.launch, bundle.gemm):
         with pytest.raises(LaunchError) as caught:
             launch(a, b, out)
@@ -467,15 +468,15 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
 def test_remembered_choices_are_bounded_and_made_again(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle_module, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(choosers, "MAX_REMEMBERED", 3)
     chosen: list[int] = []
-    real = Bundle._best
+    real = Search.best
 
-    def choose(self: Bundle, request: Any, *given: Any) -> Any:
+    def choose(self: Search, request: Any, *given: Any) -> Any:
         chosen.append(request.operands[0].shape[0])
         return real(self, request, *given)
 
-    monkeypatch.setattr(Bundle, "_best", choose)
+    monkeypatch.setattr(Search, "best", choose)
 
     def run(m: int) -> None:
         a, b, out, product = problem(m, 4, 4)
@@ -485,17 +486,17 @@ def test_remembered_choices_are_bounded_and_made_again(
     for m in (1, 2, 3, 1, 2, 3):
         run(m)
     assert chosen == [1, 2, 3]
-    assert None in bundle._plain
+    assert None in bundle._choosers.plain
     # The fourth is one too many: all are forgotten, and learnt again.
     run(4)
-    assert bundle._choosers == {}
+    assert bundle._choosers._by_call == {}
     for m in (1, 2, 3, 3, 2, 1):
         run(m)
     assert chosen == [1, 2, 3, 4, 1, 2, 3]
 
 
 def test_threads_launch_learn_and_forget_at_once(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_module, "MAX_REMEMBERED", 5)
+    monkeypatch.setattr(choosers, "MAX_REMEMBERED", 5)
     start, failures = threading.Barrier(6), []
 
     def work(seed: int) -> None:

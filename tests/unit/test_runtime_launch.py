@@ -30,6 +30,7 @@ from cutlass_aot.errors import (
 from cutlass_aot.runtime import files, launch, library, operands, streams
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.search import Search
 from cutlass_aot.schema.catalog import FileReference
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
@@ -73,8 +74,8 @@ def test_a_choice_is_remembered_for_like_operands_alone(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Any] = []
-    real = Bundle._best
-    monkeypatch.setattr(Bundle, "_best", lambda self, *o: (searches.append(o), real(self, *o))[1])
+    real = Search.best
+    monkeypatch.setattr(Search, "best", lambda self, *o: (searches.append(o), real(self, *o))[1])
 
     def call(*shape: int, **options: Any) -> int:
         a, b, out, product = arrays(*shape)

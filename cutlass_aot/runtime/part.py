@@ -1,0 +1,115 @@
+"""One directory of an open bundle: its catalog, groups and libraries, each loaded when first needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cutlass_aot.errors import Incompatible
+from cutlass_aot.runtime import compatibility, device, machine
+from cutlass_aot.runtime.group import Group
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.library import Library
+from cutlass_aot.schema.catalog import Catalog, FileReference, GroupEntry
+
+
+class Part:
+    """A directory with a bundle's files. May be used from several threads.
+
+    Args:
+        path: the directory.
+        catalog: what :func:`~cutlass_aot.runtime.files.read_catalog` read there.
+        rankings: whether the speeds that it knows are to be used.
+    """
+
+    def __init__(self, path: Path, catalog: Catalog, *, rankings: bool = True) -> None:
+        self.path = path
+        self.catalog = catalog
+        self._rankings = rankings
+        self._host = os.uname().machine
+        # Each made when it is first needed, without a lock: what two threads make at once is equal.
+        self._libraries: dict[FileReference, Library] = {}
+        self._groups: dict[str, Group] = {}
+        self._handles: dict[str, tuple[KernelHandle, ...]] = {}
+        self._machine_checked = False
+        self._runs: set[tuple[int, str, int]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Part {self.path}>"
+
+    def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
+        """The kernels of one of its groups, in the order of the group's index."""
+        handles = self._handles.get(entry.name)
+        if handles is None:
+            group = self.group(entry)
+            handles = tuple(KernelHandle(group, position) for position in range(len(group.index)))
+            handles = self._handles.setdefault(entry.name, handles)
+        return handles
+
+    def group(self, entry: GroupEntry) -> Group:
+        """One of its groups, open."""
+        group = self._groups.get(entry.name)
+        if group is None:
+            library = entry.libraries.get(self._host)
+            made = Group(
+                self.path,
+                entry,
+                None if library is None else self._library(library),
+                self.launcher(),
+                self.require,
+                self._rankings,
+            )
+            group = self._groups.setdefault(entry.name, made)
+        return group
+
+    def launcher(self) -> Library | None:
+        """The library through which its kernels are launched; None if it has none for this host."""
+        reference = self.catalog.launchers.get(self._host)
+        return None if reference is None else self._library(reference)
+
+    def _library(self, reference: FileReference) -> Library:
+        # Groups of one target may share a library, which is then mapped once.
+        library = self._libraries.get(reference)
+        return library or self._libraries.setdefault(reference, Library(self.path, reference))
+
+    def check_machine(self) -> None:
+        """Refuse a machine on which its libraries cannot be loaded; no GPU is looked for.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+        """
+        if self._machine_checked:
+            return
+        verdict = compatibility.check_machine(
+            self.catalog,
+            machine=self._host,
+            tvm_ffi=machine.installed_version("apache-tvm-ffi"),
+            glibc=machine.glibc_version(),
+        )
+        if not verdict:
+            raise self.incompatible(verdict.reason)
+        self._machine_checked = True
+
+    def require(self, target: str, ordinal: int) -> None:
+        """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        seen = (os.getpid(), target, ordinal)
+        if seen in self._runs:
+            return
+        self.check_machine()
+        capability = device.compute_capability(ordinal)
+        for verdict in (
+            compatibility.check_targets((target,), capability, f"GPU {ordinal}"),
+            compatibility.check_driver(self.catalog.needs, target, device.driver_version()),
+        ):
+            if not verdict:
+                raise self.incompatible(verdict.reason)
+        self._runs.add(seen)
+
+    def incompatible(self, reason: str) -> Incompatible:
+        """The error that says why it cannot be used."""
+        return Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {reason}")

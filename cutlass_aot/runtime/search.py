@@ -1,0 +1,149 @@
+"""Which kernels of an open bundle serve a call's operands, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.runtime import compatibility, device, lookup
+from cutlass_aot.runtime.asked import Asked
+from cutlass_aot.runtime.choice import Choice, best, ordered, prefer
+from cutlass_aot.runtime.group import Group
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.operands import common_device, describe_operand
+from cutlass_aot.runtime.part import Part
+from cutlass_aot.runtime.select import Preference
+from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.targets import Target
+
+
+class _Served(NamedTuple):
+    """What serves a request for one target: what a tier says, the groups, their kernels, and for whom."""
+
+    preference: Preference
+    groups: list[Group]
+    handles: list[tuple[KernelHandle, ...]]
+    extents: Extents
+    sm_count: int | None
+
+
+class Search:
+    """Finds kernels in a bundle; holds nothing but the bundle.
+
+    Args:
+        part: the bundle.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self.name = part.catalog.name
+        self.targets = part.catalog.targets
+        self.groups = part.catalog.groups
+
+    def find(
+        self, asked: Asked, operands: Sequence[Any], target: str | None, gpu: str | None
+    ) -> list[KernelHandle]:
+        """Kernels that serve operands, best first; see :meth:`cutlass_aot.Bundle.find`."""
+        request, ordinal = self.request(asked, operands, target)
+        return [
+            kernel for served in self._served(request, ordinal, target, gpu) for kernel in ordered(*served)
+        ]
+
+    def choose(self, asked: Asked, operands: Sequence[Any], target: str | None, gpu: str | None) -> Choice:
+        """The kernel that a launch on operands takes; see :meth:`cutlass_aot.Bundle.choose`."""
+        request, ordinal = self.request(asked, operands, target)
+        return self.best(request, ordinal, target, gpu)
+
+    def explain(self, asked: Asked, operands: Sequence[Any], target: str | None) -> lookup.Explanation:
+        """For each group, whether it serves operands; see :meth:`cutlass_aot.Bundle.explain`."""
+        descriptions = tuple(describe_operand(operand) for operand in operands)
+        try:
+            targets, where = self._targets(common_device(descriptions), target)
+        except (Incompatible, DeviceError) as error:
+            # Then that is the reason for each group.
+            targets, where = (), str(error)
+        return lookup.explain(self.groups, asked.request(targets, where, descriptions))
+
+    def request(
+        self, asked: Asked, operands: Sequence[Any], target: str | None = None
+    ) -> tuple[lookup.Request, int]:
+        """What a caller asks for, and the GPU that the operands are on, -1 for none.
+
+        Raises:
+            OperandError: if an operand cannot be described, or ``target`` is not the name of one.
+            Incompatible: if nothing of the bundle runs on the operands' GPU.
+            DeviceError: if operands are on a GPU that the driver does not know.
+        """
+        descriptions = tuple(describe_operand(operand) for operand in operands)
+        ordinal = common_device(descriptions)
+        targets, where = self._targets(ordinal, target)
+        return asked.request(targets, where, descriptions), ordinal
+
+    def best(
+        self, request: lookup.Request, ordinal: int, target: str | None = None, gpu: str | None = None
+    ) -> Choice:
+        """The best kernel for a request.
+
+        Raises:
+            KernelNotFound: if there is none.
+            OperandError: see :meth:`cutlass_aot.Bundle.find`.
+            Incompatible: if the kernels cannot run on the GPU.
+        """
+        preference, groups, handles, *_ = next(self._served(request, ordinal, target, gpu))
+        return best(preference, groups, handles)
+
+    def _served(
+        self, request: lookup.Request, ordinal: int, target: str | None, gpu: str | None
+    ) -> Iterator[_Served]:
+        """What serves a request, by target, the best first: one for operands on a GPU, at least one."""
+        if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
+            raise OperandError(
+                f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
+                f"{', '.join(self.targets)}"
+            )
+        found = False
+        for name in request.targets:
+            entries = lookup.serving(self.groups, request, name)
+            if not entries:
+                continue
+            if target is None and ordinal >= 0:
+                self._part.require(name, ordinal)
+            groups = [self._part.group(entry) for entry in entries]
+            handles = [self._part.handles(entry) for entry in entries]
+            extents = lookup.problem_extents(entries[0], request)
+            model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
+            found = True
+            yield _Served(prefer(groups, extents, model, sms), groups, handles, extents, sms)
+            if ordinal >= 0:
+                break
+        if not found:
+            raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
+
+    def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
+        """Targets to look at, best first, and why these."""
+        if target is not None:
+            try:
+                Target.parse(target)
+            except (TypeError, ValueError):
+                raise OperandError(
+                    f"target: expected a name such as sm_90a, sm_100f or sm_80, got {target!r}"
+                ) from None
+            return (target,), f"target {target}"
+        if ordinal < 0:
+            return self.targets, f"any target of the bundle ({', '.join(self.targets)})"
+        capability = device.compute_capability(ordinal)
+        where = f"GPU {ordinal} with compute capability {capability[0]}.{capability[1]}"
+        verdict = compatibility.check_targets(self.targets, capability, f"GPU {ordinal}")
+        if not verdict:
+            raise self._part.incompatible(verdict.reason)
+        return tuple(compatibility.runnable_targets(self.targets, capability)), where
+
+
+def _gpu(ordinal: int) -> tuple[str | None, int | None]:
+    """Model and SMs of a GPU."""
+    try:
+        return device.device_name(ordinal), device.sm_count(ordinal)
+    except DeviceError:
+        # A target was named, for a GPU that is not here.
+        return None, None
