@@ -107,7 +107,7 @@ def find_kernel(operator: Any, args: Any, bundle: Bundle, *, target_sm: Any = No
     layouts = "".join(operand.layout for operand in wanted.operands)
     for target in targets:
         word = signature("gemm", dtypes, layouts, target)
-        for group in bundle.catalog.groups.with_signature(word):
+        for group in bundle.groups.with_signature(word):
             if wanted.takes(group):
                 for kernel in bundle.kernels(group=group.name, generator=records.GENERATOR):
                     if dict(kernel.design) == wanted.design:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from cutlass_aot.runtime.choosers import Choosers, in_order
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.lookup import Explanation
+from cutlass_aot.runtime.merged import MergedGroups
 from cutlass_aot.runtime.part import Part
 from cutlass_aot.runtime.search import Search
-from cutlass_aot.schema.catalog import Catalog, GroupEntry
+from cutlass_aot.schema.catalog import Catalog
+from cutlass_aot.schema.encoding import digest
 
 _opened: list[weakref.ref[Bundle]] = []
 
@@ -38,9 +41,14 @@ def open_bundle(path: str | os.PathLike[str], *, check: bool = True, rankings: b
         Incompatible: if this machine's CPU, C library or tvm-ffi is not one it can be used with.
     """
     root = Path(path)
-    bundle = Bundle(root, read_catalog(root), rankings=rankings)
+    bundle = Bundle([Part(root, read_catalog(root), rankings=rankings)])
     if check:
         bundle.check_machine()
+    return note_opened(bundle)
+
+
+def note_opened(bundle: Bundle) -> Bundle:
+    """Count a bundle among those that this process has opened."""
     # The latest first. What is gone goes with the list, which is made anew: others may be reading it.
     _opened[:] = [weakref.ref(bundle), *(other for other in _opened if other() is not None)]
     return bundle
@@ -52,40 +60,51 @@ def opened_bundles() -> list[Bundle]:
 
 
 class Bundle:
-    """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads."""
+    """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads.
 
-    def __init__(self, root: Path, catalog: Catalog, *, rankings: bool = True) -> None:
-        self.path = root
-        self.catalog = catalog
-        self._rankings = rankings
-        self._part = Part(root, catalog, rankings=rankings)
-        self._search = Search(self._part)
-        self._choosers = Choosers(self._search, self._part)
+    Args:
+        parts: the directories that it lies in, at least one.
+        name: of the bundle; if left out, what its first directory says.
+        version: likewise.
+    """
+
+    def __init__(self, parts: Sequence[Part], name: str = "", version: str = "") -> None:
+        self.parts = tuple(parts)
+        self.name = name or parts[0].catalog.name
+        self.version = version or parts[0].catalog.version
+        self._search = Search(self.name, parts)
+        self._choosers = Choosers(self._search, math.lcm(*(part.catalog.alignment for part in parts)))
 
     @property
-    def name(self) -> str:
-        """The bundle's name."""
-        return self.catalog.name
+    def path(self) -> Path:
+        """Its directory; the first, if it lies in several."""
+        return self.parts[0].path
 
     @property
-    def version(self) -> str:
-        """The bundle's version."""
-        return self.catalog.version
+    def catalog(self) -> Catalog:
+        """The index of its directory; of the first, if it lies in several: see :attr:`parts`."""
+        return self.parts[0].catalog
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the indices of its directories: bundles with the same one are the same."""
+        catalogs = [digest(part.catalog.to_bytes()) for part in self.parts]
+        return catalogs[0] if len(catalogs) == 1 else digest("".join(catalogs).encode())
 
     @property
     def targets(self) -> tuple[str, ...]:
         """GPU code targets it has kernels for."""
-        return self.catalog.targets
+        return self._search.targets
 
     @property
     def uses_rankings(self) -> bool:
         """Whether it chooses by the speeds that it knows; see :func:`open_bundle`."""
-        return self._rankings
+        return self.parts[0].uses_rankings
 
     @property
-    def groups(self) -> Sequence[GroupEntry]:
+    def groups(self) -> MergedGroups:
         """Its groups of functionally equivalent kernels, by name."""
-        return self.catalog.groups
+        return self._search.groups
 
     @property
     def tuned_for(self) -> tuple[str, ...]:
@@ -219,7 +238,7 @@ class Bundle:
         from cutlass_aot.runtime.listing import group_matches, matching
 
         groups = [group for group in self.groups if group_matches(group, filters)]
-        return matching([h for group in groups for h in self._part.handles(group)], filters)
+        return matching([h for group in groups for h in self._search.handles(group)], filters)
 
     def kernel(self, name: str) -> KernelHandle:
         """One kernel by its name, or by the beginning of its name or digest.
@@ -229,7 +248,7 @@ class Bundle:
         """
         from cutlass_aot.runtime.listing import by_name
 
-        return by_name(self.name, [h for group in self.groups for h in self._part.handles(group)], name)
+        return by_name(self.name, [h for group in self.groups for h in self._search.handles(group)], name)
 
     def kernels_of(self, operation: str, parameters: Parameters) -> list[KernelHandle]:
         """Kernels of an operation that leaves something open, with these parameters; by target, then name.
@@ -242,10 +261,10 @@ class Bundle:
         return [
             handle
             for target in self.targets
-            for entry in self.catalog.groups.of_operation(operation, target)
+            for entry in self.groups.of_operation(operation, target)
             # True and 1 are equal, and two parameters.
             if [(name, type(value), value) for name, value in entry.parameters] == wanted
-            for handle in self._part.handles(entry)
+            for handle in self._search.handles(entry)
         ]
 
     # -- launching --------------------------------------------------------------------------------------
@@ -339,7 +358,8 @@ class Bundle:
         Raises:
             Incompatible: with what was found and what is needed.
         """
-        self._part.check_machine()
+        for part in self.parts:
+            part.check_machine()
 
     def require(self, target: str, ordinal: int) -> None:
         """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
@@ -348,4 +368,6 @@ class Bundle:
             Incompatible: with what was found and what is needed.
             DeviceError: if there is no driver or no such GPU.
         """
-        self._part.require(target, ordinal)
+        having = [part for part in self.parts if target in part.catalog.targets]
+        for part in having or self.parts:
+            part.require(target, ordinal)

@@ -19,7 +19,6 @@ from cutlass_aot.runtime.operands import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.part import Part
 from cutlass_aot.runtime.search import Search
 
 MAX_REMEMBERED = 65536
@@ -31,16 +30,16 @@ class Choosers:
 
     Args:
         search: finds the bundle's kernels.
-        part: the bundle.
+        alignment: bytes; addresses matter to what serves an operand modulo this number.
 
     Attributes:
         native: classes whose instances native code takes as they are; empty before the first launch on one.
         plain: what remembers the choices of plain GEMMs, by accumulator.
     """
 
-    def __init__(self, search: Search, part: Part) -> None:
+    def __init__(self, search: Search, alignment: int) -> None:
         self._search = search
-        self._part = part
+        self._alignment = alignment
         self._by_call: dict[Asked, Any] = {}
         self.plain: dict[str | None, Any] = {}
         self.native: frozenset[type] = frozenset()
@@ -112,12 +111,12 @@ class Choosers:
 
     def _remember(self, kernel: KernelHandle, operands: Sequence[Any], asked: Asked, ordinal: int) -> None:
         """Teach the chooser that this kernel is for operands like these."""
-        launcher = self._part.launcher()
+        launcher = self._search.group(kernel.group).launcher
         if launcher is None:
             return
         chooser = self._by_call.get(asked)
         if chooser is None:
-            chooser = launcher.function("cutlass_aot_chooser")(self._part.catalog.alignment)
+            chooser = launcher.function("cutlass_aot_chooser")(self._alignment)
             chooser = self._by_call.setdefault(asked, chooser)
             if asked == Asked("gemm", accumulator=asked.accumulator):
                 self.plain[asked.accumulator] = chooser

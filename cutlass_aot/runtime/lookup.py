@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.schema.catalog import GroupEntry, Groups, signature
+from cutlass_aot.schema.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernel import LAYOUT_LETTERS, NO_VALUES, Values
 from cutlass_aot.schema.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.ranking import Extents
@@ -57,6 +57,16 @@ def _in_words(operand: OperandDescription) -> str:
     if operand.is_number:
         return f"a number ({operand.dtype})"
     return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
+
+
+class KeptGroups(Protocol):
+    """Groups that are kept by their signature: those of a catalog, or of several."""
+
+    def with_signature(self, word: str, /) -> Sequence[GroupEntry]:
+        """Those with a :func:`~cutlass_aot.schema.catalog.signature`, by name."""
+
+    def of_operation(self, operation: str, target: str, /) -> Sequence[GroupEntry]:
+        """Those of one operation and target."""
 
 
 def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple[int, ...] | Rejected:
@@ -130,7 +140,7 @@ def explain(groups: Iterable[GroupEntry], request: Request) -> Explanation:
     return Explanation(sorted(((group, judge(group, request)) for group in groups), key=nearness))
 
 
-def serving(groups: Groups, request: Request, target: str) -> list[GroupEntry]:
+def serving(groups: KeptGroups, request: Request, target: str) -> list[GroupEntry]:
     """Groups of one target that serve a request, all with the same accumulator and epilogue.
 
     Where the request leaves the accumulator open, it is the first of those that serve in this order: the
@@ -167,7 +177,7 @@ def _takes(group: GroupEntry, request: Request) -> bool:
     )
 
 
-def _candidates(groups: Groups, request: Request, target: str) -> Iterable[GroupEntry]:
+def _candidates(groups: KeptGroups, request: Request, target: str) -> Iterable[GroupEntry]:
     """Groups that may serve: few are decoded for operands alone, for named ones all of the operation."""
     if request.names or any(operand.is_number or len(operand.shape) < 2 for operand in request.operands):
         return groups.of_operation(request.operation, target)

@@ -20,12 +20,14 @@ class Part:
         path: the directory.
         catalog: what :func:`~cutlass_aot.runtime.files.read_catalog` read there.
         rankings: whether the speeds that it knows are to be used.
+        place: where on the search path it was found, 0 first.
     """
 
-    def __init__(self, path: Path, catalog: Catalog, *, rankings: bool = True) -> None:
+    def __init__(self, path: Path, catalog: Catalog, *, rankings: bool = True, place: int = 0) -> None:
         self.path = path
         self.catalog = catalog
-        self._rankings = rankings
+        self.uses_rankings = rankings
+        self.place = place
         self._host = os.uname().machine
         # Each made when it is first needed, without a lock: what two threads make at once is equal.
         self._libraries: dict[FileReference, Library] = {}
@@ -57,7 +59,7 @@ class Part:
                 None if library is None else self._library(library),
                 self.launcher(),
                 self.require,
-                self._rankings,
+                self.uses_rankings,
             )
             group = self._groups.setdefault(entry.name, made)
         return group

@@ -11,9 +11,11 @@ from cutlass_aot.runtime.asked import Asked
 from cutlass_aot.runtime.choice import Choice, best, ordered, prefer
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.merged import MergedGroups
 from cutlass_aot.runtime.operands import common_device, describe_operand
 from cutlass_aot.runtime.part import Part
 from cutlass_aot.runtime.select import Preference
+from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.targets import Target
 
@@ -32,14 +34,27 @@ class Search:
     """Finds kernels in a bundle; holds nothing but the bundle.
 
     Args:
-        part: the bundle.
+        name: of the bundle, for messages.
+        parts: the directories it lies in, at least one.
+
+    Attributes:
+        targets: GPU code targets it has kernels for, sorted.
+        groups: its groups.
     """
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self.name = part.catalog.name
-        self.targets = part.catalog.targets
-        self.groups = part.catalog.groups
+    def __init__(self, name: str, parts: Sequence[Part]) -> None:
+        self._name = name
+        self._parts = tuple(parts)
+        self.targets = tuple(sorted({target for part in parts for target in part.catalog.targets}))
+        self.groups = MergedGroups(parts)
+
+    def group(self, entry: GroupEntry) -> Group:
+        """One of the groups, open."""
+        return self.groups.part_of(entry).group(entry)
+
+    def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
+        """The kernels of one of the groups, in the order of its index."""
+        return self.groups.part_of(entry).handles(entry)
 
     def find(
         self, asked: Asked, operands: Sequence[Any], target: str | None, gpu: str | None
@@ -108,9 +123,9 @@ class Search:
             if not entries:
                 continue
             if target is None and ordinal >= 0:
-                self._part.require(name, ordinal)
-            groups = [self._part.group(entry) for entry in entries]
-            handles = [self._part.handles(entry) for entry in entries]
+                entries = self._usable(entries, name, ordinal)
+            groups = [self.group(entry) for entry in entries]
+            handles = [self.handles(entry) for entry in entries]
             extents = lookup.problem_extents(entries[0], request)
             model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
             found = True
@@ -118,7 +133,25 @@ class Search:
             if ordinal >= 0:
                 break
         if not found:
-            raise KernelNotFound(lookup.not_found(self.name, self.groups, request))
+            raise KernelNotFound(lookup.not_found(self._name, self.groups, request))
+
+    def _usable(self, entries: Sequence[GroupEntry], target: str, ordinal: int) -> list[GroupEntry]:
+        """Groups whose directory can be used on a GPU.
+
+        Raises:
+            Incompatible: if there is none, with the first reason.
+        """
+        usable = []
+        refusal: Incompatible | None = None
+        for entry in entries:
+            try:
+                self.groups.part_of(entry).require(target, ordinal)
+                usable.append(entry)
+            except Incompatible as error:
+                refusal = refusal or error
+        if refusal is not None and not usable:
+            raise refusal
+        return usable
 
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
         """Targets to look at, best first, and why these."""
@@ -136,7 +169,7 @@ class Search:
         where = f"GPU {ordinal} with compute capability {capability[0]}.{capability[1]}"
         verdict = compatibility.check_targets(self.targets, capability, f"GPU {ordinal}")
         if not verdict:
-            raise self._part.incompatible(verdict.reason)
+            raise self._parts[0].incompatible(verdict.reason)
         return tuple(compatibility.runnable_targets(self.targets, capability)), where
 
 

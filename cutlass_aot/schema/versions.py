@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 
 _RELEASE = re.compile(r"^\s*v?(\d+(?:\.\d+)*)")
+_WHOLE = re.compile(
+    r"(?:(\d+)!)?(\d+(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?(?:\+([a-z0-9]+(?:\.[a-z0-9]+)*))?",
+    re.ASCII,
+)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -28,3 +32,29 @@ def major_minor(version: str) -> tuple[int, int]:
     """Major and minor number; a missing minor counts as 0."""
     parts = (*release(version), 0)
     return parts[0], parts[1]
+
+
+def order(version: str) -> tuple[tuple[int, str], ...]:
+    """Sort key of a whole version: 1.0.dev1, 1.0a1, 1.0rc1, 1.0, 1.0+cu13, 1.0.post1, 1.1 in this order.
+
+    What is no version comes before all that are, by its text. Source: version specifiers specification
+    (PEP 440), "Summary of permitted suffixes and relative ordering".
+    """
+    match = _WHOLE.fullmatch(version)
+    if match is None:
+        return ((-1, version),)
+    epoch, numbers, phase, phase_number, post, development, local = match.groups()
+    parts = [int(part) for part in numbers.split(".")]
+    while len(parts) > 1 and parts[-1] == 0:
+        parts.pop()
+    # A development release alone comes before every phase, a release without a phase after all of them.
+    stage = "z" if phase is None and (post is not None or development is None) else phase or ""
+    return (
+        (int(epoch or 0), ""),
+        *((part, "") for part in parts),
+        (-1, stage),
+        (int(phase_number or 0), ""),
+        (-1 if post is None else int(post), ""),
+        *([(1 << 62, "")] if development is None else [(int(development), "")]),
+        *((int(part) + 1, "") if part.isdigit() else (0, part) for part in (local or "").split(".") if part),
+    )

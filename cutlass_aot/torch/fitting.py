@@ -117,7 +117,7 @@ def find_fit(
 
 def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntry]:
     """Groups of GEMMs for operands of these element types."""
-    found = bundle.catalog.groups.with_dtypes("gemm", [operand.dtype for operand in operands])
+    found = bundle.groups.with_dtypes("gemm", [operand.dtype for operand in operands])
     return [group for group in found if not group.epilogue]
 
 

@@ -19,7 +19,6 @@ import torch
 
 from cutlass_aot.errors import BundleError, OperandError
 from cutlass_aot.runtime.process_lock import ProcessLock
-from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -46,7 +45,7 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
     Raises:
         OperandError: if ``bundle`` is not an open bundle, or ``handle`` already stands for another bundle.
     """
-    if not hasattr(bundle, "catalog"):
+    if not hasattr(bundle, "digest"):
         raise OperandError(
             f"expected an open bundle (cutlass_aot.open), got {type(bundle).__module__}."
             f"{type(bundle).__qualname__}"
@@ -72,7 +71,7 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
 
 
 def _default_handle(bundle: Bundle) -> str:
-    contents = digest(bundle.catalog.to_bytes())[:16]
+    contents = bundle.digest[:16]
     # Opened without rankings it chooses other kernels.
     return f"{bundle.name}-{bundle.version}-{contents}{'' if bundle.uses_rankings else '-unranked'}"
 

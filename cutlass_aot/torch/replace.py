@@ -188,7 +188,7 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
         try:
             bundle.choose(*operands)
         except KernelNotFound:
-            if not bundle.catalog.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
+            if not bundle.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
                 return f"no kernel of the bundle takes {dtype} and gives {dtype}"
             reason = bundle.explain(*operands)[0][1].reason
             if "on a CUDA device" in reason:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from cutlass_aot.runtime.choice import Choice
 from cutlass_aot.runtime.launch import without_gradients
 from cutlass_aot.runtime.operands import describe_operand
 from cutlass_aot.schema.catalog import FileReference, GroupEntry, Groups
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.kernels import gemm
 
@@ -51,11 +51,8 @@ class CpuBundle:
         kernels = list(kernels)
         groups = Groups.of([group(kernel) for kernel in kernels])
         contents = repr((name, kernels)).encode()
-        self.catalog = SimpleNamespace(groups=groups, to_bytes=lambda: contents)
-
-    @property
-    def groups(self):
-        return self.catalog.groups
+        self.groups = groups
+        self.digest = digest(contents)
 
     def _request(self, operands, accumulator):
         described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
