@@ -173,10 +173,16 @@ def read_manifest(root: Path) -> dict[str, FileReference]:
         CorruptFile: if the file is malformed or of another kind.
         SchemaTooNew: if a newer release wrote it.
     """
-    return parse_manifest(_manifest_bytes(root), str(root / MANIFEST_NAME))
+    return parse_manifest(manifest_bytes(root), str(root / MANIFEST_NAME))
 
 
-def _manifest_bytes(root: Path) -> bytes:
+def manifest_bytes(root: Path) -> bytes:
+    """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by.
+
+    Raises:
+        BundleError: if ``root`` is no bundle, or an incomplete one.
+        CorruptFile: if the file is larger than any manifest, or no plain file.
+    """
     if root.is_dir() and not os.path.lexists(root / MANIFEST_NAME):
         raise BundleError(
             f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
@@ -231,19 +237,34 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
 def read_catalog(root: Path) -> Catalog:
     """Read a bundle's parent index, verified against its manifest. Two files are read, no more.
 
-    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
-    other.
-
     Raises:
         BundleError: if ``root`` is no bundle, or incomplete.
         CorruptFile: if a file is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
     """
-    manifest = str(root / MANIFEST_NAME)
-    listed = _listed(_manifest_bytes(root), manifest)
+    return catalog_of(root, manifest_bytes(root))
+
+
+def catalog_of(root: Path, manifest: bytes) -> Catalog:
+    """Read the parent index of the bundle that has this manifest; ``MANIFEST.json`` is not read again.
+
+    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
+    other.
+
+    Args:
+        root: the bundle.
+        manifest: what :func:`manifest_bytes` gave, so that bytes that were found good are those that count.
+
+    Raises:
+        BundleError: if the catalog is missing or cannot be read.
+        CorruptFile: if it is not what the manifest says, or the manifest is malformed.
+        SchemaTooNew: if a newer release wrote either.
+    """
+    what = str(root / MANIFEST_NAME)
+    listed = _listed(manifest, what)
     if CATALOG_NAME not in listed:
-        raise CorruptFile(f"{manifest} does not list {CATALOG_NAME}: {_FETCH}")
-    reference = _reference(CATALOG_NAME, listed[CATALOG_NAME], manifest)
+        raise CorruptFile(f"{what} does not list {CATALOG_NAME}: {_FETCH}")
+    reference = _reference(CATALOG_NAME, listed[CATALOG_NAME], what)
     if reference.size > MAX_INDEX_BYTES:
         raise CorruptFile(f"{root / CATALOG_NAME}: impossible size {reference.size}: {_FETCH}")
     return Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))
