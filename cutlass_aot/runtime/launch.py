@@ -15,7 +15,8 @@ WORKSPACE_ALIGNMENT = 128
 """Bytes; the alignment that compiled code may expect of a workspace."""
 
 _CUDA_ERROR = re.compile(
-    r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device"
+    r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device|"
+    r"NVIDIA driver"
 )
 _ARGUMENT = re.compile(r"argument #(\d+)")
 
