@@ -20,14 +20,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.builder.groups import named_groups, pack
+from cutlass_aot.builder.groups import group_names, pack
 from cutlass_aot.builder.link_groups import LAUNCHER
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
 
 KERNELS = 100_000
@@ -177,15 +177,17 @@ def entry(kernel: Kernel) -> KernelEntry:
         "generator_version": "1+" + "0" * 16,
         "toolchain": digest(b"synthetic toolchain"),
     }
-    return KernelEntry(kernel, digest(kernel.digest.encode()), facts, provenance)
+    object_sha256 = digest(kernel.digest.encode())
+    code = CodeSpan(0, 45_000, digest(object_sha256.encode()))
+    return KernelEntry(kernel, object_sha256, facts, provenance, code)
 
 
-def stand_in(library: str, folder: Path) -> LinkedLibrary:
-    """A file in place of a linked library."""
-    path = folder / f"{library}.so"
-    data = b"\x7fELF, a stand-in for " + library.encode()
+def stand_in(name: str, kind: str, folder: Path) -> PackedFile:
+    """A file in place of a library or of GPU code."""
+    path = folder / f"{name}.{kind}"
+    data = f"a stand-in for {name}, {kind}".encode()
     path.write_bytes(data)
-    return LinkedLibrary(library, path, digest(data))
+    return PackedFile(name, path, digest(data))
 
 
 def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
@@ -195,22 +197,25 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
     entries = [
         entry(kernel) for spec, count in zip(specs, counts, strict=True) for kernel in kernels_of(spec, count)
     ]
-    groups = named_groups(entries)
+    names_of = group_names(entry.kernel for entry in entries)
+    groups: dict[str, list[KernelEntry]] = {}
+    for made in entries:
+        groups.setdefault(names_of[made.kernel.group], []).append(made)
     packs = pack({name: (members[0].kernel.target, len(members)) for name, members in groups.items()})
     plans = []
     for library, names in packs.items():
-        linked = stand_in(library, folder)
-        plans += [GroupPlan(name, tuple(groups[name]), {"x86_64": linked}) for name in names]
+        code, linked = stand_in(library, "zst", folder), {"x86_64": (stand_in(library, "so.zst", folder),)}
+        plans += [GroupPlan(name, tuple(groups[name]), code, linked) for name in names]
     return BundlePlan(
         name="synthetic",
         version="0.1.0",
         device="b200",
         targets=sorted({spec.target for spec in specs}),
         hosts=["x86_64"],
-        needs=Needs(cuda_runtime="13.0", tvm_ffi="0.1.15", glibc="2.28"),
+        needs=Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
         provenance={"synthetic": str(kernels)},
         groups=plans,
-        launchers={"x86_64": stand_in(LAUNCHER, folder)},
+        launchers={"x86_64": stand_in(LAUNCHER, "so.zst", folder)},
         licenses={},
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cutlass_aot.builder.link_groups import Libraries
+from cutlass_aot.builder.native import CUDA_DRIVER
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.plan import kernel_entries
 from cutlass_aot.builder.recipe import Origins, Recipe
@@ -45,7 +46,7 @@ def assemble(
         BundleError: if the bundle cannot be written; what was there stays.
         StoreError: if an object is gone since it was planned.
     """
-    entries = kernel_entries(selection.kernels, keys, artifacts, origins)
+    entries = kernel_entries(selection.kernels, keys, artifacts, origins, libraries.entry)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
     outcome = write_bundle(
         BundlePlan(
@@ -55,7 +56,7 @@ def assemble(
             targets=recipe.targets,
             hosts=recipe.hosts,
             needs=Needs(
-                cuda_runtime=linker.cuda_runtime_version,
+                cuda_driver=CUDA_DRIVER,
                 tvm_ffi=linker.tvm_ffi_version,
                 glibc=linker.glibc,
             ),

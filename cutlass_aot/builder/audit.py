@@ -1,6 +1,6 @@
 """Read back what a compiled object is, and refuse one that is not what was asked for.
 
-An object of the DSL's holds its GPU code as a fat binary, a container of ELF files for the GPU (cubins).
+GPU code is a fat binary, a container of ELF files for the GPU (cubins).
 NVIDIA documents neither format; what is read here was learned from objects for every target, and a test
 holds it against NVIDIA's own ``cuobjdump``. All fields are little-endian.
 
@@ -27,28 +27,26 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-from cutlass_aot.builder.native import SHIM_SYMBOLS
+from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
+from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.native.packages import package_file
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.kernel import EXPORT_PREFIX
+from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX
 
-MAX_OBJECT_BYTES = 256 << 20
-
-ALLOWED_UNDEFINED = SHIM_SYMBOLS | {
-    "TVMFFIEnvGetStream",
-    "TVMFFIErrorSetRaisedFromCStr",
-    "TVMFFIErrorSetRaisedFromCStrParts",
-    # The linker's own, and what a compiler may call for copying a structure.
-    "_GLOBAL_OFFSET_TABLE_",
-    "memcpy",
-    "memmove",
-    "memset",
-}
+ALLOWED_UNDEFINED = (
+    SHIM_SYMBOLS
+    | TVM_FFI_SYMBOLS
+    | {
+        # What host code may call for copying a structure.
+        "memcpy",
+        "memmove",
+        "memset",
+    }
+)
 """Symbols that an object may leave undefined: what the shim, libtvm_ffi and the C library give it."""
 
 _MAX_SECTIONS = 4096
-_MAX_SYMBOLS = 1 << 16
 _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _FATBIN_VERSION = 1
 _ENTRY_KIND_CUBIN = 2
@@ -92,14 +90,15 @@ def inspect_object(data: bytes) -> Inspection:
     """Read an object's symbols and the facts of its GPU code.
 
     Args:
-        data: a relocatable ELF object for the host.
+        data: a kernel object (:mod:`cutlass_aot.builder.native.kernel_object`).
 
     Raises:
         CorruptFile: if the bytes are truncated or malformed.
         ArtifactError: if they are a sound file that is no kernel's object.
     """
-    undefined, defined, contents = _host_object(data)
-    cubins = [cubin for content in contents for cubin in _cubins(content)]
+    item = KernelObject.from_bytes(data)
+    undefined, defined = item.symbols()
+    cubins = _cubins(item.gpu_code)
     if not cubins:
         raise ArtifactError("the object holds no GPU code; expected a fat binary with one cubin")
     read = [_cubin_facts(cubin) for cubin in cubins]
@@ -119,8 +118,8 @@ def inspect_object(data: bytes) -> Inspection:
             shared_memory_bytes=max(facts.shared_memory_bytes for facts in read),
             cubin_bytes=sum(facts.cubin_bytes for facts in read),
         ),
-        undefined=undefined,
-        defined=defined,
+        undefined=tuple(sorted(undefined)),
+        defined=tuple(sorted(defined)),
     )
 
 
@@ -148,13 +147,13 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
             f"{symbol}: undefined symbols that nothing provides at run time: {_shown(unknown)}; "
             "the kernel calls host functions that ahead-of-time libraries do not have"
         )
-    entry = EXPORT_PREFIX + symbol
+    entry, slot = EXPORT_PREFIX + symbol, CODE_PREFIX + symbol
     if entry not in inspection.defined:
         raise ArtifactError(
             f"{symbol}: the object does not define {entry} (it shows "
             f"{_shown(inspection.defined)}); it was exported under another name"
         )
-    others = [name for name in inspection.defined if name != entry]
+    others = [name for name in inspection.defined if name not in (entry, slot)]
     if others:
         raise ArtifactError(
             f"{symbol}: the object shows {_shown(others)} besides {entry}, which would clash with "
@@ -170,7 +169,7 @@ def disassemble(data: bytes) -> str:
         ArtifactError: if there is no GPU code, or it cannot be disassembled.
         ToolchainError: if the package nvidia-cuda-nvdisasm is missing.
     """
-    cubins = [cubin for content in _host_object(data)[2] for cubin in _cubins(content)]
+    cubins = _cubins(KernelObject.from_bytes(data).gpu_code)
     if not cubins:
         raise ArtifactError("the object holds no GPU code to disassemble")
     nvdisasm = package_file("nvidia-cuda-nvdisasm", "bin/nvdisasm")
@@ -196,31 +195,7 @@ def disassemble(data: bytes) -> str:
     return "\n".join(texts)
 
 
-def _host_object(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...], list[bytes]]:
-    """Undefined symbols, visible ones, and the contents of sections that could hold GPU code."""
-    elf = _open_elf(data, "the object")
-    if elf["e_type"] != "ET_REL":
-        raise ArtifactError(f"a relocatable object was expected, found ELF type {elf['e_type']}")
-    undefined: set[str] = set()
-    defined: set[str] = set()
-    contents: list[bytes] = []
-    for name, section, content in _sections(elf, data, "the object"):
-        if section["sh_type"] == "SHT_PROGBITS":
-            contents.append(content)
-        elif section["sh_type"] == "SHT_SYMTAB":
-            for symbol in _symbols(section, name):
-                if symbol["st_info"]["bind"] == "STB_LOCAL" or not symbol.name:
-                    continue
-                if symbol["st_shndx"] == "SHN_UNDEF":
-                    undefined.add(symbol.name)
-                elif symbol["st_other"]["visibility"] in ("STV_DEFAULT", "STV_PROTECTED"):
-                    defined.add(symbol.name)
-    return tuple(sorted(undefined)), tuple(sorted(defined)), contents
-
-
 def _open_elf(data: bytes, what: str) -> ELFFile:
-    if len(data) > MAX_OBJECT_BYTES:
-        raise ArtifactError(f"{what} has {len(data)} bytes; at most {MAX_OBJECT_BYTES} are read")
     try:
         elf = ELFFile(io.BytesIO(data))
         sound = elf.elfclass == 64 and elf.little_endian and elf["e_shentsize"] == 64
@@ -249,31 +224,20 @@ def _sections(elf: ELFFile, data: bytes, what: str) -> list[tuple[str, Any, byte
     return found
 
 
-def _symbols(section: Any, name: str) -> list[Any]:
-    try:
-        if section["sh_entsize"] != 24 or section.num_symbols() > _MAX_SYMBOLS:
-            raise CorruptFile(f"the symbol table {name!r} is malformed")
-        return list(section.iter_symbols())
-    except CorruptFile:
-        raise
-    except Exception as error:  # As above.
-        raise CorruptFile(f"the symbol table {name!r} is malformed: {error!r}") from None
-
-
 def _cubins(content: bytes) -> list[_Cubin]:
-    """The cubins of every fat binary in a section."""
+    """The cubins of a fat binary, or of several one after the other."""
     cubins: list[_Cubin] = []
     position = content.find(_FATBIN_MAGIC)
     while position >= 0:
         _, version, header, size = _unpack("<IHHQ", content, position)
         end = position + header + size
         if version != _FATBIN_VERSION or header < 16 or end > len(content):
-            raise CorruptFile("the object's fat binary is malformed or truncated")
+            raise CorruptFile("the fat binary is malformed or truncated")
         position += header
         while position < end:
             kind, _, header, size = _unpack("<HHIQ", content, position)
             if header < 64 or position + header + size > end:
-                raise CorruptFile("an entry of the object's fat binary is malformed or truncated")
+                raise CorruptFile("an entry of the fat binary is malformed or truncated")
             if kind == _ENTRY_KIND_CUBIN:
                 (number,) = _unpack("<I", content, position + 28)
                 (flags,) = _unpack("<Q", content, position + 40)

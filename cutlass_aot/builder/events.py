@@ -91,12 +91,14 @@ class Linked:
         kernels: how many it holds.
         size: its bytes.
         seconds: how long linking took; None if the store had it.
+        host: CPU architecture that it is for.
     """
 
     library: str
     kernels: int
     size: int
     seconds: float | None
+    host: str
 
 
 @dataclass(frozen=True, slots=True)

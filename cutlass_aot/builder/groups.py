@@ -1,15 +1,14 @@
-"""Which kernels make a group, what it is called, and which groups share a library."""
+"""Which kernels make a group, what it is called, and which groups and kernels share a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import Kernel
 
-KERNELS_A_LIBRARY = 128
-"""Kernels up to which groups share a library: enough to make its copy of the CUDA runtime (0.75 MB) small
-beside them, few enough that verifying it at first use takes milliseconds."""
+KERNELS_A_PACK = 128
+"""Kernels up to which groups share their code's file and their libraries. The more, the better they compress;
+the fewer, the sooner the first one is unpacked. ``tools/bench_size.py`` prints what each number comes to."""
 
 
 def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
@@ -25,33 +24,41 @@ def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
     }
 
 
-def named_groups(entries: Sequence[KernelEntry]) -> dict[str, list[KernelEntry]]:
-    """Functionally equivalent kernels by the name of their group."""
-    names = group_names(entry.kernel for entry in entries)
-    groups: dict[str, list[KernelEntry]] = {}
-    for entry in entries:
-        groups.setdefault(names[entry.kernel.group], []).append(entry)
-    return groups
-
-
 def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
-    """Which groups share a library: neighbours of one target, until a library has enough kernels.
+    """Which groups are packed together: neighbours of one target, until there are enough kernels.
 
     Args:
         groups: name to target and number of kernels.
 
     Returns:
-        Name of each library to its groups, both in order. A group is never split.
+        Name of each pack to its groups, both in order. A group is never split, however large.
     """
     packs: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     current: dict[str, str] = {}
     for name in sorted(groups):
         target, count = groups[name]
-        library = current.get(target)
-        if library is None or sizes[library] + count > KERNELS_A_LIBRARY:
-            library = f"{target}-{sum(other.startswith(f'{target}-') for other in packs)}"
-            current[target], packs[library], sizes[library] = library, [], 0
-        packs[library].append(name)
-        sizes[library] += count
+        packed = current.get(target)
+        if packed is None or sizes[packed] + count > KERNELS_A_PACK:
+            packed = f"{target}-{sum(other.startswith(f'{target}-') for other in packs)}"
+            current[target], packs[packed], sizes[packed] = packed, [], 0
+        packs[packed].append(name)
+        sizes[packed] += count
     return packs
+
+
+def libraries_of(pack_name: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Which kernels of a pack share a library of host code: as many as are mapped quickly, in order.
+
+    Args:
+        pack_name: name of the pack.
+        kernels: its kernels, in order.
+
+    Returns:
+        Name of each library to its kernels. Only a group larger than a pack should be has several.
+    """
+    count = -(-len(kernels) // KERNELS_A_PACK)
+    if count == 1:
+        return {pack_name: list(kernels)}
+    bounds = [len(kernels) * number // count for number in range(count + 1)]
+    return {f"{pack_name}.{n}": list(kernels[bounds[n] : bounds[n + 1]]) for n in range(count)}

@@ -177,8 +177,7 @@ def load_tools(generators: set[str], hosts: tuple[str, ...], store: Path) -> tup
 def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
     linkers = {host: LinkToolchain.detect(host) for host in hosts}
     for linker in linkers.values():
-        for path in (linker.zig, linker.cudart, linker.tvm_ffi):
-            files.digest(path)
+        files.digest(linker.zig)
     # What adds to the search path, and editable installations, whose folders are elsewhere.
     for folder in filter(None, sys.path):
         for path in (*Path(folder).glob("*.pth"), *Path(folder).glob("__editable__*")):

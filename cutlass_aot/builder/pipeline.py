@@ -15,6 +15,7 @@ from cutlass_aot.builder import plan as planning
 from cutlass_aot.builder import rank as ranking
 from cutlass_aot.builder.answer import Answer, keep_answer
 from cutlass_aot.builder.assemble import assemble
+from cutlass_aot.builder.cores import available_workers
 from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.builder.events import (
     Compiled,
@@ -232,7 +233,7 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     store, bundle = Store(store_path), output / first.recipe.name
     with (
         store.workspace() as workspace,
-        Libraries(first.selection.kernels, linkers, store, workspace, tell) as libraries,
+        Libraries(first.selection.kernels, linkers, store, workspace, tell, available_workers()) as libraries,
     ):
         artifacts: dict[str, Artifact] = {}
         for shard in shards:
@@ -296,7 +297,9 @@ class _Making:
         # From here on no collection takes what the store has: see Store.workspace.
         with (
             self.store.workspace() as workspace,
-            Libraries(self.selection.kernels, linkers, self.store, workspace, tell) as libraries,
+            Libraries(
+                self.selection.kernels, linkers, self.store, workspace, tell, self.settings.jobs
+            ) as libraries,
         ):
             artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
             if failures:
@@ -333,19 +336,19 @@ class _Making:
         self,
         keys: Sequence[str],
         workspace: Path,
-        add: Callable[[Kernel, str], None] = lambda _kernel, _object: None,
+        add: Callable[[Kernel, str, bool], None] = lambda _kernel, _object, _fresh: None,
         wanted: frozenset[str] | None = None,
     ) -> tuple[dict[str, Artifact], tuple[Failure, ...], int]:
         """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now.
 
-        ``add`` is told of every object as soon as the store has it.
+        ``add`` is told of every object as soon as the store has it, and whether it is new there.
         """
         settings, tools = self.settings, self.tools
 
         def tell(event: Event) -> None:
             settings.tell(event)
             if isinstance(event, (Compiled, Shared)):
-                add(event.kernel, event.artifact.object_sha256)
+                add(event.kernel, event.artifact.object_sha256, True)
 
         check_planned(self.recipe.tuning, self.selection.kernels, tools.origins.provenance)
         planned = planning.against_store(self.selection, keys, self.store)
@@ -355,7 +358,7 @@ class _Making:
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:
-                add(item.kernel, item.artifact.object_sha256)
+                add(item.kernel, item.artifact.object_sha256, False)
         failures = () if settings.retry else self._failed_before(planned)
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.dependencies import Files
 from cutlass_aot.builder.known_bad import TABLE, in_force, known_bad, row_of
@@ -17,7 +17,7 @@ from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.manifest.scales import Scales
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.design import SHORT_NAMES, full_name
-from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
@@ -312,8 +312,17 @@ def kernel_entries(
     keys: Sequence[str],
     artifacts: Mapping[str, Artifact],
     origins: Origins,
+    packed: Callable[[Kernel], tuple[CodeSpan, int]],
 ) -> list[KernelEntry]:
-    """What a bundle's catalog says of each kernel."""
+    """What a bundle's catalog says of each kernel.
+
+    Args:
+        kernels: the kernels.
+        keys: their keys, in their order.
+        artifacts: by key.
+        origins: what they come from.
+        packed: where a kernel's GPU code is, and in which of its group's libraries its host code.
+    """
     return [
         KernelEntry(
             kernel=kernel,
@@ -324,6 +333,9 @@ def kernel_entries(
                 "generator_version": origins.generators[kernel.generator],
                 "toolchain": origins.toolchain,
             },
+            code=span,
+            library=library,
         )
         for kernel, kernel_key in zip(kernels, keys, strict=True)
+        for span, library in (packed(kernel),)
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cutlass_aot.bundle.contents import verify_bundle
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary, Outcome, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, PackedFile, write_bundle
 from cutlass_aot.errors import BundleError, TuningError
 from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.schema.catalog import FileReference, GroupEntry
@@ -89,7 +89,7 @@ def plan_of(bundle: Path) -> BundlePlan:
         needs=catalog.needs,
         provenance=catalog.provenance,
         groups=[_group(bundle, group) for group in catalog.groups],
-        launchers={host: _library(bundle, host, reference) for host, reference in catalog.launchers.items()},
+        launchers={host: _packed(bundle, reference) for host, reference in catalog.launchers.items()},
         licenses={
             path.removeprefix(_LICENSES): read_file(bundle, reference)
             for path, reference in references.items()
@@ -107,10 +107,14 @@ def _group(bundle: Path, group: GroupEntry) -> GroupPlan:
     return GroupPlan(
         name=group.name,
         entries=tuple(group_from_bytes(read_file(bundle, group.child), group, group.child.path)),
-        libraries={host: _library(bundle, host, reference) for host, reference in group.libraries.items()},
+        code=_packed(bundle, group.code),
+        libraries={
+            host: tuple(_packed(bundle, reference) for reference in references)
+            for host, references in group.libraries.items()
+        },
     )
 
 
-def _library(bundle: Path, host: str, reference: FileReference) -> LinkedLibrary:
-    name = reference.path.removeprefix(f"lib/{host}/").removesuffix(".so")
-    return LinkedLibrary(name, bundle / reference.path, reference.sha256)
+def _packed(bundle: Path, reference: FileReference) -> PackedFile:
+    name = Path(reference.path).name.removesuffix(".zst").removesuffix(".so")
+    return PackedFile(name, bundle / reference.path, reference.sha256)

@@ -15,6 +15,7 @@ from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
     MANIFEST_NAME,
+    MAX_FILE_BYTES,
     MAX_INDEX_BYTES,
     Catalog,
     FileReference,
@@ -22,8 +23,10 @@ from cutlass_aot.schema.catalog import (
     RankingReference,
     common_alignment,
 )
-from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
+from cutlass_aot.schema.compression import decompressed
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
+from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Ranking, holds_for
 from cutlass_aot.schema.targets import Target
 
@@ -153,20 +156,34 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         if references.get(reference.path) == reference and reference.path not in damaged
     }
     libraries: dict[FileReference, _Expected] = {}
+    codes: dict[FileReference, dict[CodeSpan, str]] = {}
     for group in groups:
         index = (yield from _group(bundle, group, sound)) if group.child.path in sound else None
-        symbols = None if index is None else {EXPORT_PREFIX + entry.kernel.symbol for entry in index}
-        for host, reference in group.libraries.items():
-            libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+        spans = codes.setdefault(group.code, {})
+        for entry in index or ():
+            spans.setdefault(entry.code, f"{group.child.path}: {entry.kernel.name}")
+        for host, references_of_host in group.libraries.items():
+            for number, reference in enumerate(references_of_host):
+                symbols = None if index is None else _symbols(index, number)
+                libraries.setdefault(reference, _Expected(host)).add(host, symbols)
     for host, reference in catalog.launchers.items():
         libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
     for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
         if reference.path in sound:
             yield from _library(bundle, reference, expected)
+    for reference, spans in sorted(codes.items(), key=lambda item: item[0].path):
+        if reference.path in sound:
+            yield from _code(bundle, reference, spans)
     used = {CATALOG_NAME, *(reference.path for reference in files)}
     for path in references:
         if path not in used and not path.startswith("licenses/"):
             yield Problem(path, "a file that the catalog does not name", "no such file")
+
+
+def _symbols(index: GroupIndex, library: int) -> set[str]:
+    """What one of a group's libraries exports for it."""
+    own = [entry.kernel.symbol for entry in index if entry.library == library]
+    return {prefix + symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX) for symbol in own}
 
 
 def _index(bundle: Path, reference: FileReference) -> bytes:
@@ -282,15 +299,26 @@ def _ranking(
         yield Problem(path, f"kernels {_few(unknown)}", f"kernels of {group.name} alone")
 
 
+def _code(bundle: Path, reference: FileReference, spans: Mapping[CodeSpan, str]) -> Iterator[Problem]:
+    """Unpack GPU code, and hold that of every kernel against its digest."""
+    try:
+        code = decompressed(read_file(bundle, reference), MAX_FILE_BYTES)
+    except CutlassAotError as error:
+        yield Problem(reference.path, str(error), "GPU code as one zstd frame")
+        return
+    for span, where in sorted(spans.items()):
+        found = digest(code[span.offset : span.offset + span.size])
+        if found != span.sha256:
+            what = f"GPU code of SHA-256 {found} ({span.size} bytes at {span.offset} of {reference.path})"
+            yield Problem(where, what, f"SHA-256 {span.sha256}")
+
+
 def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Iterator[Problem]:
     path, host = reference.path, expected.host
     if not expected.same_host:
         yield Problem(path, "a library for several hosts in the catalog", "one for each host")
     try:
-        library = read_shared_object(bundle / path, path)
-    except OSError as error:
-        yield Problem(path, error.strerror or str(error), "a readable file")
-        return
+        library = read_shared_object(decompressed(read_file(bundle, reference), MAX_FILE_BYTES), path)
     except CutlassAotError as error:
         yield Problem(path, str(error), f"a shared library for {host}")
         return

@@ -8,11 +8,11 @@ for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``.
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 from cutlass_aot.errors import CorruptFile
@@ -53,19 +53,17 @@ class SharedObject:
     needed: tuple[str, ...]
 
 
-def read_shared_object(path: Path, what: str | None = None) -> SharedObject:
+def read_shared_object(data: bytes, what: str) -> SharedObject:
     """Read the dynamic symbols of a shared library.
 
     Args:
-        path: the library.
-        what: how to call it in an error; its path if left out.
+        data: the library.
+        what: how to call it in an error.
 
     Raises:
         CorruptFile: if it is not a shared library, or if anything in it points outside it.
-        OSError: if it cannot be read.
     """
-    with path.open("rb") as file:
-        return _Reader(file, what or str(path)).read()
+    return _Reader(io.BytesIO(data), what).read()
 
 
 class _Reader:

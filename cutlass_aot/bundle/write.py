@@ -37,20 +37,20 @@ from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.ranking import Ranking
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "groups", "lib", "licenses", "rankings"})
+TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "code", "groups", "lib", "licenses", "rankings"})
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""
 
 _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedLibrary:
-    """A library that one group or several have their kernels in.
+class PackedFile:
+    """GPU code, or a library, of one group or several: one zstd frame.
 
     Attributes:
         name: stem of its file in the bundle.
-        path: where it was linked.
-        sha256: what was linked; a file with another digest is never packed.
+        path: where it was made.
+        sha256: what was made; a file with another digest is never taken.
     """
 
     name: str
@@ -65,12 +65,14 @@ class GroupPlan:
     Attributes:
         name: readable name, also the stem of its index.
         entries: its kernels, in any order, at least one.
-        libraries: host to the library that has all of them.
+        code: their GPU code.
+        libraries: host to the libraries of their host code, as many for each.
     """
 
     name: str
     entries: tuple[KernelEntry, ...]
-    libraries: Mapping[str, LinkedLibrary]
+    code: PackedFile
+    libraries: Mapping[str, tuple[PackedFile, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class BundlePlan:
     needs: Needs
     provenance: Mapping[str, str]
     groups: Sequence[GroupPlan]
-    launchers: Mapping[str, LinkedLibrary]
+    launchers: Mapping[str, PackedFile]
     licenses: Mapping[str, bytes]
     rankings: Sequence[Ranking] = ()
 
@@ -127,6 +129,16 @@ class Outcome:
 
     def __bool__(self) -> bool:
         return self.written
+
+
+def code_path(name: str) -> str:
+    """Where a bundle has GPU code, by the stem of its file."""
+    return f"code/{name}.zst"
+
+
+def library_path(host: str, name: str) -> str:
+    """Where a bundle has a library, by its host and the stem of its file."""
+    return f"lib/{host}/{name}.so.zst"
 
 
 def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
@@ -224,16 +236,16 @@ def _contents(plan: BundlePlan) -> _Contents:
         references[path] = FileReference(path, size, sha256)
         return references[path]
 
-    def add_library(path: str, library: LinkedLibrary) -> FileReference:
+    def add_packed(path: str, packed: PackedFile) -> FileReference:
         if path not in references:
-            found = add(path, library.path)
-            if found.sha256 != library.sha256:
+            found = add(path, packed.path)
+            if found.sha256 != packed.sha256:
                 raise BundleError(
-                    f"{library.path} has SHA-256 {found.sha256}, the library that was linked has "
-                    f"{library.sha256}: it was exchanged or damaged since, build again"
+                    f"{packed.path} has SHA-256 {found.sha256}, what was made has {packed.sha256}: "
+                    "it was exchanged or damaged since, build again"
                 )
-        elif references[path].sha256 != library.sha256:
-            raise BundleError(f"{path} names two libraries, {sources[path]!r} and {library.path}")
+        elif references[path].sha256 != packed.sha256:
+            raise BundleError(f"{path} names two files, {sources[path]!r} and {packed.path}")
         return references[path]
 
     groups = []
@@ -250,9 +262,10 @@ def _contents(plan: BundlePlan) -> _Contents:
                 target=kernel.target,
                 count=len(ordered),
                 child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
+                code=add_packed(code_path(group.code.name), group.code),
                 libraries={
-                    host: add_library(f"lib/{host}/{library.name}.so", library)
-                    for host, library in sorted(group.libraries.items())
+                    host: tuple(add_packed(library_path(host, library.name), library) for library in own)
+                    for host, own in sorted(group.libraries.items())
                 },
                 rankings=tuple(
                     RankingReference(
@@ -276,7 +289,7 @@ def _contents(plan: BundlePlan) -> _Contents:
         needs=plan.needs,
         provenance=plan.provenance,
         launchers={
-            host: add_library(f"lib/{host}/{library.name}.so", library)
+            host: add_packed(library_path(host, library.name), library)
             for host, library in sorted(plan.launchers.items())
         },
         groups=Groups.of(groups),
@@ -311,8 +324,9 @@ def _check_plan(plan: BundlePlan) -> None:
         raise BundleError(
             f"bundle {plan.name!r} has launchers for {sorted(plan.launchers)}, needs them for {plan.hosts}"
         )
-    libraries = [library for group in plan.groups for library in group.libraries.values()]
-    names = [library.name for library in (*libraries, *plan.launchers.values())]
+    libraries = [library for group in plan.groups for own in group.libraries.values() for library in own]
+    codes = [group.code for group in plan.groups]
+    names = [packed.name for packed in (*codes, *libraries, *plan.launchers.values())]
     for name in (*plan.hosts, *(group.name for group in plan.groups), *names, *plan.licenses):
         if not FILE_NAME.fullmatch(name):
             raise BundleError(
@@ -365,6 +379,14 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
         raise BundleError(
             f"group {group.name!r} has libraries for {sorted(group.libraries)}, "
             f"the bundle needs them for {sorted(plan.hosts)}"
+        )
+    count = max(entry.library for entry in group.entries) + 1
+    if (
+        any(len(own) < count for own in group.libraries.values())
+        or len({len(own) for own in group.libraries.values()}) != 1
+    ):
+        raise BundleError(
+            f"group {group.name!r} has kernels in {count} libraries, and not as many for each host"
         )
 
 

@@ -78,6 +78,7 @@ class EventLines:
         if isinstance(event, events.Linked):
             return {
                 "library": event.library,
+                "host": event.host,
                 "kernels": event.kernels,
                 "bytes": event.size,
                 "seconds": None if event.seconds is None else round(event.seconds, 3),

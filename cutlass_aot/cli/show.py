@@ -10,7 +10,7 @@ import click
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.render import json_option, print_json
-from cutlass_aot.words import plural, size
+from cutlass_aot.words import size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle
@@ -36,7 +36,11 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
                 "operands": [operand.to_record() for operand in handle.kernel.operands],
                 "symbol": handle.kernel.symbol,
                 "object_sha256": handle.entry.object_sha256,
-                "libraries": {host: ref.to_record() for host, ref in handle.group.libraries.items()},
+                "code": {**handle.group.code.to_record(), "span": handle.entry.code._asdict()},
+                "libraries": {
+                    host: references[handle.entry.library].to_record()
+                    for host, references in handle.group.libraries.items()
+                },
                 "provenance": dict(handle.entry.provenance),
             }
         )
@@ -76,9 +80,11 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         ("cubin", f"{size(facts.cubin_bytes)}, {facts.cubin_target}, ptxas {facts.ptxas_version}"),
         ("object", f"sha256:{handle.entry.object_sha256}"),
     ]
-    for index, (host, library) in enumerate(sorted(handle.group.libraries.items())):
-        text = f"{library.path} ({size(library.size)}, {plural(handle.group.count, 'kernel')}, {host})"
-        lines.append(("" if index else "library", text))
+    packed, span = handle.group.code, handle.entry.code
+    lines.append(("GPU code", f"{packed.path} ({size(packed.size)}), {size(span.size)} of what it holds"))
+    for index, (host, references) in enumerate(sorted(handle.group.libraries.items())):
+        library = references[handle.entry.library]
+        lines.append(("" if index else "host code", f"{library.path} ({size(library.size)}, {host})"))
     for index, (name, text) in enumerate(sorted(handle.entry.provenance.items())):
         lines.append(("" if index else "provenance", f"{name} {text}"))
     return lines

@@ -72,13 +72,13 @@ def check_driver(needs: Needs, target: str, driver_cuda: tuple[int, int]) -> Ver
         target: GPU code target, such as ``sm_90a``.
         driver_cuda: CUDA version of the driver.
     """
-    runtime_major = major_minor(needs.cuda_runtime)[0]
+    runtime_major = major_minor(needs.cuda_driver)[0]
     wanted = max(minimum_cuda(Target.parse(target)), (runtime_major, 0))
     if driver_cuda >= wanted:
         return ACCEPTED
     return Rejected(
         f"the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}, {target} cubins with CUDA runtime "
-        f"{needs.cuda_runtime} need CUDA {wanted[0]}.{wanted[1]} or newer: upgrade the GPU driver"
+        f"{needs.cuda_driver} need CUDA {wanted[0]}.{wanted[1]} or newer: upgrade the GPU driver"
     )
 
 

@@ -19,7 +19,7 @@ from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.runtime.pins import differing, expected_versions
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 
-RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack")
+RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard")
 BUILD_PACKAGES = (
     "jinja2",
     "nvidia-cuda-crt",
@@ -33,7 +33,6 @@ BUILD_PACKAGES = (
     "rich",
     "torch",
     "ziglang",
-    "zstandard",
 )
 """What the extra ``build`` installs; a test holds it against pyproject.toml."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, Incompatible
+from cutlass_aot.runtime.code import Code
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.select import DECISIVE, Candidate, Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.group_index import GroupIndex, group_from_bytes
+from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.ranking import Ranking, holds_for, without
 
@@ -26,7 +28,8 @@ class Group:
     Args:
         root: the bundle.
         entry: the group's entry in the parent index.
-        library: what has its kernels on this machine's CPU architecture, None if nothing has.
+        code: GPU code of its kernels.
+        libraries: what has their host code on this machine's CPU architecture, empty if nothing has.
         launcher: the bundle's launcher for this machine, None if there is none.
         require: called with a target and a device before anything is mapped; raises where it cannot run.
         rankings: whether its rankings are to be used.
@@ -36,7 +39,8 @@ class Group:
         self,
         root: Path,
         entry: GroupEntry,
-        library: Library | None,
+        code: Code,
+        libraries: Sequence[Library],
         launcher: Library | None,
         require: Callable[[str, int], None],
         rankings: bool = True,
@@ -46,7 +50,8 @@ class Group:
         self._root = root
         self._require = require
         self.launcher = launcher
-        self._library = library
+        self._code = code
+        self._libraries = tuple(libraries)
         # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
         self._index: GroupIndex | None = None
         self._candidates: dict[str, Candidate] | None = None
@@ -122,7 +127,7 @@ class Group:
             CorruptFile: if the library is not what the catalog says.
             BundleError: if the library cannot be read or mapped.
         """
-        return self._mapped(device).function(self.index[position].kernel.symbol)
+        return self._ready(position, device).function(self.index[position].kernel.symbol)
 
     def function(self, position: int, device: int) -> Any:
         """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without.
@@ -132,7 +137,7 @@ class Group:
             CorruptFile: if the library is not what the catalog says.
             BundleError: if the library cannot be read or mapped.
         """
-        library = self._mapped(device)
+        library = self._ready(position, device)
         if self.launcher is None:
             raise self._foreign_host()
         address = library.address(self.index[position].kernel.symbol)
@@ -148,11 +153,15 @@ class Group:
         """
         self._require(self.entry.target, device)
 
-    def _mapped(self, device: int) -> Library:
+    def _ready(self, position: int, device: int) -> Library:
+        """The library of a kernel, which has its GPU code by then."""
         self.require(device)
-        if self._library is None:
+        if not self._libraries:
             raise self._foreign_host()
-        return self._library
+        entry: KernelEntry = self.index[position]
+        library = self._libraries[entry.library]
+        library.provide(entry.kernel.symbol, partial(self._code.read, entry.code))
+        return library
 
     def _foreign_host(self) -> Incompatible:
         return Incompatible(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import io
 import itertools
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.runtime.files import copy_file
-from cutlass_aot.schema.catalog import FileReference
-from cutlass_aot.schema.kernel import EXPORT_PREFIX
+from cutlass_aot.runtime.files import read_file
+from cutlass_aot.schema.catalog import MAX_FILE_BYTES, FileReference
+from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX
 
 _ELF = b"\x7fELF"
 _serial = itertools.count(1)
@@ -24,20 +24,22 @@ _serial = itertools.count(1)
 class _Mapping:
     """What one process has of a library."""
 
-    __slots__ = ("functions", "library", "lock")
+    __slots__ = ("codes", "functions", "library", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
         self.functions: dict[str, Any] = {}
+        # What slots of the library point to, by symbol: never freed, as the library is never unmapped.
+        self.codes: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 
 class Library:
-    """One library of a bundle; mapped when its first function is asked for, and never unmapped.
+    """One library of a bundle; unpacked and mapped when its first function is asked for, and never unmapped.
 
     Args:
         root: the bundle.
-        reference: the library's path in it, size and digest.
+        reference: the packed library's path in it, size and digest.
     """
 
     def __init__(self, root: Path, reference: FileReference) -> None:
@@ -78,6 +80,28 @@ class Library:
         """
         return self.raw_address(EXPORT_PREFIX + symbol)
 
+    def provide(self, symbol: str, code: Callable[[], bytes]) -> None:
+        """Give a kernel its GPU code, unless it has it: it must before its function is called.
+
+        Args:
+            symbol: as for :meth:`function`.
+            code: gives the code, verified.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the kernel's slot.
+            BundleError: if it cannot be read or mapped.
+            Exception: what ``code`` raises.
+        """
+        mapping = self._mapping()
+        if symbol in mapping.codes:
+            return
+        slot = (ctypes.c_uint64 * 2).from_address(self.raw_address(CODE_PREFIX + symbol))
+        data = code()
+        # Two threads may both come here: then one of two equal copies stays.
+        held = mapping.codes.setdefault(symbol, ctypes.create_string_buffer(data, len(data)))
+        slot[1] = len(held)
+        slot[0] = ctypes.addressof(held)
+
     def raw_address(self, name: str) -> int:
         """The address of what the library exports under a name, in this process.
 
@@ -116,10 +140,19 @@ class Library:
             ) from error
 
     def _copy(self, descriptor: int) -> None:
-        """Write the library into a file, verified."""
-        copy_file(self._root, self._reference, partial(_write, descriptor))
+        """Unpack the library into a file, from bytes that were verified."""
+        # Here, and not above: opening a bundle and looking kernels up needs no zstandard.
+        from cutlass_aot.schema.compression import decompress
+
+        path = self._root / self._reference.path
+        packed = io.BytesIO(read_file(self._root, self._reference))
+        try:
+            for piece in decompress(packed, MAX_FILE_BYTES):
+                _write(descriptor, piece)
+        except CorruptFile as error:
+            raise CorruptFile(f"{path}: {error}: build or fetch the bundle again") from None
         if os.pread(descriptor, len(_ELF), 0) != _ELF:
-            raise CorruptFile(f"{self._root / self._reference.path} is not a shared library")
+            raise CorruptFile(f"{path} is not a shared library")
 
 
 def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:

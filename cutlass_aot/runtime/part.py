@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import Incompatible
 from cutlass_aot.runtime import compatibility, device, machine
+from cutlass_aot.runtime.code import Code
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.library import Library
@@ -30,6 +31,7 @@ class Part:
         self.place = place
         self._host = os.uname().machine
         # Each made when it is first needed, without a lock: what two threads make at once is equal.
+        self._codes: dict[FileReference, Code] = {}
         self._libraries: dict[FileReference, Library] = {}
         self._groups: dict[str, Group] = {}
         self._handles: dict[str, tuple[KernelHandle, ...]] = {}
@@ -52,11 +54,11 @@ class Part:
         """One of its groups, open."""
         group = self._groups.get(entry.name)
         if group is None:
-            library = entry.libraries.get(self._host)
             made = Group(
                 self.path,
                 entry,
-                None if library is None else self._library(library),
+                self._code(entry.code),
+                [self._library(reference) for reference in entry.libraries.get(self._host, ())],
                 self.launcher(),
                 self.require,
                 self.uses_rankings,
@@ -68,6 +70,11 @@ class Part:
         """The library through which its kernels are launched; None if it has none for this host."""
         reference = self.catalog.launchers.get(self._host)
         return None if reference is None else self._library(reference)
+
+    def _code(self, reference: FileReference) -> Code:
+        # Groups of one target may share it, which is then unpacked once.
+        code = self._codes.get(reference)
+        return code or self._codes.setdefault(reference, Code(self.path, reference))
 
     def _library(self, reference: FileReference) -> Library:
         # Groups of one target may share a library, which is then mapped once.

@@ -6,8 +6,13 @@ Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
     catalog.msgpack        parent
     groups/<group>.msgpack one index a group (:mod:`~cutlass_aot.schema.group_index`)
     rankings/*.msgpack     speeds of a group's kernels (:mod:`~cutlass_aot.schema.ranking`), where known
-    lib/<host>/*.so        linked libraries, which groups of one target may share, and the launcher
+    code/*.zst             GPU code of one group or several of one target, the same for every host
+    lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
     licenses/*             licences of what is linked in
+    signatures/*           who vouches for the manifest; the only files that it does not list
+
+GPU code is what the kernels' fat binaries are, one after the other; equal ones stand there once. Code and
+libraries are one zstd frame each (RFC 8878).
 
 Groups are kept by signature, that is operation, element types, layouts and target, each as bytes of its own:
 opening a bundle decodes none of them, and looking one up decodes those of its signature.
@@ -32,7 +37,7 @@ from cutlass_aot.schema.kernel import (
 )
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -103,7 +108,8 @@ class GroupEntry:
         target: GPU code target.
         count: number of kernels.
         child: the group's own index.
-        libraries: host to library.
+        code: GPU code of its kernels, and perhaps of other groups'.
+        libraries: host to the libraries that have the host code of its kernels, as many for each host.
         rankings: what is known of their speed; the measured ones first, then by GPU.
         parameters: what is computed, where the rest leaves it open, sorted by name.
     """
@@ -116,14 +122,16 @@ class GroupEntry:
     target: str
     count: int
     child: FileReference
-    libraries: Mapping[str, FileReference]
+    code: FileReference
+    libraries: Mapping[str, tuple[FileReference, ...]]
     rankings: tuple[RankingReference, ...] = ()
     parameters: Values = NO_VALUES
 
     @property
     def files(self) -> tuple[FileReference, ...]:
         """Everything in the bundle that it refers to."""
-        return (self.child, *self.libraries.values(), *(ranking.file for ranking in self.rankings))
+        libraries = (reference for references in self.libraries.values() for reference in references)
+        return (self.child, self.code, *libraries, *(ranking.file for ranking in self.rankings))
 
     @property
     def signature(self) -> str:
@@ -146,7 +154,8 @@ class GroupEntry:
             "target": self.target,
             "count": self.count,
             "child": self.child.to_record(),
-            "libraries": {host: ref.to_record() for host, ref in self.libraries.items()},
+            "code": self.code.to_record(),
+            "libraries": {host: [ref.to_record() for ref in refs] for host, refs in self.libraries.items()},
             "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
             "parameters": dict(self.parameters),
         }
@@ -163,15 +172,23 @@ class GroupEntry:
             target=str(record["target"]),
             count=int(record["count"]),
             child=FileReference.from_record(record["child"]),
-            libraries={
-                str(host): FileReference.from_record(ref) for host, ref in record["libraries"].items()
-            },
+            code=FileReference.from_record(record["code"]),
+            libraries=_libraries(record["libraries"]),
             rankings=tuple(
                 RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
                 for gpu, measured, file in record["rankings"]
             ),
             parameters=Values.of(values_from_record(record["parameters"])),
         )
+
+
+def _libraries(record: Mapping[str, Any]) -> dict[str, tuple[FileReference, ...]]:
+    found = {
+        str(host): tuple(FileReference.from_record(ref) for ref in refs) for host, refs in record.items()
+    }
+    if len({len(references) for references in found.values()}) != 1 or not all(found.values()):
+        raise ValueError("not as many libraries for one host as for another, or none")
+    return found
 
 
 def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
@@ -187,13 +204,13 @@ class Needs(NamedTuple):
     """What a bundle needs of the machine that loads it: three versions.
 
     Attributes:
-        cuda_runtime: version of the CUDA runtime linked in; the driver has to support its major version.
+        cuda_driver: lowest CUDA version of the driver whose interface the libraries call.
         tvm_ffi: version of apache-tvm-ffi it was linked against; the installed one has the same major and
             minor version and is not older.
         glibc: glibc version the libraries were linked for.
     """
 
-    cuda_runtime: str
+    cuda_driver: str
     tvm_ffi: str
     glibc: str
 
@@ -308,7 +325,7 @@ class Catalog:
             "targets": self.targets,
             "hosts": self.hosts,
             "needs": {
-                "cuda_runtime": self.needs.cuda_runtime,
+                "cuda_driver": self.needs.cuda_driver,
                 "tvm_ffi": self.needs.tvm_ffi,
                 "glibc": self.needs.glibc,
             },
@@ -341,7 +358,7 @@ class Catalog:
                 targets=tuple(str(target) for target in body["targets"]),
                 hosts=tuple(str(host) for host in body["hosts"]),
                 needs=Needs(
-                    cuda_runtime=str(body["needs"]["cuda_runtime"]),
+                    cuda_driver=str(body["needs"]["cuda_driver"]),
                     tvm_ffi=str(body["needs"]["tvm_ffi"]),
                     glibc=str(body["needs"]["glibc"]),
                 ),

@@ -7,7 +7,8 @@ not here. The file is sealed msgpack::
     provenance  what built the kernels, each combination once
     kernels     one row a kernel, in order of name:
                 digest, generator, design (a value for each name, None for none), constants, workspace
-                bytes, digest of the object, facts, position in provenance
+                bytes, digest of the object, facts, position in provenance, GPU code (offset, size and digest
+                in the group's code), position of its library among the group's
 """
 
 from __future__ import annotations
@@ -17,14 +18,28 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.artifact import Facts
-from cutlass_aot.schema.catalog import SCHEMA, GroupEntry
+from cutlass_aot.schema.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
 from cutlass_aot.schema.encoding import seal, unseal
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 
 GROUP_KIND = "cutlass-aot group"
 _FACTS = Facts._fields
-_COLUMNS = 8
+_COLUMNS = 10
 _DIGEST_BYTES = 32
+
+
+class CodeSpan(NamedTuple):
+    """Where the GPU code of a kernel is in the code of its group.
+
+    Attributes:
+        offset: byte at which it begins, once the code is unpacked.
+        size: bytes.
+        sha256: its digest.
+    """
+
+    offset: int
+    size: int
+    sha256: str
 
 
 class KernelEntry(NamedTuple):
@@ -35,12 +50,16 @@ class KernelEntry(NamedTuple):
         object_sha256: digest of the object that was linked in.
         facts: what was read back from it.
         provenance: generator version and toolchain fingerprint that gave it.
+        code: its GPU code.
+        library: which of the group's libraries has its host code.
     """
 
     kernel: Kernel
     object_sha256: str
     facts: Facts
     provenance: Mapping[str, str]
+    code: CodeSpan
+    library: int = 0
 
 
 class GroupIndex(Sequence[KernelEntry]):
@@ -134,7 +153,8 @@ class GroupIndex(Sequence[KernelEntry]):
     def _decoded(self, position: int) -> KernelEntry:
         group = self._group
         try:
-            digest, generator, _, constants, workspace, sha256, facts, provenance = self._rows[position]
+            row = self._rows[position]
+            digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
             kernel = Kernel.make(
                 operation=group.operation,
                 generator=str(generator),
@@ -153,9 +173,23 @@ class GroupIndex(Sequence[KernelEntry]):
                 object_sha256=sha256.hex(),
                 facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
                 provenance=self._provenance[provenance],
+                code=_span(*code),
+                library=_index(library, min(map(len, group.libraries.values()))),
             )
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+
+def _span(offset: int, size: int, sha256: bytes) -> CodeSpan:
+    if type(offset) is not int or type(size) is not int or not 0 <= offset <= offset + size <= MAX_FILE_BYTES:
+        raise ValueError(f"impossible GPU code: {size} bytes at {offset}")
+    return CodeSpan(offset, size, sha256.hex())
+
+
+def _index(value: int, count: int) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise ValueError(f"library {value} of {count}")
+    return value
 
 
 def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
@@ -176,6 +210,8 @@ def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
                 bytes.fromhex(entry.object_sha256),
                 [facts[name] for name in _FACTS],
                 provenance.index(tuple(sorted(entry.provenance.items()))),
+                [entry.code.offset, entry.code.size, bytes.fromhex(entry.code.sha256)],
+                entry.library,
             ]
         )
     body = {"design": names, "provenance": [dict(item) for item in provenance], "kernels": rows}

@@ -13,10 +13,15 @@ from cutlass_aot.schema.encoding import digest, encode, encode_text, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
+OBJECT_SCHEMA = 2
+"""Version of what compiling a kernel leaves. 2: host code as text for every host, and GPU code."""
 """Version of what a key covers. Raise it when the meaning of a field changes."""
 
 EXPORT_PREFIX = "__tvm_ffi_"
 """What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""
+
+CODE_PREFIX = "cutlass_aot_code_"
+"""What the exported slot of a compiled function begins with: it takes address and size of its GPU code."""
 
 LAUNCHER_SYMBOLS = (
     f"{EXPORT_PREFIX}cutlass_aot_chooser",
@@ -529,6 +534,7 @@ def key(kernel: Kernel, generator_version: str, toolchain: str) -> str:
                 "kernel": kernel.encoded(),
                 "generator_version": encode_text(generator_version),
                 "toolchain": encode_text(toolchain),
+                "object": encode(OBJECT_SCHEMA),
             }
         )
     )

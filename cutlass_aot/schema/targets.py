@@ -12,7 +12,7 @@ KNOWN_TARGETS = (
 )  # fmt: skip
 """Targets that a manifest may name: what the DSL 4.8 compiles for, and somebody deploys on."""
 
-HOSTS = {"x86_64": "x86_64-linux-gnu"}
+HOSTS = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
 """CPU architectures a bundle can be linked for, with the compiler triple of each."""
 
 

@@ -1,8 +1,4 @@
-"""Blobs as they are kept: one zstd frame each, opened within bounds and verified.
-
-Format: RFC 8878. A frame is opened in small steps, so that a small one that claims to hold much costs little
-memory.
-"""
+"""Blobs as they are kept: one zstd frame each, opened within bounds and verified."""
 
 from __future__ import annotations
 
@@ -12,22 +8,20 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.compression import compress, decompress
 from cutlass_aot.store.layout import MAX_BLOB_BYTES
 
 OBJECT_LEVEL = 15
 """For objects of some 60 KB: 5 ms each. ``tools/bench_store.py`` prints what each level comes to."""
-LIBRARY_LEVEL = 3
-"""Libraries of tens of megabytes, which are linked again in less time than a high level takes."""
+PACKED_LEVEL = 1
+"""For what is compressed already: code and libraries as bundles have them."""
 
-_MAX_WINDOW = 1 << 23
-_STEP = 1 << 10  # A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
+_MAX_WINDOW_LOG = 23
 
 
 def packed(data: bytes, level: int) -> bytes:
     """Compress a blob."""
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=level).compress(data)
+    return compress(data, level)
 
 
 def packed_bound(size: int) -> int:
@@ -45,25 +39,7 @@ def unpacked(source: BinaryIO, limit: int = MAX_BLOB_BYTES) -> Iterator[bytes]:
     Raises:
         CorruptFile: if it is no frame, cut short, followed by something, or holds more.
     """
-    import zstandard
-
-    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
-    count = 0
-    try:
-        while not frame.eof:
-            step = source.read(_STEP)
-            if not step:
-                raise CorruptFile("it is cut short")
-            piece = frame.decompress(step)
-            count += len(piece)
-            if count > limit:
-                raise CorruptFile(f"it holds more than {limit} bytes")
-            if piece:
-                yield piece
-    except zstandard.ZstdError as error:
-        raise CorruptFile(f"it is no zstd frame ({error})") from None
-    if frame.unused_data or source.read(1):
-        raise CorruptFile("something follows its end")
+    return decompress(source, limit, window_log=_MAX_WINDOW_LOG)
 
 
 def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:

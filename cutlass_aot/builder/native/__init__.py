@@ -19,5 +19,21 @@ SHIM_SYMBOLS = frozenset(
 )
 """Functions that ``shim.c`` gives to compiled objects."""
 
+TVM_FFI_SYMBOLS = frozenset(
+    {
+        "TVMFFIEnvGetStream",
+        "TVMFFIErrorSetRaisedFromCStr",
+        "TVMFFIErrorSetRaisedFromCStrParts",
+        "TVMFFIFunctionCall",
+        "TVMFFIFunctionCreate",
+        "TVMFFIObjectDecRef",
+        "TVMFFIObjectIncRef",
+    }
+)
+"""Functions of libtvm_ffi that compiled objects, the shim and the launcher call."""
+
+CUDA_DRIVER = "12.0"
+"""CUDA version whose driver is the first to have all that ``shim.c`` calls."""
+
 GLIBC = "2.28"
 """Oldest C library the linked libraries load with: what manylinux_2_28 promises."""

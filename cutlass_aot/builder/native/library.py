@@ -14,9 +14,9 @@ from cutlass_aot.errors import LinkError
 from cutlass_aot.schema.versions import release
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
+_LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
 _NEEDED = frozenset(
     {
-        "ld-linux-x86-64.so.2",
         "libc.so.6",
         "libdl.so.2",
         "libpthread.so.0",
@@ -24,34 +24,41 @@ _NEEDED = frozenset(
         "libtvm_ffi.so",
     }
 )
+_MACHINES = {"aarch64": "EM_AARCH64", "x86_64": "EM_X86_64"}
 _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 
-def check_library(path: Path, symbols: Sequence[str]) -> None:
+def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
     """Check that a linked library shows its functions alone, and loads on the machines it is meant for.
 
     Args:
         path: the library.
         symbols: what it is to export.
+        host: CPU architecture that it is for.
 
     Raises:
-        LinkError: if it exports anything else or less, needs other libraries or a newer C library, or
-            says where to look for libraries.
+        LinkError: if it is for another host, exports anything else or less, needs other libraries or a newer
+            C library, or says where to look for libraries.
     """
     try:
         with path.open("rb") as stream:
-            exported, needed, paths, versions = _dynamic_facts(ELFFile(stream))
+            elf = ELFFile(stream)
+            machine = elf["e_machine"]
+            exported, needed, paths, versions = _dynamic_facts(elf)
     except (ELFError, OSError, ValueError, KeyError, UnicodeError) as error:
         raise LinkError(f"{path.name}: what was linked cannot be read back: {error}") from None
+    if machine != _MACHINES[host]:
+        raise LinkError(f"{path.name}: what was linked is for {machine}; expected {_MACHINES[host]}")
     expected = set(symbols)
     if exported != expected:
         raise LinkError(
             f"{path.name}: exported symbols are not those asked for; missing: "
             f"{_shown(expected - exported)}; not expected: {_shown(exported - expected)}"
         )
-    if needed - _NEEDED:
+    allowed = _NEEDED | {_LOADERS[host]}
+    if needed - allowed:
         raise LinkError(
-            f"{path.name}: needs {_shown(needed - _NEEDED)}; expected nothing but {_shown(_NEEDED)}"
+            f"{path.name}: needs {_shown(needed - allowed)}; expected nothing but {_shown(allowed)}"
         )
     if paths:
         raise LinkError(f"{path.name}: carries library search paths: {_shown(paths)}")

@@ -1,12 +1,12 @@
-"""Link the native parts of a bundle: libraries of kernels with our shim, and the launcher.
+"""Link the native parts of a bundle, for any host: libraries of kernels with our shim, and the launcher.
 
-Either needs libtvm_ffi and the C library alone.
+Either needs libtvm_ffi and the C library alone. Nothing of the host that links is used: the compiler has the
+C library of every host, and libtvm_ffi is stood in for by a library that has its names.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cutlass_aot.builder.native import GLIBC
+from cutlass_aot.builder.native import GLIBC, TVM_FFI_SYMBOLS
 from cutlass_aot.builder.native.packages import (
     distribution,
     license_text,
@@ -23,10 +23,18 @@ from cutlass_aot.builder.native.packages import (
 )
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernel import EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+# Host code comes optimised: instructions are chosen for it, and nothing else is done (twice as fast).
+_HOST_CODE_FLAGS = ("-O2", "-Xclang", "-disable-llvm-passes", "-g0", "-fPIC", "-Wno-override-module")
+_HOST_FLAGS = {
+    # Atomic operations as instructions: the functions that choose between them at run time are in no library
+    # that is linked.
+    "aarch64": ("-mno-outline-atomics",),
+    "x86_64": (),
+}
 _LINK_FLAGS = (
     "-shared",
     # Of the C library take the shared part alone, and of the compiler's own library nothing: what is missing
@@ -40,14 +48,14 @@ _LINK_FLAGS = (
     "-Wl,-z,now",
     "-Wl,-z,noexecstack",
 )
+# Both look up functions at run time: those of the driver, and those of Python.
+_LIBRARIES = ("-ldl",)
 # Objects say which device a launch is for through this function alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
-_LAUNCHER_FLAGS = ("-ldl",)
-_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; cutlass_aot_*short_way; local: *; }};\n"
+_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*short_way; local: *; }};\n"
 """A version script for libraries of either kind; what they export is looked at afterwards."""
 _SHIM = Path(__file__).with_name("shim.c")
 _LAUNCHER = tuple(Path(__file__).with_name(name) for name in ("launcher.c", "short_way.c"))
-_CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)\s*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20
 
@@ -60,19 +68,13 @@ class LinkToolchain:
         host: CPU architecture of the machines that load the libraries.
         zig: the compiler and linker.
         includes: directories of the headers of CUDA and of tvm-ffi.
-        cudart: the static CUDA runtime.
-        tvm_ffi: ``libtvm_ffi.so``; linked against, not linked in.
         versions: package to version, of everything above.
-        cuda_runtime_version: version of the CUDA runtime that is linked in, such as ``13.0``.
     """
 
     host: str
     zig: Path
     includes: tuple[Path, ...]
-    cudart: Path
-    tvm_ffi: Path
     versions: Mapping[str, str]
-    cuda_runtime_version: str
 
     @classmethod
     def detect(cls, host: str = "x86_64") -> LinkToolchain:
@@ -101,10 +103,7 @@ class LinkToolchain:
             # Listing ziglang's files takes a while (there are 20,000): ask the import system instead.
             zig=module_file("ziglang", "ziglang", "zig"),
             includes=tuple(dict.fromkeys(headers)),
-            cudart=package_file("nvidia-cuda-runtime", "lib/libcudart_static.a"),
-            tvm_ffi=module_file("apache-tvm-ffi", "tvm_ffi", "lib/libtvm_ffi.so"),
             versions={name: distribution(name).version for name in packages},
-            cuda_runtime_version=_runtime_version(cuda_header),
         )
 
     @property
@@ -123,13 +122,13 @@ class LinkToolchain:
         return digest(
             encode(
                 {
-                    "compile": _COMPILE_FLAGS,
-                    "cudart": digest(self.cudart.read_bytes()),
+                    "compile": (*_COMPILE_FLAGS, *_HOST_CODE_FLAGS, *_HOST_FLAGS[self.host]),
                     "exports": _EXPORTS,
                     "launcher": [digest(source.read_bytes()) for source in _LAUNCHER],
-                    "link": (*_LINK_FLAGS, *_KERNEL_FLAGS, *_LAUNCHER_FLAGS),
+                    "link": (*_LINK_FLAGS, *_LIBRARIES, *_KERNEL_FLAGS),
                     "shim": digest(_SHIM.read_bytes()),
                     "target": self._target,
+                    "tvm_ffi": sorted(TVM_FFI_SYMBOLS),
                     "versions": dict(self.versions),
                 }
             )
@@ -139,32 +138,58 @@ class LinkToolchain:
     def _target(self) -> str:
         return f"{HOSTS[self.host]}.{GLIBC}"
 
-    def link(self, objects: Sequence[tuple[str, Path]], output: Path, cache: Path) -> None:
-        """Link objects into one library. Equal objects give equal bytes, in any order and anywhere.
+    def compile(self, host_codes: Mapping[str, str], directory: Path, cache: Path) -> dict[str, Path]:
+        """Compile the host code of kernels. Equal text gives equal bytes, in any company and anywhere.
 
         Args:
-            objects: pairs of a kernel's symbol (without ``__tvm_ffi_``) and its object file.
-            output: where the library goes; it is complete when it appears there.
+            host_codes: LLVM text (:class:`~cutlass_aot.builder.native.kernel_object.KernelObject`) by the
+                kernel's symbol.
+            directory: takes the compiled files, named by symbol and host.
             cache: directory that the compiler may keep what it built in. Sharing it between calls, also
                 concurrent ones, saves seconds each.
+
+        Returns:
+            The compiled file of each symbol.
+
+        Raises:
+            LinkError: if a symbol cannot be one, or the compiler fails.
+        """
+        for symbol in host_codes:
+            if not (symbol.isascii() and symbol.isidentifier()):
+                raise LinkError(f"{symbol!r} cannot be the name of a C function")
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="host-code-", dir=cache) as folder:
+            work = Path(folder)
+            for symbol, text in host_codes.items():
+                (work / f"{symbol}.ll").write_text(text, encoding="utf-8")
+            names = [f"{symbol}.ll" for symbol in sorted(host_codes)]
+            flags = [*_HOST_CODE_FLAGS, *_HOST_FLAGS[self.host]]
+            command = ["clang", "-target", HOSTS[self.host], *flags, "-c", *names]
+            self._zig(command, work, cache, f"compiling the host code of {names[0]}")
+            compiled = {}
+            for symbol in host_codes:
+                compiled[symbol] = directory / f"{symbol}-{self.host}.o"
+                (work / f"{symbol}.o").replace(compiled[symbol])
+        return compiled
+
+    def link(self, compiled: Mapping[str, Path], output: Path, cache: Path) -> None:
+        """Link kernels into one library. Equal files give equal bytes, in any order and anywhere.
+
+        Args:
+            compiled: what :meth:`compile` gave, by the kernel's symbol (without ``__tvm_ffi_``).
+            output: where the library goes; it is complete when it appears there.
+            cache: as for :meth:`compile`.
 
         Raises:
             LinkError: if the linker fails, or what it made is not what was asked for.
         """
-        ordered = sorted(objects)
-        symbols = [symbol for symbol, _ in ordered]
-        if not ordered:
-            raise LinkError(f"{output.name}: there are no objects to link")
-        if len(set(symbols)) != len(symbols):
-            twice = sorted({symbol for symbol in symbols if symbols.count(symbol) > 1})
-            raise LinkError(f"{output.name}: symbols given more than once: {', '.join(twice)}")
-        for symbol in symbols:
-            if not (symbol.isascii() and symbol.isidentifier()):
-                raise LinkError(f"{output.name}: {symbol!r} cannot be the name of a C function")
+        if not compiled:
+            raise LinkError(f"{output.name}: there is nothing to link")
+        symbols = sorted(compiled)
         shim = self._object(_SHIM, cache)
-        inputs = {f"{n}-{symbol[:80]}.o": path for n, (symbol, path) in enumerate(ordered)}
-        inputs |= {path.name: path for path in (shim, self.cudart, self.tvm_ffi)}
-        self._link(inputs, _KERNEL_FLAGS, [EXPORT_PREFIX + symbol for symbol in symbols], output, cache)
+        inputs = {f"{n}-{symbol[:80]}.o": compiled[symbol] for n, symbol in enumerate(symbols)}
+        shown = [prefix + symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX) for symbol in symbols]
+        self._link({**inputs, shim.name: shim}, _KERNEL_FLAGS, shown, output, cache)
 
     def link_launcher(self, output: Path, cache: Path) -> None:
         """Link the launcher: what gives operands to kernels. Always the same bytes.
@@ -177,8 +202,7 @@ class LinkToolchain:
             LinkError: if the compiler or the linker fails.
         """
         objects = [self._object(source, cache) for source in _LAUNCHER]
-        inputs = {path.name: path for path in (*objects, self.tvm_ffi)}
-        self._link(inputs, _LAUNCHER_FLAGS, LAUNCHER_SYMBOLS, output, cache)
+        self._link({path.name: path for path in objects}, (), LAUNCHER_SYMBOLS, output, cache)
 
     def _link(
         self,
@@ -200,33 +224,50 @@ class LinkToolchain:
                 work = Path(directory)
                 # Short names for everything: thousands of paths do not fit on a command line, and how to
                 # quote one in a response file is not written down anywhere.
-                for name, path in inputs.items():
+                tvm_ffi = self._tvm_ffi(cache)
+                for name, path in {**inputs, "libtvm_ffi.so": tvm_ffi}.items():
                     (work / name).symlink_to(path.absolute())
-                (work / "inputs").write_text("\n".join(inputs), encoding="utf-8")
+                (work / "inputs").write_text("\n".join([*inputs, "libtvm_ffi.so"]), encoding="utf-8")
                 (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
-                arguments = [*_LINK_FLAGS, *flags, "-Wl,--version-script=exports.map", "@inputs"]
-                self._zig(arguments, temporary, work, cache, f"linking {output.name}")
-            check_library(temporary, symbols)
+                script = "-Wl,--version-script=exports.map"
+                arguments = [*_LINK_FLAGS, *_LIBRARIES, *flags, script, "@inputs"]
+                self._cc([*arguments, "-o", str(temporary.absolute())], work, cache, f"linking {output.name}")
+            check_library(temporary, symbols, self.host)
             temporary.chmod(0o644)
             temporary.replace(output)
         finally:
             temporary.unlink(missing_ok=True)
 
     def _object(self, source: Path, cache: Path) -> Path:
-        """A compiled source file of ours, from the cache if it is there."""
-        cache.mkdir(parents=True, exist_ok=True)
-        compiled = cache / f"{source.stem}-{self.fingerprint[:32]}.o"
-        if compiled.is_file():
-            return compiled
-        with tempfile.TemporaryDirectory(prefix="compile-", dir=cache) as work:
-            made = Path(work) / "made.o"
-            includes = [part for path in self.includes for part in ("-isystem", str(path))]
-            arguments = [*_COMPILE_FLAGS, *includes, "-c", str(source)]
-            self._zig(arguments, made, Path(work), cache, f"compiling {source.name}")
-            made.replace(compiled)
+        """A compiled source file of ours."""
+        includes = [part for path in self.includes for part in ("-isystem", str(path))]
+        arguments = [*_COMPILE_FLAGS, *includes, "-c", str(source)]
+        return self._cached(f"{source.stem}-{self.fingerprint[:32]}.o", arguments, cache, source.name)
+
+    def _tvm_ffi(self, cache: Path) -> Path:
+        """A library with the names of libtvm_ffi.so that are used, to link against."""
+        source = "".join(f"void {symbol}(void) {{}}\n" for symbol in sorted(TVM_FFI_SYMBOLS))
+        arguments = ["-shared", "-nostdlib", "-g0", "-Wl,-soname,libtvm_ffi.so", "source.c"]
+        name = f"tvm_ffi-{self.fingerprint[:32]}.so"
+        return self._cached(name, arguments, cache, "the names of libtvm_ffi.so", source)
+
+    def _cached(self, name: str, arguments: Sequence[str], cache: Path, what: str, source: str = "") -> Path:
+        """What the compiler makes, from the cache if it is there; ``source`` is at hand as ``source.c``."""
+        compiled = cache / name
+        if not compiled.is_file():
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="compile-", dir=cache) as work:
+                made = Path(work) / name
+                (Path(work) / "source.c").write_text(source, encoding="utf-8")
+                self._cc([*arguments, "-o", name], Path(work), cache, f"compiling {what}")
+                made.replace(compiled)
         return compiled
 
-    def _zig(self, arguments: Sequence[str], output: Path, work: Path, cache: Path, what: str) -> None:
+    def _cc(self, arguments: Sequence[str], work: Path, cache: Path, what: str) -> None:
+        """Compile or link against the C library of the host."""
+        self._zig(["cc", "-target", self._target, *_HOST_FLAGS[self.host], *arguments], work, cache, what)
+
+    def _zig(self, arguments: Sequence[str], work: Path, cache: Path, what: str) -> None:
         caches = str((cache / "zig").absolute())
         # Nothing else of the environment: variables such as CPATH would change what is built.
         environment = {
@@ -234,10 +275,9 @@ class LinkToolchain:
             "ZIG_GLOBAL_CACHE_DIR": caches,
             "ZIG_LOCAL_CACHE_DIR": caches,
         }
-        command = [str(self.zig), "cc", "-target", self._target, *arguments]
         try:
             done = subprocess.run(
-                [*command, "-o", str(output.absolute())],
+                [str(self.zig), *arguments],
                 cwd=work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -255,23 +295,11 @@ class LinkToolchain:
             )
 
     def licenses(self) -> dict[str, bytes]:
-        """Licences of what is linked in, by file name: our shim and launcher, and NVIDIA's CUDA runtime.
+        """Licences of what is linked in, by file name: that of our shim and launcher.
 
-        Nothing of the C library or of the compiler's own library is linked in.
+        Nothing of the C library, of the compiler's own library or of CUDA is linked in.
 
         Raises:
-            ToolchainError: if a package came without its licence.
+            ToolchainError: if the package came without its licence.
         """
-        return {
-            "cutlass-aot.txt": license_text("cutlass-aot"),
-            "nvidia-cuda-runtime.txt": license_text("nvidia-cuda-runtime"),
-        }
-
-
-def _runtime_version(header: Path) -> str:
-    """``CUDART_VERSION`` of the headers: 1000 times the major plus 10 times the minor version."""
-    match = _CUDART_VERSION.search(header.read_text(encoding="utf-8", errors="replace"))
-    if match is None:
-        raise ToolchainError(f"{header.name} of nvidia-cuda-runtime does not say CUDART_VERSION")
-    number = int(match.group(1))
-    return f"{number // 1000}.{number % 1000 // 10}"
+        return {"cutlass-aot.txt": license_text("cutlass-aot")}

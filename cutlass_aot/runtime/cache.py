@@ -1,0 +1,227 @@
+"""Unpacked files in a directory that processes share: one of them unpacks, the others read.
+
+A file is named by the digest of what it was unpacked from, written beside its name and renamed when it is
+whole. Whoever
+reads a part of one holds it against a digest of its own: whatever has become of the directory meanwhile can
+cost time, and nothing else. Where there is no directory that can be used, everybody unpacks for himself.
+
+The directory is ``$CUTLASS_AOT_CACHE`` (empty: none), else ``cutlass-aot`` in ``$XDG_CACHE_HOME``, else in
+``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB): what was used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"
+LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
+DEFAULT_LIMIT = 4 << 30
+
+_SUFFIX = ".code"
+_NAME = re.compile(r"[0-9a-f]{64}\.code")
+_LOCK_SECONDS = 60.0
+"""How long to wait for another process to unpack, which takes milliseconds."""
+_TOUCH_SECONDS = 3600.0
+_STALE_SECONDS = 3600.0
+_log = logging.getLogger("cutlass_aot")
+_told: set[str] = set()
+
+
+class Cached(NamedTuple):
+    """An unpacked file that is open for reading.
+
+    Attributes:
+        descriptor: of the file; whoever has it closes it.
+        path: where it is.
+    """
+
+    descriptor: int
+    path: Path
+
+
+def directory() -> Path | None:
+    """The shared directory, which need not exist; None for none."""
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            home = Path.home()
+        except RuntimeError:
+            return None
+        # A user without a home of his own has the root.
+        if not home.is_absolute() or home == Path("/"):
+            return None
+        base = home / ".cache"
+    return base / "cutlass-aot"
+
+
+def limit() -> int:
+    """Most bytes that the directory is to hold."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    if text and not text.isdecimal():
+        _tell(f"{LIMIT_VARIABLE} is {text!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
+    return int(text) if text.isdecimal() else DEFAULT_LIMIT
+
+
+def cached(name: str, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
+    """Open an unpacked file, made now if it is not there. None where it cannot be kept: says why, once.
+
+    Args:
+        name: digest of what it is unpacked from.
+        size: bytes it has to have at least.
+        unpack: gives its bytes; called at most once, and by one process at a time.
+
+    Raises:
+        Exception: what ``unpack`` raises.
+    """
+    folder = directory()
+    if folder is None:
+        return None
+    path = folder / f"{name}{_SUFFIX}"
+    try:
+        found = _open(path, size)
+        if found is None:
+            _make_directory(folder)
+            found = _unpacked_once(path, size, unpack)
+    except _Disk as error:
+        _tell(
+            f"unpacked GPU code cannot be kept in {folder} ({error.reason}): each process unpacks its own, "
+            f"in memory; {DIRECTORY_VARIABLE} names another directory, or none if it is empty"
+        )
+        return None
+    return found
+
+
+def forget(path: Path) -> None:
+    """Remove a file that was found damaged."""
+    with suppress(OSError):
+        path.unlink()
+
+
+class _Disk(Exception):
+    """The directory cannot be used: no error for whoever asked."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.reason = f"{error.strerror or error}"
+
+
+def _open(path: Path, size: int) -> Cached | None:
+    """The file if it is there and large enough; one that is not goes."""
+    try:
+        # Non-blocking, or opening a FIFO would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            forget(path)
+            return None
+        raise _Disk(error) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < size:
+        os.close(descriptor)
+        forget(path)
+        return None
+    if time.time() - status.st_mtime > _TOUCH_SECONDS:
+        # What is used stays. A directory that is only read need not know.
+        with suppress(OSError):
+            os.utime(path)
+    return Cached(descriptor, path)
+
+
+def _make_directory(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _Disk(error) from None
+
+
+def _unpacked_once(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
+    """Unpack with the lock held, if nobody has meanwhile."""
+    # Here, and not above: only the process that unpacks pays for the import.
+    import filelock
+
+    lock = filelock.FileLock(path.parent / f".{path.name[:16]}.lock", timeout=_LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except (filelock.Timeout, NotImplementedError):
+        # Locks that do not work, on some network file systems: two may unpack, each renames a whole file.
+        pass
+    except OSError as error:
+        raise _Disk(error) from None
+    try:
+        return _open(path, size) or _write(path, size, unpack)
+    finally:
+        lock.release()
+
+
+def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
+    from tempfile import mkstemp
+
+    pieces = unpack()
+    _make_room(path.parent, size)
+    try:
+        descriptor, name = mkstemp(prefix=".new-", dir=path.parent)
+    except OSError as error:
+        raise _Disk(error) from None
+    beside = Path(name)
+    try:
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                try:
+                    rest = rest[os.write(descriptor, rest) :]
+                except OSError as error:
+                    raise _Disk(error) from None
+        try:
+            beside.replace(path)
+        except OSError as error:
+            raise _Disk(error) from None
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):
+            beside.unlink()
+    return _open(path, size)
+
+
+def _make_room(folder: Path, size: int) -> None:
+    """Remove what was used longest ago, and what killed processes left, until ``size`` bytes more fit."""
+    files: list[tuple[float, int, str]] = []
+    now = time.time()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.name.startswith(".new-") and now - status.st_mtime > _STALE_SECONDS:
+                    Path(entry.path).unlink()
+                elif _NAME.fullmatch(entry.name):
+                    files.append((status.st_mtime, status.st_size, entry.path))
+    excess = sum(item[1] for item in files) + size - limit()
+    for _, taken, name in sorted(files):
+        if excess <= 0:
+            break
+        # Whoever has it open keeps it.
+        with suppress(OSError):
+            Path(name).unlink()
+            excess -= taken
+
+
+def _tell(text: str) -> None:
+    """A warning, once a process."""
+    if text not in _told:
+        _told.add(text)
+        _log.warning(text)
