@@ -175,8 +175,23 @@ def compiler(toolchain: LinkToolchain, cache: Path) -> Callable[..., None]:
     def run(sources: list[Path], output: Path, *flags: str) -> None:
         caches = str(cache / "zig")
         includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
-        warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-override-module", "-Wno-unused-command-line-argument"]
-        command = [str(toolchain.zig), "cc", *TARGET, "-O2", "-fPIC", *warnings, *includes, *map(str, sources)]
+        warnings = [
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-override-module",
+            "-Wno-unused-command-line-argument",
+        ]
+        command = [
+            str(toolchain.zig),
+            "cc",
+            *TARGET,
+            "-O2",
+            "-fPIC",
+            *warnings,
+            *includes,
+            *map(str, sources),
+        ]
         command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags, "-o", str(output)]
         done = subprocess.run(
             command,
@@ -209,9 +224,7 @@ def build(
 
 
 @pytest.fixture
-def load(
-    build: Callable[[list[str]], Path], code: bytes, tmp_path: Path
-) -> Callable[[list[str]], Kernel]:
+def load(build: Callable[[list[str]], Path], code: bytes, tmp_path: Path) -> Callable[[list[str]], Kernel]:
     """Load a copy of a library, with counters of its own."""
     numbers = itertools.count()
 
@@ -569,7 +582,9 @@ def test_a_child_forked_after_a_launch_is_told_why_it_cannot(
     )
     done = _run(program, build(ANNOUNCED), code)
     assert done.returncode == 0
-    advice = "CUDA_ERROR_NOT_INITIALIZED (in words); a process forked after its parent used CUDA cannot use it"
+    advice = (
+        "CUDA_ERROR_NOT_INITIALIZED (in words); a process forked after its parent used CUDA cannot use it"
+    )
     launched, warm, cold = done.stdout.splitlines()
     assert launched == "launched"
     assert warm.startswith(f"RuntimeError: CUDA error: {advice}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.groups import named_groups
+from cutlass_aot.builder.groups import group_names
 from cutlass_aot.runtime.files import MANIFEST_KIND
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import (
@@ -24,21 +24,46 @@ from cutlass_aot.schema.catalog import (
     RankingReference,
     common_alignment,
 )
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
+from cutlass_aot.schema.group_index import CodeSpan, KernelEntry, group_to_bytes
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Ranking
 from tests.unit.kernels import gemm
 
 HOST = platform.machine()
-NEEDS = Needs(cuda_runtime="13.0", tvm_ffi="0.1.15.post2", glibc="2.28")
+NEEDS = Needs(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28")
 FAKE_LIBRARY = b"\x7fELF, but nothing behind it"
 
 
-def entry(kernel: Kernel) -> KernelEntry:
+def code_of(kernel: Kernel) -> bytes:
+    """What stands in for a kernel's GPU code: as long for each."""
+    return f"GPU code of {kernel.digest}".encode()
+
+
+def named_groups(kernels: Iterable[Kernel]) -> dict[str, list[KernelEntry]]:
+    """Entries of kernels by the name of their group, in order."""
+    kernels = sorted(kernels, key=lambda kernel: (kernel.name, kernel.digest))
+    names = group_names(kernels)
+    groups: dict[str, list[KernelEntry]] = {}
+    for kernel in kernels:
+        members = groups.setdefault(names[kernel.group], [])
+        members.append(entry(kernel, len(members)))
+    return groups
+
+
+def entry(kernel: Kernel, position: int = 0) -> KernelEntry:
+    """A kernel whose code is the one after ``position`` others in its group's."""
     facts = Facts(kernel.target, "13.0", 168, 0, 1024, 40_000)
-    return KernelEntry(kernel, digest(kernel.digest.encode()), facts, {"generator_version": "1"})
+    code = code_of(kernel)
+    return KernelEntry(
+        kernel,
+        digest(kernel.digest.encode()),
+        facts,
+        {"generator_version": "1"},
+        CodeSpan(position * len(code), len(code), digest(code)),
+    )
 
 
 def put(root: Path, path: str, data: bytes) -> FileReference:
@@ -72,13 +97,14 @@ def write_bundle(
     ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads.
     Groups of one readable name are told apart as the builder does.
     """
-    groups = named_groups([entry(kernel) for kernel in kernels])
+    groups = named_groups(kernels)
     files, entries = [], []
-    for name, unordered in sorted(groups.items()):
-        members = sorted(unordered, key=lambda member: (member.kernel.name, member.kernel.digest))
+    for name, members in sorted(groups.items()):
         child = put(root, f"groups/{name}.msgpack", group_to_bytes(members))
         data = (libraries or {}).get(name, FAKE_LIBRARY)
-        linked = {host: put(root, f"lib/{host}/{name}.so", data) for host in hosts}
+        packed = b"".join(code_of(member.kernel) for member in members)
+        code = put(root, f"code/{name}.zst", compress(packed, 3))
+        linked = {host: (put(root, f"lib/{host}/{name}.so.zst", compress(data, 3)),) for host in hosts}
         first = members[0].kernel
         own = [ranking for ranking in rankings if ranking.group == first.group]
         ranked = [
@@ -89,14 +115,19 @@ def write_bundle(
             )
             for number, ranking in enumerate(sorted(own, key=lambda r: (not r.measured, r.gpu)))
         ]
-        files += [child, *linked.values(), *(reference.file for reference in ranked)]
+        files += [
+            child,
+            code,
+            *(own[0] for own in linked.values()),
+            *(reference.file for reference in ranked),
+        ]
         entries.append(
             GroupEntry(
                 name, first.operation, first.operands, first.accumulator, first.epilogue,
-                first.target, len(members), child, linked, tuple(ranked), first.parameters,
+                first.target, len(members), child, code, linked, tuple(ranked), first.parameters,
             )
         )  # fmt: skip
-    launchers = {host: put(root, f"lib/{host}/launcher.so", launcher) for host in hosts}
+    launchers = {host: put(root, f"lib/{host}/launcher.so.zst", compress(launcher, 3)) for host in hosts}
     catalog = Catalog(
         name="small",
         version="0.1.0",

@@ -80,6 +80,7 @@ static int gemm(const TVMFFIAny *args, int32_t count, const char *layouts, int w
 }
 """
 FUNCTION = """
+__attribute__((visibility("default"))) uint64_t cutlass_aot_code_%s[2];
 __attribute__((visibility("default")))
 int __tvm_ffi_%s(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   return gemm(args, count, "%s", %d);
@@ -98,7 +99,7 @@ def f32_gemm(layouts: str = "ttt", **changes: Any) -> Kernel:
 
 def compile_library(folder: Path, kernels: list[Kernel]) -> bytes:
     """A library with the host's GEMM under the name of each kernel."""
-    functions = [FUNCTION % (k.symbol, k.layouts, k.workspace_bytes > 0) for k in kernels]
+    functions = [FUNCTION % (k.symbol, k.symbol, k.layouts, k.workspace_bytes > 0) for k in kernels]
     return compile_c(folder, "host_gemm", HOST_GEMM + "".join(functions))
 
 

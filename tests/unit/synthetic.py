@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, LinkedLibrary
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import Needs
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from tests.unit.kernels import gemm
@@ -69,20 +71,40 @@ def kernels(**changes: Any) -> tuple[Kernel, ...]:
     return tuple(gemm(design={"family": "F", "tile_shape": (128, n, 64)}, **changes) for n in (64, 128, 256))
 
 
-def entry(kernel: Kernel) -> KernelEntry:
+def entry(kernel: Kernel, code: CodeSpan | None = None) -> KernelEntry:
     return KernelEntry(
-        kernel, kernel.digest, FACTS._replace(cubin_target=kernel.target), {"toolchain": "ab" * 32}
+        kernel,
+        kernel.digest,
+        FACTS._replace(cubin_target=kernel.target),
+        {"toolchain": "ab" * 32},
+        code or CodeSpan(0, 64, digest(kernel.digest.encode())),
     )
 
 
-def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
-    """A group of these kernels, with its library written to ``folder``."""
-    name = members[0].group_name
-    path = folder / f"linked-{name}.so"
-    data = shared_object(sorted(f"__tvm_ffi_{k.symbol}" for k in members), **library)
+def packed(folder: Path, name: str, kind: str, content: bytes) -> PackedFile:
+    """A compressed file in ``folder``."""
+    path = folder / f"packed-{name}.{kind}"
+    data = compress(content, 3)
     path.write_bytes(data)
-    linked = LinkedLibrary(name, path, digest(data))
-    return GroupPlan(name, tuple(entry(kernel) for kernel in members), {"x86_64": linked})
+    return PackedFile(name, path, digest(data))
+
+
+def exports(members: Sequence[Kernel]) -> list[str]:
+    """What a library of these kernels shows."""
+    return sorted(prefix + k.symbol for k in members for prefix in ("__tvm_ffi_", "cutlass_aot_code_"))
+
+
+def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
+    """A group of these kernels, with its code and its library written to ``folder``."""
+    name = members[0].group_name
+    codes = [f"GPU code of {kernel.digest}".encode() for kernel in members]
+    spans = [CodeSpan(number * len(codes[0]), len(code), digest(code)) for number, code in enumerate(codes)]
+    return GroupPlan(
+        name,
+        tuple(entry(kernel, span) for kernel, span in zip(members, spans, strict=True)),
+        packed(folder, name, "zst", b"".join(codes)),
+        {"x86_64": (packed(folder, name, "so.zst", shared_object(exports(members), **library)),)},
+    )
 
 
 def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
@@ -109,12 +131,10 @@ def modelled(members: Sequence[Kernel], **changes: Any) -> Ranking:
     return found._replace(problems=tuple(problem._replace(seconds=()) for problem in found.problems))
 
 
-def launcher(folder: Path, name: str = "launcher", **library: Any) -> LinkedLibrary:
+def launcher(folder: Path, name: str = "launcher", **library: Any) -> PackedFile:
     """A launcher, written to ``folder``."""
-    path = folder / f"linked-{name}.so"
-    data = shared_object(LAUNCHER_SYMBOLS, **library)
-    path.write_bytes(data)
-    return LinkedLibrary("launcher", path, digest(data))
+    made = packed(folder, name, "so.zst", shared_object(LAUNCHER_SYMBOLS, **library))
+    return replace(made, name="launcher")
 
 
 def plan(folder: Path, **changes: Any) -> BundlePlan:
@@ -126,11 +146,11 @@ def plan(folder: Path, **changes: Any) -> BundlePlan:
         "device": "h200",
         "targets": ("sm_90a",),
         "hosts": ("x86_64",),
-        "needs": Needs(cuda_runtime="13.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
+        "needs": Needs(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
         "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
         "groups": (group(folder, kernels()), group(folder, kernels(dtypes=("bf16",) * 3))),
         "launchers": {"x86_64": launcher(folder)},
         "rankings": (ranking(kernels()),),
-        "licenses": {"CUDA-EULA.txt": b"Terms of the CUDA runtime.\n"},
+        "licenses": {"cutlass-aot.txt": b"Terms of what is linked in.\n"},
     }
     return BundlePlan(**{**values, **changes})

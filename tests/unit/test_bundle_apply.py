@@ -156,7 +156,9 @@ def test_a_file_that_does_not_fit_changes_nothing(bundle, tmp_path, made, messag
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("part", ["lib/x86_64/launcher.so", "licenses/CUDA-EULA.txt", "catalog.msgpack"])
+@pytest.mark.parametrize(
+    "part", ["lib/x86_64/launcher.so.zst", "licenses/cutlass-aot.txt", "catalog.msgpack"]
+)
 def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, part):
     (bundle / part).write_bytes((bundle / part).read_bytes() + b"!")
     with pytest.raises(BundleError, match=f"is damaged: {part}: .*cutlass-aot verify lists all"):
@@ -166,7 +168,7 @@ def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, part):
 
 def test_a_library_that_is_exchanged_meanwhile_is_not_copied(bundle, tmp_path):
     made = with_tuning(plan_of(bundle), tuning([tuned_group(entries(F16))]))
-    (bundle / "lib/x86_64/launcher.so").write_bytes(b"another")
+    (bundle / "lib/x86_64/launcher.so.zst").write_bytes(b"another")
     with pytest.raises(BundleError, match="exchanged or damaged since"):
         write_bundle(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()

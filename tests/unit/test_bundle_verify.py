@@ -61,7 +61,8 @@ def rewrite(bundle, path, data):
             replace(
                 group,
                 child=updated(group.child),
-                libraries={host: updated(library) for host, library in group.libraries.items()},
+                code=updated(group.code),
+                libraries={host: tuple(map(updated, own)) for host, own in group.libraries.items()},
                 rankings=tuple(item._replace(file=updated(item.file)) for item in group.rankings),
             )
             for group in catalog.groups
@@ -302,9 +303,9 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
         machine=library.get("machine", 62),
         needed=library.get("needed", ["libc.so.6"]),
     )
-    rewrite(bundle, group.libraries["x86_64"].path, data)
+    rewrite(bundle, group.libraries["x86_64"][0].path, data)
     (problem,) = verify_bundle(bundle)
-    assert problem.path == group.libraries["x86_64"].path
+    assert problem.path == group.libraries["x86_64"][0].path
     assert says in problem.found
 
 
@@ -324,18 +325,18 @@ def test_the_launcher_is_held_against_what_the_runtime_asks_of_it(bundle, librar
         machine=library.get("machine", 62),
         needed=library.get("needed", ["libc.so.6"]),
     )
-    rewrite(bundle, "lib/x86_64/launcher.so", data)
+    rewrite(bundle, "lib/x86_64/launcher.so.zst", data)
     (problem,) = verify_bundle(bundle)
-    assert problem.path == "lib/x86_64/launcher.so"
+    assert problem.path == "lib/x86_64/launcher.so.zst"
     assert says in problem.found
 
 
 def test_a_library_of_kernels_is_no_launcher(bundle):
-    library = read_catalog(bundle).groups[0].libraries["x86_64"]
+    library = read_catalog(bundle).groups[0].libraries["x86_64"][0]
     change_catalog(bundle, launchers={"x86_64": library})
     problems = {(problem.path, problem.found[:36]) for problem in verify_bundle(bundle)}
     assert (library.path, "no symbol __tvm_ffi_cutlass_aot_choo") in problems
-    assert ("lib/x86_64/launcher.so", "a file that the catalog does not nam") in problems
+    assert ("lib/x86_64/launcher.so.zst", "a file that the catalog does not nam") in problems
 
 
 def ranking_path(bundle):
@@ -498,7 +499,7 @@ def test_a_library_is_read_in_pieces(bundle, monkeypatch):
     group = read_catalog(bundle).groups[0]
     _, entries = child_of(bundle)
     data = shared_object([f"__tvm_ffi_{e.kernel.symbol}" for e in entries])
-    rewrite(bundle, group.libraries["x86_64"].path, data + bytes(64 << 20))
+    rewrite(bundle, group.libraries["x86_64"][0].path, data + bytes(64 << 20))
     del data
     tracemalloc.start()
     try:

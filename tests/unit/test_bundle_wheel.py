@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from cutlass_aot.bundle import verify
 from cutlass_aot.bundle.verify import verify_path, verify_wheel
 from cutlass_aot.bundle.wheel import build_wheel
-from cutlass_aot.bundle.write import LinkedLibrary, write_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
-from cutlass_aot.schema.encoding import digest
 from tests.unit.synthetic import group, kernels, launcher, plan, shared_object
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
@@ -93,7 +92,7 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     assert set(files) - set(inside) == {
         f"{PACKAGE}/__init__.py",
         *(f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")),
-        f"{DIST_INFO}/licenses/CUDA-EULA.txt",
+        f"{DIST_INFO}/licenses/cutlass-aot.txt",
     }
     assert files[f"{DIST_INFO}/entry_points.txt"] == (
         b"[cutlass_aot.bundles]\nsmall = cutlass_aot_bundle_small\n"
@@ -101,7 +100,7 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     metadata = files[f"{DIST_INFO}/METADATA"].decode().splitlines()
     assert "Name: cutlass-aot-bundle-small" in metadata
     assert "Version: 0.1.0" in metadata
-    assert "License-File: CUDA-EULA.txt" in metadata
+    assert "License-File: cutlass-aot.txt" in metadata
     assert "Requires-Python: >=3.10" in metadata
     assert "Requires-Dist: apache-tvm-ffi>=0.1.15.post2,<0.2" in metadata
     assert any(line.startswith("Requires-Dist: cutlass-aot>=0.") for line in metadata)
@@ -112,7 +111,7 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
 
 def test_a_wheel_carries_launchers_and_rankings(bundle, wheel):
     files = set(contents(wheel))
-    assert f"{PACKAGE}/bundle/lib/x86_64/launcher.so" in files
+    assert f"{PACKAGE}/bundle/lib/x86_64/launcher.so.zst" in files
     (ranking,) = (bundle / "rankings").iterdir()
     assert f"{PACKAGE}/bundle/rankings/{ranking.name}" in files
     assert verify_path(wheel) == []
@@ -219,10 +218,10 @@ def test_names_are_normalised(tmp_path, name, package):
 
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):
-    needs = Needs(cuda_runtime="13.0", tvm_ffi="0.1.15", glibc="two")
+    needs = Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="two")
     with pytest.raises(BundleError, match=r"is not sound: .*'two' is not a version"):
         build_wheel(make(tmp_path / "glibc", needs=needs), tmp_path)
-    needs = Needs(cuda_runtime="13.0", tvm_ffi="main", glibc="2.28")
+    needs = Needs(cuda_driver="12.0", tvm_ffi="main", glibc="2.28")
     with pytest.raises(BundleError, match="'main' is not a version"):
         build_wheel(make(tmp_path / "ffi", needs=needs), tmp_path)
     assert not list(tmp_path.glob("*.whl"))
@@ -232,11 +231,8 @@ def test_what_cannot_be_a_wheel_is_refused(tmp_path):
 def test_a_bundle_for_two_hosts_is_refused(tmp_path):
     (tmp_path / "linked").mkdir()
     one = group(tmp_path / "linked", kernels())
-    other = tmp_path / "linked" / "aarch64.so"
-    other.write_bytes(shared_object([f"__tvm_ffi_{k.symbol}" for k in kernels()], machine=183))
-    both = replace(
-        one, libraries={**one.libraries, "aarch64": LinkedLibrary("other", other, digest(other.read_bytes()))}
-    )
+    other = packed(tmp_path / "linked", "other", "so.zst", shared_object(exports(kernels()), machine=183))
+    both = replace(one, libraries={**one.libraries, "aarch64": (other,)})
     launchers = {
         "x86_64": launcher(tmp_path / "linked"),
         "aarch64": launcher(tmp_path / "linked", "aarch64-launcher", machine=183),

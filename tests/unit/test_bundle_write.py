@@ -17,7 +17,7 @@ import pytest
 from cutlass_aot.bundle import files, write
 from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.verify import verify_bundle
-from cutlass_aot.bundle.write import BundlePlan, LinkedLibrary, bundle_is, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference
@@ -71,10 +71,10 @@ def test_what_is_written_reads_back_and_verifies(small, out):
     (reference,) = f16.rankings
     assert (reference.gpu, reference.measured) == ("NVIDIA H200", True)
     assert Ranking.from_bytes((out / reference.file.path).read_bytes(), "ranking") == small.rankings[0]
-    assert catalog.launchers["x86_64"].path == "lib/x86_64/launcher.so"
-    assert (out / "lib/x86_64/launcher.so").read_bytes() == small.launchers["x86_64"].path.read_bytes()
+    assert catalog.launchers["x86_64"].path == "lib/x86_64/launcher.so.zst"
+    assert (out / "lib/x86_64/launcher.so.zst").read_bytes() == small.launchers["x86_64"].path.read_bytes()
     assert catalog.alignment == 16
-    assert (out / "licenses/CUDA-EULA.txt").read_bytes() == small.licenses["CUDA-EULA.txt"]
+    assert (out / "licenses/cutlass-aot.txt").read_bytes() == small.licenses["cutlass-aot.txt"]
     assert left_behind(out) == []
 
 
@@ -299,39 +299,40 @@ def test_a_read_only_parent_is_a_clear_error(small, tmp_path):
 
 
 def test_a_missing_library_is_a_clear_error(small, out):
-    small.groups[0].libraries["x86_64"].path.unlink()
-    with pytest.raises(BundleError, match=r"linked-gemm.*No such file"):
+    small.groups[0].libraries["x86_64"][0].path.unlink()
+    with pytest.raises(BundleError, match=r"packed-gemm.*No such file"):
         write_bundle(small, out)
     assert not out.exists()
 
 
 def test_groups_may_share_a_library(small, tmp_path, out):
     together = [entry.kernel for group in small.groups for entry in group.entries]
-    path = tmp_path / "together.so"
-    data = shared_object(sorted(f"__tvm_ffi_{kernel.symbol}" for kernel in together))
-    path.write_bytes(data)
-    shared = {"x86_64": LinkedLibrary("sm_90a-0", path, digest(data))}
+    library = packed(tmp_path, "together", "so.zst", shared_object(exports(together)))
+    shared = {"x86_64": (replace(library, name="sm_90a-0"),)}
     groups = tuple(replace(group, libraries=shared) for group in small.groups)
     write_bundle(replace(small, groups=groups), out)
-    assert sorted(file.name for file in (out / "lib" / "x86_64").iterdir()) == ["launcher.so", "sm_90a-0.so"]
+    assert sorted(file.name for file in (out / "lib" / "x86_64").iterdir()) == [
+        "launcher.so.zst",
+        "sm_90a-0.so.zst",
+    ]
     assert verify_bundle(out) == []
 
 
 def test_two_libraries_of_one_name_are_refused(small, out):
     groups = tuple(
-        replace(group, libraries={"x86_64": replace(group.libraries["x86_64"], name="same")})
+        replace(group, libraries={"x86_64": (replace(group.libraries["x86_64"][0], name="same"),)})
         for group in small.groups
     )
-    with pytest.raises(BundleError, match=r"lib/x86_64/same\.so names two libraries"):
+    with pytest.raises(BundleError, match=r"lib/x86_64/same\.so\.zst names two files"):
         write_bundle(replace(small, groups=groups), out)
 
 
 @pytest.mark.parametrize("damage", ["torn", "exchanged"])
 def test_a_library_that_is_not_what_was_linked_is_refused(small, out, damage):
-    library = small.groups[0].libraries["x86_64"].path
-    other = small.groups[1].libraries["x86_64"].path
+    library = small.groups[0].libraries["x86_64"][0].path
+    other = small.groups[1].libraries["x86_64"][0].path
     library.write_bytes(library.read_bytes()[:-1] if damage == "torn" else other.read_bytes())
-    with pytest.raises(BundleError, match=r"linked-gemm.* has SHA-256 [0-9a-f]{64}, .* build again"):
+    with pytest.raises(BundleError, match=r"packed-gemm.* has SHA-256 [0-9a-f]{64}, .* build again"):
         write_bundle(small, out)
     assert not out.exists()
 
@@ -437,9 +438,9 @@ def test_a_launcher_with_an_impossible_name_is_refused(small, out, name):
 
 
 def test_a_launcher_under_the_name_of_a_library_of_kernels_is_refused(small, out):
-    taken = small.groups[0].libraries["x86_64"].name
+    taken = small.groups[0].libraries["x86_64"][0].name
     wrong = replace(small.launchers["x86_64"], name=taken)
-    with pytest.raises(BundleError, match="names two libraries"):
+    with pytest.raises(BundleError, match="names two files"):
         write_bundle(replace(small, launchers={"x86_64": wrong}), out)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.builder.groups import KERNELS_A_LIBRARY, pack
+from cutlass_aot.builder.groups import KERNELS_A_PACK, pack
 from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.errors import StoreError
 from cutlass_aot.store.store import Store
@@ -17,18 +17,18 @@ from tests.unit.kernels import gemm
 
 GROUPS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
-    st.tuples(st.sampled_from(["sm_80", "sm_90a"]), st.integers(1, 2 * KERNELS_A_LIBRARY)),
+    st.tuples(st.sampled_from(["sm_80", "sm_90a"]), st.integers(1, 2 * KERNELS_A_PACK)),
     max_size=20,
 )
 
 
 @given(GROUPS)
-def test_every_group_is_in_one_library_of_its_target(groups):
+def test_every_group_is_in_one_pack_of_its_target(groups):
     packs = pack(groups)
     assert sorted(name for names in packs.values() for name in names) == sorted(groups)
     for library, names in packs.items():
         assert {groups[name][0] for name in names} == {library.rpartition("-")[0]}
-        assert len(names) == 1 or sum(groups[name][1] for name in names) <= KERNELS_A_LIBRARY
+        assert len(names) == 1 or sum(groups[name][1] for name in names) <= KERNELS_A_PACK
 
 
 @given(GROUPS, st.randoms())
@@ -44,7 +44,7 @@ def test_no_two_neighbours_would_fit_into_one(groups):
     for target in ("sm_80", "sm_90a"):
         libraries = [names for library, names in packs.items() if library.startswith(f"{target}-")]
         for first, second in itertools.pairwise(libraries):
-            assert sum(groups[name][1] for name in first) + groups[second[0]][1] > KERNELS_A_LIBRARY
+            assert sum(groups[name][1] for name in first) + groups[second[0]][1] > KERNELS_A_PACK
 
 
 class Broken:
@@ -59,7 +59,7 @@ class Broken:
 def test_a_disk_that_fails_is_an_error_that_says_so(tmp_path):
     store = Store(tmp_path / "store")
     with (
-        Libraries([gemm()], {"x86_64": Broken()}, store, tmp_path, print) as libraries,
+        Libraries([gemm()], {"x86_64": Broken()}, store, tmp_path, print, 1) as libraries,
         pytest.raises(StoreError, match=r"cannot link libraries in .*: Input/output error"),
     ):
         libraries.launchers()

@@ -41,7 +41,8 @@ def group(name="g", rankings=(), **changes):
     kernel = gemm(**changes)
     return GroupEntry(
         name, kernel.operation, kernel.operands, kernel.accumulator, kernel.epilogue, kernel.target, 3,
-        reference(f"groups/{name}.msgpack"), {"x86_64": reference("lib/x86_64/k.so")}, rankings,
+        reference(f"groups/{name}.msgpack"), reference("code/k.zst"),
+        {"x86_64": (reference("lib/x86_64/k.so.zst"),)}, rankings,
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def catalog(groups=GROUPS, **changes):
     values = {
         "name": "small", "version": "0.1.0", "device": "h200", "targets": ("sm_90a",), "hosts": ("x86_64",),
         "needs": NEEDS, "provenance": {"dsl": "4.8.1"}, "groups": Groups.of(groups),
-        "launchers": {"x86_64": reference("lib/x86_64/launcher.so")}, "alignment": 16,
+        "launchers": {"x86_64": reference("lib/x86_64/launcher.so.zst")}, "alignment": 16,
     }  # fmt: skip
     return Catalog(**{**values, **changes})
 
@@ -156,7 +157,7 @@ def test_everything_of_a_catalog_reads_back():
     assert list(found.groups) == list(written.groups)
     assert found.groups[1].rankings == GROUPS[3].rankings
     assert found.groups[1].files == (
-        reference("groups/b.msgpack"), reference("lib/x86_64/k.so"), reference("rankings/b-0.msgpack"),
+        reference("groups/b.msgpack"), reference("code/k.zst"), reference("lib/x86_64/k.so.zst"), reference("rankings/b-0.msgpack"),
     )  # fmt: skip
     assert found.to_bytes() == written.to_bytes()
 
@@ -177,7 +178,7 @@ def body(**changes):
     "changes",
     [
         {"name": None, "needs": {}},
-        {"needs": {"cuda_runtime": "13.0", "tvm_ffi": "main", "glibc": "2.28"}},
+        {"needs": {"cuda_driver": "12.0", "tvm_ffi": "main", "glibc": "2.28"}},
         {"groups": []},
         {"groups": {"gemm f16": b"bytes"}},
         {"groups": {"gemm f16": ["text"]}},
@@ -217,6 +218,7 @@ def test_a_catalog_without_a_field_is_refused(missing):
         {"child": {"path": "/etc/passwd", "size": 1, "sha256": "0"}},
         {"libraries": {"x86_64": 1}},
         {"libraries": []},
+        {"libraries": {"x86_64": []}},
         {"rankings": [["gpu"]]},
         {"rankings": [["gpu", True, {"path": "../../x", "size": 1, "sha256": "0"}]]},
         {"rankings": None},

@@ -16,7 +16,7 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact, read_failure
-from cutlass_aot.store.blobs import LIBRARY_LEVEL, opened, packed, packed_bound, unpacked
+from cutlass_aot.store.blobs import PACKED_LEVEL, opened, packed, packed_bound, unpacked
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.levels import DirectoryLevel
 from cutlass_aot.store.records import Record
@@ -148,7 +148,7 @@ def test_a_blob_of_another_size_is_not_opened(size):
     assert opened(FRAME, digest(DATA), len(DATA)) == DATA
 
 
-@given(st.binary(max_size=5000), st.sampled_from([1, LIBRARY_LEVEL, 15]))
+@given(st.binary(max_size=5000), st.sampled_from([PACKED_LEVEL, 3, 15]))
 def test_whatever_is_packed_is_opened_again_and_within_its_bound(data, level):
     frame = packed(data, level)
     assert opened(frame, digest(data)) == data

@@ -33,6 +33,7 @@ def group(kernel: Kernel) -> GroupEntry:
         target=kernel.target,
         count=1,
         child=FileReference("groups/none", 0, "0" * 64),
+        code=FileReference("code/none", 0, "0" * 64),
         libraries={},
         parameters=kernel.parameters,
     )
