@@ -21,7 +21,7 @@ from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.simt_f64_gemm import SimtF64Gemm
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.targets import HOSTS
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS
 
 TARGET, PROFILE = "sm_90a", "h200"
 _LOAD_SECONDS = 120
@@ -121,7 +121,9 @@ def smallest_kernel() -> Kernel:
 
 
 def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
-    recipe = Recipe("trial", "0", PROFILE, (kernel.target,), tuple(sorted(HOSTS)))
+    machine = os.uname().machine
+    hosts = (machine,) if machine in HOSTS else DEFAULT_HOSTS
+    recipe = Recipe("trial", "0", PROFILE, (kernel.target,), hosts)
     settings = Settings(folder / "store", 1, timeout, clock)
     result = build_kernels(recipe, [kernel], folder / "bundles", settings)
     for failure in result.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,14 @@ from cutlass_aot.schema.catalog import (
     MANIFEST_NAME,
     MAX_FILE_BYTES,
     MAX_INDEX_BYTES,
+    MAX_LIBRARY_BYTES,
     Catalog,
     FileReference,
     GroupEntry,
     RankingReference,
     common_alignment,
 )
-from cutlass_aot.schema.compression import decompressed
+from cutlass_aot.schema.compression import decompress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
@@ -301,16 +303,27 @@ def _ranking(
 
 def _code(bundle: Path, reference: FileReference, spans: Mapping[CodeSpan, str]) -> Iterator[Problem]:
     """Unpack GPU code, and hold that of every kernel against its digest."""
+    held, start = bytearray(), 0
     try:
-        code = decompressed(read_file(bundle, reference), MAX_FILE_BYTES)
+        # Piece by piece: what a large group's kernels come to need not fit into memory.
+        pieces = decompress(io.BytesIO(read_file(bundle, reference)), MAX_FILE_BYTES)
+        for span, where in sorted(spans.items()):
+            while True:
+                passed = min(max(span.offset - start, 0), len(held))
+                del held[:passed]
+                start += passed
+                if start + len(held) >= span.offset + span.size or not (piece := next(pieces, b"")):
+                    break
+                held += piece
+            # Of a span that begins before another's end some bytes are gone: it has no digest.
+            found = digest(bytes(held[: span.size])) if start == span.offset else "none"
+            if found != span.sha256:
+                what = f"GPU code of SHA-256 {found} ({span.size} bytes at {span.offset} of {reference.path})"
+                yield Problem(where, what, f"SHA-256 {span.sha256}")
+        for _ in pieces:
+            pass
     except CutlassAotError as error:
         yield Problem(reference.path, str(error), "GPU code as one zstd frame")
-        return
-    for span, where in sorted(spans.items()):
-        found = digest(code[span.offset : span.offset + span.size])
-        if found != span.sha256:
-            what = f"GPU code of SHA-256 {found} ({span.size} bytes at {span.offset} of {reference.path})"
-            yield Problem(where, what, f"SHA-256 {span.sha256}")
 
 
 def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Iterator[Problem]:
@@ -318,7 +331,7 @@ def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Ite
     if not expected.same_host:
         yield Problem(path, "a library for several hosts in the catalog", "one for each host")
     try:
-        library = read_shared_object(decompressed(read_file(bundle, reference), MAX_FILE_BYTES), path)
+        library = read_shared_object(decompressed(read_file(bundle, reference), MAX_LIBRARY_BYTES), path)
     except CutlassAotError as error:
         yield Problem(path, str(error), f"a shared library for {host}")
         return

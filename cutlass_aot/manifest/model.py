@@ -19,7 +19,7 @@ from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.schema.catalog import BUNDLE_NAME
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.epilogue import Epilogue, parse_epilogue
-from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 
 Combinations = tuple[tuple[tuple[str, ...], str], ...]
@@ -163,7 +163,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     name = check_name(text(bundle, "name", "bundle"))
     version = check_version(text(bundle, "version", "bundle", "0.1.0"))
     targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
-    hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), ("x86_64",))
+    hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), DEFAULT_HOSTS)
     tables = document.get("kernels")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError("[[kernels]] is missing: at least one table says which kernels to build")

@@ -14,7 +14,7 @@ from cutlass_aot.generators.device import DeviceProfile, load_profile
 from cutlass_aot.manifest.model import check_name, check_version, device_text
 from cutlass_aot.operators.targets import target_name, targets_of_gpu
 from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
 
 if TYPE_CHECKING:
     from cutlass_aot.builder.events import Event, Listener
@@ -28,6 +28,7 @@ def build(
     name: str,
     device: str | Mapping[str, str],
     targets: Any = None,
+    hosts: Sequence[str] = DEFAULT_HOSTS,
     out: str | PathLike[str] = "build/bundles",
     store: str | PathLike[str] = "build/store",
     version: str = "0.1.0",
@@ -48,6 +49,7 @@ def build(
             file, or a table by target, ``{"sm_90a": "h200", "sm_100a": "b200"}``.
         targets: one GPU code target or several, such as ``["90a", "100a"]``. Each operator is built for all
             of them that it runs on. None is the target of the GPU that its operands are on.
+        hosts: CPU architectures to link for, as in a manifest.
         out: directory under which the bundle's directory, named as the bundle, is put.
         store: directory of compiled kernels.
         version: version of the bundle's wheel.
@@ -64,7 +66,7 @@ def build(
         CompileError: if kernels did not compile, or are known to be bad; no bundle is written then.
         GeneratorError: if an operator is not one that a bundle can have.
         ManifestError: for a wrong name, version or device profile.
-        OperandError: for wrong targets, or an operator that does not serve its arguments on any of them.
+        OperandError: for wrong targets or hosts, or an operator that serves its arguments on none of them.
         ToolchainError: if the build side is not installed.
     """
     from cutlass_aot.builder.cores import available_workers
@@ -76,7 +78,10 @@ def build(
     check_version(version)
     kernels = _records(list(operators), args, device, targets)
     devices = {kernel.target: _profile_name(device, kernel.target) for kernel in kernels}
-    recipe = Recipe(name, version, device_text(devices), tuple(sorted(devices)), tuple(sorted(HOSTS)))
+    unknown = sorted(set(hosts) - set(HOSTS))
+    if unknown or not hosts:
+        raise OperandError(f"hosts: expected some of {', '.join(HOSTS)}, got {', '.join(unknown) or 'none'}")
+    recipe = Recipe(name, version, device_text(devices), tuple(sorted(devices)), tuple(sorted(set(hosts))))
     result = build_kernels(
         recipe,
         kernels,

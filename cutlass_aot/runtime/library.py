@@ -14,7 +14,7 @@ from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.files import read_file
-from cutlass_aot.schema.catalog import MAX_FILE_BYTES, FileReference
+from cutlass_aot.schema.catalog import MAX_LIBRARY_BYTES, FileReference
 from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX
 
 _ELF = b"\x7fELF"
@@ -147,7 +147,7 @@ class Library:
         path = self._root / self._reference.path
         packed = io.BytesIO(read_file(self._root, self._reference))
         try:
-            for piece in decompress(packed, MAX_FILE_BYTES):
+            for piece in decompress(packed, MAX_LIBRARY_BYTES):
                 _write(descriptor, piece)
         except CorruptFile as error:
             raise CorruptFile(f"{path}: {error}: build or fetch the bundle again") from None

@@ -174,7 +174,7 @@ class GroupIndex(Sequence[KernelEntry]):
                 facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
                 provenance=self._provenance[provenance],
                 code=_span(*code),
-                library=_index(library, min(map(len, group.libraries.values()))),
+                library=_index(library, min(map(len, group.libraries.values()), default=1)),
             )
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None

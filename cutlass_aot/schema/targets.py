@@ -15,6 +15,9 @@ KNOWN_TARGETS = (
 HOSTS = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
 """CPU architectures a bundle can be linked for, with the compiler triple of each."""
 
+DEFAULT_HOSTS = ("x86_64",)
+"""What a bundle is linked for if nothing is said: the same on whatever machine it is built."""
+
 
 class Target(NamedTuple):
     """A GPU code target such as ``sm_100a``.

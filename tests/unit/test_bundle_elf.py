@@ -17,25 +17,23 @@ from tests.unit.synthetic import shared_object
 EXPORTED = [f"__tvm_ffi_kernel_{i}" for i in range(5)]
 
 
-def read(folder, data):
-    path = folder / "library.so"
-    path.write_bytes(data)
-    return read_shared_object(path)
+def read(data):
+    return read_shared_object(data, "library.so")
 
 
 @pytest.mark.parametrize("gnu_hash", [False, True], ids=["hash", "gnu-hash"])
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_defined_symbols_are_exported_and_undefined_ones_are_not(tmp_path, gnu_hash, count):
     data = shared_object(EXPORTED[:count], undefined=["TVMFFIEnvGetStream"], gnu_hash=gnu_hash)
-    found = read(tmp_path, data)
+    found = read(data)
     assert found.exported == frozenset(EXPORTED[:count])
     assert found.needed == ("libtvm_ffi.so", "libc.so.6")
     assert found.host == "x86_64"
 
 
 @pytest.mark.parametrize(("machine", "host"), [(183, "aarch64"), (40, "machine 40")])
-def test_the_host_is_read(tmp_path, machine, host):
-    assert read(tmp_path, shared_object(EXPORTED, machine=machine)).host == host
+def test_the_host_is_read(machine, host):
+    assert read(shared_object(EXPORTED, machine=machine)).host == host
 
 
 @pytest.mark.parametrize("gnu_hash", [False, True], ids=["hash", "gnu-hash"])
@@ -43,7 +41,7 @@ def test_every_truncation_is_refused(tmp_path, gnu_hash):
     data = shared_object(EXPORTED, gnu_hash=gnu_hash)
     for length in range(len(data)):
         with pytest.raises(CorruptFile):
-            read(tmp_path, data[:length])
+            read(data[:length])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,7 @@ def test_what_is_wrong_is_said(tmp_path, offset, value, says):
     data = bytearray(shared_object(EXPORTED))
     data[offset : offset + len(value)] = value
     with pytest.raises(CorruptFile, match=says):
-        read(tmp_path, bytes(data))
+        read(bytes(data))
 
 
 def test_a_symbol_count_beyond_reason_is_refused_before_anything_is_read(tmp_path):
@@ -71,7 +69,7 @@ def test_a_symbol_count_beyond_reason_is_refused_before_anything_is_read(tmp_pat
     good = struct.pack("<II", 1, 6)
     assert data.count(good) == 1
     with pytest.raises(CorruptFile, match="dynamic symbols"):
-        read(tmp_path, data.replace(good, struct.pack("<II", 1, 2**32 - 1)))
+        read(data.replace(good, struct.pack("<II", 1, 2**32 - 1)))
 
 
 def test_a_chain_without_an_end_is_refused(tmp_path):
@@ -83,7 +81,7 @@ def test_a_chain_without_an_end_is_refused(tmp_path):
         if at == end or word & 1:
             struct.pack_into("<I", data, at, word & ~1)
     with pytest.raises(CorruptFile):
-        read(tmp_path, bytes(data))
+        read(bytes(data))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +100,7 @@ def test_altered_bytes_give_a_reading_or_a_clear_refusal(folder, data):
         value = data.draw(st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1)))
         library[at : at + width] = struct.pack("<Q", value)[:width]
     try:
-        found = read(folder, bytes(library))
+        found = read(bytes(library))
     except CorruptFile:
         return
     assert len(found.exported) <= len(library) // 24
@@ -111,7 +109,7 @@ def test_altered_bytes_give_a_reading_or_a_clear_refusal(folder, data):
 @given(st.binary(max_size=4096))
 def test_any_bytes_give_a_reading_or_a_clear_refusal(folder, data):
     with pytest.raises(CorruptFile):
-        read(folder, data)
+        read(data)
 
 
 @pytest.mark.compile
@@ -129,7 +127,7 @@ def test_a_linked_library_is_read(tmp_path, style):
          "-o", str(library), str(source)],
         check=True,
     )  # fmt: skip
-    found = read_shared_object(library)
+    found = read_shared_object(library.read_bytes(), library.name)
     assert found.exported == {"__tvm_ffi_one", "__tvm_ffi_two"}
     assert found.host == "x86_64"
     assert "libc.so.6" in found.needed

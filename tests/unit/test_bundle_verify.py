@@ -24,12 +24,13 @@ from cutlass_aot.schema.catalog import (
     FileReference,
     Groups,
 )
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal, unseal
 from cutlass_aot.schema.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
 from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS
 from cutlass_aot.schema.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
 from tests.unit.kernels import gemm
-from tests.unit.synthetic import entry, kernels, plan, ranking, shared_object
+from tests.unit.synthetic import entry, exports, kernels, plan, ranking, shared_object
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_an_index_of_an_older_release_is_found_with_what_to_do(bundle):
     rewrite(bundle, path, seal(GROUP_KIND, 1, {}))
     problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
     assert [problem.found for problem in problems] == [
-        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 3"
+        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 4"
     ]
 
 
@@ -297,13 +298,13 @@ def test_a_kernel_twice_is_found(bundle):
 def test_libraries_are_held_against_the_kernels(bundle, library, says):
     group = read_catalog(bundle).groups[0]
     _, entries = child_of(bundle)
-    symbols = [f"__tvm_ffi_{e.kernel.symbol}" for e in entries]
+    symbols = exports([e.kernel for e in entries])
     data = library.get("bytes") or shared_object(
         [*library.get("exported", symbols), *library.get("extra", [])],
         machine=library.get("machine", 62),
         needed=library.get("needed", ["libc.so.6"]),
     )
-    rewrite(bundle, group.libraries["x86_64"][0].path, data)
+    rewrite(bundle, group.libraries["x86_64"][0].path, compress(data, 3))
     (problem,) = verify_bundle(bundle)
     assert problem.path == group.libraries["x86_64"][0].path
     assert says in problem.found
@@ -325,7 +326,7 @@ def test_the_launcher_is_held_against_what_the_runtime_asks_of_it(bundle, librar
         machine=library.get("machine", 62),
         needed=library.get("needed", ["libc.so.6"]),
     )
-    rewrite(bundle, "lib/x86_64/launcher.so.zst", data)
+    rewrite(bundle, "lib/x86_64/launcher.so.zst", compress(data, 3))
     (problem,) = verify_bundle(bundle)
     assert problem.path == "lib/x86_64/launcher.so.zst"
     assert says in problem.found
@@ -493,20 +494,46 @@ def test_a_child_that_is_no_index_is_found(bundle):
     assert any(problem.path == path for problem in verify_bundle(bundle))
 
 
-def test_a_library_is_read_in_pieces(bundle, monkeypatch):
+def test_gpu_code_is_read_in_pieces(bundle):
     import tracemalloc
 
-    group = read_catalog(bundle).groups[0]
-    _, entries = child_of(bundle)
-    data = shared_object([f"__tvm_ffi_{e.kernel.symbol}" for e in entries])
-    rewrite(bundle, group.libraries["x86_64"][0].path, data + bytes(64 << 20))
-    del data
+    group, entries = child_of(bundle)
+    group = next(found for found in read_catalog(bundle).groups if found.child.path == group)
+    code = b"".join(f"GPU code of {e.kernel.digest}".encode() for e in kernels_in_order(entries))
+    rewrite(bundle, group.code.path, compress(code + bytes(256 << 20), 3))
+    del code
     tracemalloc.start()
     try:
         assert verify_bundle(bundle) == []
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
     finally:
         tracemalloc.stop()
+
+
+def kernels_in_order(entries):
+    """Entries as their code lies in the pack."""
+    return sorted(entries, key=lambda found: found.code.offset)
+
+
+@pytest.mark.parametrize("damage", ["altered", "short", "no frame", "two frames", "exchanged"])
+def test_gpu_code_is_held_against_the_kernels(bundle, damage):
+    path, entries = child_of(bundle)
+    group = next(found for found in read_catalog(bundle).groups if found.child.path == path)
+    code = b"".join(f"GPU code of {e.kernel.digest}".encode() for e in kernels_in_order(entries))
+    first = entries[0].code.size
+    data = {
+        "altered": compress(code[:-1] + b"!", 3),
+        "short": compress(code[:-1], 3),
+        "no frame": code,
+        "two frames": compress(code, 3) * 2,
+        "exchanged": compress(code[first:] + code[:first], 3),
+    }[damage]
+    rewrite(bundle, group.code.path, data)
+    problems = verify_bundle(bundle)
+    assert problems
+    where = group.code.path if "frame" in damage else path
+    assert all(problem.path.startswith(where) for problem in problems)
+    assert len(problems) == (len(entries) if damage == "exchanged" else 1)
 
 
 def test_what_is_nothing_known_is_an_error_that_says_what_was_expected(tmp_path):

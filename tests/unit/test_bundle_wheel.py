@@ -26,7 +26,7 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
-from tests.unit.synthetic import group, kernels, launcher, plan, shared_object
+from tests.unit.synthetic import exports, group, kernels, launcher, packed, plan, shared_object
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 PACKAGE, DIST_INFO = "cutlass_aot_bundle_small", "cutlass_aot_bundle_small-0.1.0.dist-info"

@@ -24,7 +24,18 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, FileReferenc
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
-from tests.unit.synthetic import entry, group, kernels, launcher, modelled, plan, ranking, shared_object
+from tests.unit.synthetic import (
+    entry,
+    exports,
+    group,
+    kernels,
+    launcher,
+    modelled,
+    packed,
+    plan,
+    ranking,
+    shared_object,
+)
 
 
 def tree(folder):
@@ -425,7 +436,7 @@ def test_a_launcher_that_is_not_what_was_linked_is_refused(small, tmp_path, out)
         replace(small.launchers["x86_64"], path=other.path),
         replace(small.launchers["x86_64"], sha256="0" * 64),
     ):
-        with pytest.raises(BundleError, match=r"linked-.* has SHA-256 [0-9a-f]{64}, .* build again"):
+        with pytest.raises(BundleError, match=r"packed-.* has SHA-256 [0-9a-f]{64}, .* build again"):
             write_bundle(replace(small, launchers={"x86_64": wrong}), out)
     assert not out.exists()
 

@@ -90,7 +90,7 @@ def test_nothing_wraps(bars, clock, width):
     report = bars(width)
     half_done(report, clock)
     report(events.Linking(3))
-    report(events.Linked("sm_100a-0", 128, 1000, 0.5))
+    report(events.Linked("sm_100a-0", 128, 1000, 0.5, "x86_64"))
     lines = picture(report, width)
     assert len(lines) == 4
     assert max(map(len, lines)) <= width

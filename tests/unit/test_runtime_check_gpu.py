@@ -42,7 +42,16 @@ def check_gpu() -> Any:
 def group_of(kernel: Kernel) -> GroupEntry:
     nothing = FileReference("x", 0, "0" * 64)
     return GroupEntry(
-        kernel.group_name, "gemm", kernel.operands, kernel.accumulator, "", kernel.target, 1, nothing, {}
+        kernel.group_name,
+        "gemm",
+        kernel.operands,
+        kernel.accumulator,
+        "",
+        kernel.target,
+        1,
+        nothing,
+        nothing,
+        {},
     )
 
 

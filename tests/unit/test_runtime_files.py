@@ -146,7 +146,7 @@ def test_a_foreign_catalog(bundle: Path) -> None:
 
 def test_a_newer_manifest(bundle: Path) -> None:
     rewrite(bundle, lambda body: body.update(schema=SCHEMA + 1))
-    with pytest.raises(SchemaTooNew, match="schema version 4, this cutlass-aot reads up to 3: upgrade"):
+    with pytest.raises(SchemaTooNew, match="schema version 5, this cutlass-aot reads up to 4: upgrade"):
         cutlass_aot.open(bundle)
 
 
@@ -161,7 +161,7 @@ def test_an_older_catalog_is_refused_with_what_to_do(bundle: Path) -> None:
     with pytest.raises(
         CorruptFile,
         match=r"catalog\.msgpack has schema version 1, which this cutlass-aot no longer reads: "
-        "build it again, with version 3",
+        "build it again, with version 4",
     ):
         cutlass_aot.open(bundle)
 
@@ -216,7 +216,8 @@ def test_a_path_that_leads_out(bundle: Path, path: str) -> None:
     for wrong in (
         replace(catalog, launchers={HOST: outside}),
         replace(catalog, groups=Groups.of([replace(catalog.groups[0], child=outside)])),
-        replace(catalog, groups=Groups.of([replace(catalog.groups[0], libraries={HOST: outside})])),
+        replace(catalog, groups=Groups.of([replace(catalog.groups[0], libraries={HOST: (outside,)})])),
+        replace(catalog, groups=Groups.of([replace(catalog.groups[0], code=outside)])),
         replace(
             catalog,
             groups=Groups.of(

@@ -27,11 +27,12 @@ from cutlass_aot.errors import (
     LaunchError,
     OperandError,
 )
-from cutlass_aot.runtime import files, launch, library, operands, streams
+from cutlass_aot.runtime import launch, library, operands, streams
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.search import Search
 from cutlass_aot.schema.catalog import FileReference
+from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import ClaimsCuda, write_bundle
@@ -196,17 +197,24 @@ def reference_of(path: Path) -> FileReference:
 
 
 @pytest.fixture
-def compiled(host_bundle: Path) -> Path:
-    return sorted(host_bundle.glob("lib/*/gemm-*.so"))[0]
+def packed(host_bundle: Path) -> Path:
+    """A library as the bundle has it."""
+    return sorted(host_bundle.glob("lib/*/gemm-*.so.zst"))[0]
+
+
+@pytest.fixture
+def compiled(packed: Path) -> bytes:
+    """What it holds."""
+    return decompressed(packed.read_bytes(), 1 << 26)
 
 
 @pytest.mark.parametrize("mapper", [library._map_memfd, library._map_temporary_file])
 def test_a_mapped_library_leaves_nothing_behind(
-    compiled: Path, mapper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: bytes, mapper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(Path("/proc/self/fd").iterdir())
-    mapped = mapper(copying(compiled.read_bytes()))
+    mapped = mapper(copying(compiled))
     assert set(Path("/proc/self/fd").iterdir()) == before
     assert list(tmp_path.iterdir()) == []
     assert getattr(mapped, f"__tvm_ffi_{f32_gemm().symbol}")
@@ -222,42 +230,44 @@ def test_libraries_mapped_one_after_the_other_are_not_confused(tmp_path: Path) -
     assert hasattr(two, f"__tvm_ffi_{second.symbol}")
 
 
-def test_a_policy_against_memfd_falls_back_to_a_file(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_against_memfd_falls_back_to_a_file(
+    compiled: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(copy: Any) -> ctypes.CDLL:
         raise OSError("not permitted")
 
     monkeypatch.setattr(library, "_map_memfd", refused)
-    assert library.map_library(copying(compiled.read_bytes()))
+    assert library.map_library(copying(compiled))
 
 
-def test_a_library_that_was_altered_is_not_mapped(compiled: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "x.so"
-    data = bytearray(compiled.read_bytes())
+def test_a_library_that_was_altered_is_not_mapped(packed: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "x.so.zst"
+    data = bytearray(packed.read_bytes())
     copy.write_bytes(data)
     reference = reference_of(copy)
     data[len(data) // 2] ^= 1
     copy.write_bytes(data)
-    with pytest.raises(CorruptFile, match=r"x\.so has SHA-256 .* altered"):
+    with pytest.raises(CorruptFile, match=r"x\.so\.zst has SHA-256 .* altered"):
         library.Library(tmp_path, reference).function("f")
 
 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (b"not a library", CorruptFile, "is not a shared library"),
-        (b"\x7fELF, but nothing behind it", BundleError, "cannot be mapped"),
+        (b"not a library", CorruptFile, "is no zstd frame"),
+        (compress(b"not a library", 3), CorruptFile, "is not a shared library"),
+        (compress(b"\x7fELF, but nothing behind it", 3), BundleError, "cannot be mapped"),
+        (compress(b"\x7fELF" + bytes(65 << 20), 3), CorruptFile, "holds more than 67108864 bytes"),
     ],
 )
 def test_a_foreign_library(tmp_path: Path, data: bytes, error: type[Exception], message: str) -> None:
-    (tmp_path / "x.so").write_bytes(data)
+    (tmp_path / "x.so.zst").write_bytes(data)
     with pytest.raises(error, match=message):
-        library.Library(tmp_path, reference_of(tmp_path / "x.so")).function("f")
+        library.Library(tmp_path, reference_of(tmp_path / "x.so.zst")).function("f")
 
 
-def test_a_library_of_many_blocks_is_mapped_whole(
-    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 1000)
+def test_a_library_is_mapped_whole(packed: Path, compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutlass_aot.schema.compression._STEP", 100)
     copies: list[bytes] = []
     real = library._write
 
@@ -266,21 +276,20 @@ def test_a_library_of_many_blocks_is_mapped_whole(
         real(descriptor, block)
 
     monkeypatch.setattr(library, "_write", seen)
-    assert library.Library(compiled.parent, reference_of(compiled)).address(f32_gemm().symbol)
-    assert len(copies) > 2
-    assert b"".join(copies) == compiled.read_bytes()
+    assert library.Library(packed.parent, reference_of(packed)).address(f32_gemm().symbol)
+    assert b"".join(copies) == compiled
 
 
-def test_a_library_without_the_symbol(compiled: Path) -> None:
+def test_a_library_without_the_symbol(packed: Path) -> None:
     with pytest.raises(CorruptFile, match="has no symbol __tvm_ffi_absent"):
-        library.Library(compiled.parent, reference_of(compiled)).function("absent")
+        library.Library(packed.parent, reference_of(packed)).function("absent")
 
 
-def test_a_library_is_read_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_read_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    real = library.copy_file
-    monkeypatch.setattr(library, "copy_file", lambda *a: (reads.append(a[0]), real(*a))[1])
-    loaded = library.Library(compiled.parent, reference_of(compiled))
+    real = library.read_file
+    monkeypatch.setattr(library, "read_file", lambda *a: (reads.append(a[0]), real(*a))[1])
+    loaded = library.Library(packed.parent, reference_of(packed))
     start = threading.Barrier(8)
     functions: list[Any] = []
 
@@ -297,13 +306,11 @@ def test_a_library_is_read_once(compiled: Path, monkeypatch: pytest.MonkeyPatch)
     assert len({id(function) for function in functions}) == 1
 
 
-def test_an_address_and_a_function_are_of_one_mapping(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_and_a_function_are_of_one_mapping(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maps: list[Any] = []
     real = library.map_library
     monkeypatch.setattr(library, "map_library", lambda copy: (maps.append(copy), real(copy))[1])
-    loaded = library.Library(compiled.parent, reference_of(compiled))
+    loaded = library.Library(packed.parent, reference_of(packed))
     symbol = f32_gemm().symbol
     address = loaded.address(symbol)
     assert address == loaded.address(symbol) != 0
@@ -316,8 +323,8 @@ def test_an_address_and_a_function_are_of_one_mapping(
 
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
-def test_a_fork_maps_its_own(compiled: Path) -> None:
-    loaded = library.Library(compiled.parent, reference_of(compiled))
+def test_a_fork_maps_its_own(packed: Path) -> None:
+    loaded = library.Library(packed.parent, reference_of(packed))
     symbol = f32_gemm().symbol
     loaded.function(symbol)
     loaded._mappings[os.getpid()].lock.acquire()

@@ -157,7 +157,8 @@ def test_everything_of_a_catalog_reads_back():
     assert list(found.groups) == list(written.groups)
     assert found.groups[1].rankings == GROUPS[3].rankings
     assert found.groups[1].files == (
-        reference("groups/b.msgpack"), reference("code/k.zst"), reference("lib/x86_64/k.so.zst"), reference("rankings/b-0.msgpack"),
+        reference("groups/b.msgpack"), reference("code/k.zst"), reference("lib/x86_64/k.so.zst"),
+        reference("rankings/b-0.msgpack"),
     )  # fmt: skip
     assert found.to_bytes() == written.to_bytes()
 

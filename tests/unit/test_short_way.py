@@ -13,6 +13,7 @@ import pytest
 from cutlass_aot.runtime import short_way
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.schema.catalog import FileReference
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
 
 torch = pytest.importorskip("torch")
@@ -42,8 +43,9 @@ class Calls:
 
 @pytest.fixture
 def launcher(tmp_path: Path, launcher_library: bytes) -> Library:
-    (tmp_path / "launcher.so").write_bytes(launcher_library)
-    reference = FileReference("launcher.so", len(launcher_library), digest(launcher_library))
+    data = compress(launcher_library, 3)
+    (tmp_path / "launcher.so.zst").write_bytes(data)
+    reference = FileReference("launcher.so.zst", len(data), digest(data))
     return Library(tmp_path, reference)
 
 

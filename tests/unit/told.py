@@ -60,7 +60,7 @@ def samples(log: Path) -> list[Event]:
         events.Shared(items[2], artifact()),
         events.Failed(failure(items[3], log)),
         events.Linking(1),
-        events.Linked("sm_100a-0", 3, 800_000, 0.25),
+        events.Linked("sm_100a-0", 3, 800_000, 0.25, "x86_64"),
         events.Notice("the remote store cannot be reached"),
         events.UpToDate(4),
         events.Finished(Path("out/b"), 4, 1, 1, False),
