@@ -179,14 +179,15 @@ def worker_start(path: str) -> Numbers:
 
     from cutlass_aot.runtime.library import Library
 
-    library = Library(Path(path), kernel.group.libraries[platform.machine()])
+    libraries = kernel.group.libraries[platform.machine()]
+    library = Library(Path(path), libraries[kernel.entry.library])
     mapped, _ = timed(lambda: library.address(kernel.kernel.symbol))
     return {"choose": chosen, "tvm_ffi": imported, "map": mapped}
 
 
 def _target(path: str) -> str:
     """The first target of a bundle, without opening it: its libraries are named by target."""
-    return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so"))
+    return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so.zst"))
 
 
 WORKERS: dict[str, Worker] = {
