@@ -58,6 +58,14 @@ def launch_scale(values: cute.Tensor, stream):
     scale(values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
 
 
+# What a launch asks for, each number another than its default.
+@cute.jit
+def launch_spread(values: cute.Tensor, stream):
+    scale(values).launch(
+        grid=(4, 6, 2), block=(64, 2, 1), cluster=(2, 3, 1), smem=3072, use_pdl=True, stream=stream
+    )
+
+
 def export(compiled, name):
     compiled.export_to_c(
         f"{sys.argv[1]}/{name}.o", function_name=name, export_only_tvm_ffi_symbols=True
@@ -69,13 +77,14 @@ stream = make_fake_stream(use_tvm_ffi_env_stream=True)
 for kernel, target in (
     ("mix", "sm_80"),
     ("scale", "sm_90a"),
+    ("spread", "sm_90a"),
     ("mix", "sm_90a"),
     ("mix", "sm_100a"),
     ("scale", "sm_103a"),
     ("scale", "sm_100f"),
     ("scale", "sm_100"),
 ):
-    function = launch_mix if kernel == "mix" else launch_scale
+    function = {"mix": launch_mix, "scale": launch_scale, "spread": launch_spread}[kernel]
     options = f"--enable-tvm-ffi --gpu-arch {target}"
     compiled = cute.compile(function, values, stream, options=options)
     export(compiled, f"{kernel}_{target}")
