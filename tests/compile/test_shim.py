@@ -28,6 +28,7 @@ KERNEL = "spread_sm_90a"
 GLOBAL_CAPTURE = 0
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttributeID
 TARGET = ["-target", "x86_64-linux-gnu.2.28"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-override-module", "-Wno-unused-command-line-argument"]
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
 # As if objects asked for the stream at another time, or not at all: the shim is not told the device.
 UNANNOUNCED = ["-DUNANNOUNCED"]
@@ -175,24 +176,9 @@ def compiler(toolchain: LinkToolchain, cache: Path) -> Callable[..., None]:
     def run(sources: list[Path], output: Path, *flags: str) -> None:
         caches = str(cache / "zig")
         includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
-        warnings = [
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-override-module",
-            "-Wno-unused-command-line-argument",
-        ]
-        command = [
-            str(toolchain.zig),
-            "cc",
-            *TARGET,
-            "-O2",
-            "-fPIC",
-            *warnings,
-            *includes,
-            *map(str, sources),
-        ]
-        command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags, "-o", str(output)]
+        command = [str(toolchain.zig), "cc", *TARGET, "-O2", "-fPIC", *WARNINGS, *includes]
+        command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags]
+        command += [*map(str, sources), "-o", str(output)]
         done = subprocess.run(
             command,
             env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
@@ -216,7 +202,7 @@ def build(
         if not library.exists():
             host_code = directory / "host_code.ll"
             host_code.write_text(KernelObject.from_bytes(objects[KERNEL].read_bytes()).host_code)
-            # Its own TVMFFI functions and its own dlopen are meant, also where another test has loaded the real ones.
+            # Its own dlopen and TVMFFI functions are meant, also where another test has loaded the real ones.
             compiler([SHIM, FAKE, host_code], library, "-Wl,-Bsymbolic", *flags)
         return library
 
@@ -582,9 +568,7 @@ def test_a_child_forked_after_a_launch_is_told_why_it_cannot(
     )
     done = _run(program, build(ANNOUNCED), code)
     assert done.returncode == 0
-    advice = (
-        "CUDA_ERROR_NOT_INITIALIZED (in words); a process forked after its parent used CUDA cannot use it"
-    )
+    advice = "CUDA_ERROR_NOT_INITIALIZED (in words); a process forked after its parent used CUDA cannot"
     launched, warm, cold = done.stdout.splitlines()
     assert launched == "launched"
     assert warm.startswith(f"RuntimeError: CUDA error: {advice}")
