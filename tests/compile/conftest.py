@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime import device
@@ -68,7 +69,7 @@ def launch_spread(values: cute.Tensor, stream):
 
 def export(compiled, name):
     compiled.export_to_c(
-        f"{sys.argv[1]}/{name}.o", function_name=name, export_only_tvm_ffi_symbols=True
+        f"{sys.argv[1]}/{name}.ll", function_name=name, export_only_tvm_ffi_symbols=True
     )
 
 
@@ -108,7 +109,7 @@ export(operator.compile(arguments, target_sm="100a").compiled_obj, "gemm_sm_100a
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Object files by the name of their kernel: ``<kernel>_<target>``."""
+    """Kernel objects by the name of their kernel: ``<kernel>_<target>``."""
     directory = tmp_path_factory.mktemp("objects")
     script = directory / "compile_objects.py"  # the DSL reads the source of what it compiles
     script.write_text(_COMPILE, encoding="utf-8")
@@ -121,7 +122,12 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {path.stem: path for path in sorted(directory.glob("*.o"))}
+    objects = {}
+    for text in sorted(directory.glob("*.ll")):
+        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), text.stem)
+        objects[text.stem] = text.with_suffix(".object")
+        objects[text.stem].write_bytes(item.to_bytes())
+    return objects
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +140,18 @@ def toolchain() -> LinkToolchain:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler's cache; filling it takes seconds."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def compiled(
+    objects: dict[str, Path],
+    toolchain: LinkToolchain,
+    cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """The compiled host code of each kernel object, for :meth:`LinkToolchain.link`."""
+    texts = {symbol: KernelObject.from_bytes(path.read_bytes()).host_code for symbol, path in objects.items()}
+    return toolchain.compile(texts, tmp_path_factory.mktemp("compiled"), cache)
 
 
 @pytest.fixture
