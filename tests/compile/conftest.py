@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime import device
@@ -58,9 +59,17 @@ def launch_scale(values: cute.Tensor, stream):
     scale(values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
 
 
+# What a launch asks for, each number another than its default.
+@cute.jit
+def launch_spread(values: cute.Tensor, stream):
+    scale(values).launch(
+        grid=(4, 6, 2), block=(64, 2, 1), cluster=(2, 3, 1), smem=3072, use_pdl=True, stream=stream
+    )
+
+
 def export(compiled, name):
     compiled.export_to_c(
-        f"{sys.argv[1]}/{name}.o", function_name=name, export_only_tvm_ffi_symbols=True
+        f"{sys.argv[1]}/{name}.ll", function_name=name, export_only_tvm_ffi_symbols=True
     )
 
 
@@ -69,13 +78,14 @@ stream = make_fake_stream(use_tvm_ffi_env_stream=True)
 for kernel, target in (
     ("mix", "sm_80"),
     ("scale", "sm_90a"),
+    ("spread", "sm_90a"),
     ("mix", "sm_90a"),
     ("mix", "sm_100a"),
     ("scale", "sm_103a"),
     ("scale", "sm_100f"),
     ("scale", "sm_100"),
 ):
-    function = launch_mix if kernel == "mix" else launch_scale
+    function = {"mix": launch_mix, "scale": launch_scale, "spread": launch_spread}[kernel]
     options = f"--enable-tvm-ffi --gpu-arch {target}"
     compiled = cute.compile(function, values, stream, options=options)
     export(compiled, f"{kernel}_{target}")
@@ -99,7 +109,7 @@ export(operator.compile(arguments, target_sm="100a").compiled_obj, "gemm_sm_100a
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Object files by the name of their kernel: ``<kernel>_<target>``."""
+    """Kernel objects by the name of their kernel: ``<kernel>_<target>``."""
     directory = tmp_path_factory.mktemp("objects")
     script = directory / "compile_objects.py"  # the DSL reads the source of what it compiles
     script.write_text(_COMPILE, encoding="utf-8")
@@ -112,7 +122,12 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {path.stem: path for path in sorted(directory.glob("*.o"))}
+    objects = {}
+    for text in sorted(directory.glob("*.ll")):
+        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), text.stem)
+        objects[text.stem] = text.with_suffix(".object")
+        objects[text.stem].write_bytes(item.to_bytes())
+    return objects
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +140,18 @@ def toolchain() -> LinkToolchain:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler's cache; filling it takes seconds."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def compiled(
+    objects: dict[str, Path],
+    toolchain: LinkToolchain,
+    cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """The compiled host code of each kernel object, for :meth:`LinkToolchain.link`."""
+    texts = {symbol: KernelObject.from_bytes(path.read_bytes()).host_code for symbol, path in objects.items()}
+    return toolchain.compile(texts, tmp_path_factory.mktemp("compiled"), cache)
 
 
 @pytest.fixture

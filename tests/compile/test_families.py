@@ -91,7 +91,7 @@ def test_compiled_checks_take_a_b_out_in_this_order(bundle, family):
     assert handles
     for handle in handles:
         assert handle.supports(*operands_of(handle))
-        with pytest.raises(RuntimeError, match="cudaErrorInsufficientDriver"):
+        with pytest.raises(RuntimeError, match="there is no NVIDIA driver"):
             compiled_function(handle)(*operands_of(handle))
         a, b, out = operands_of(handle)
         with pytest.raises((ValueError, TypeError)):

@@ -188,7 +188,7 @@ def operands_of(name, k_of_b=None, **extents):
 def test_compiled_checks_take_the_operands_in_our_order(bundle, name):
     function = compiled_function(handle_of(bundle, name))
     operands = operands_of(name)
-    with pytest.raises(RuntimeError, match="cudaErrorInsufficientDriver"):
+    with pytest.raises(RuntimeError, match="there is no NVIDIA driver"):
         function(*operands)
     with pytest.raises((TypeError, ValueError)):
         function(*operands[1:], operands[0])

@@ -162,7 +162,7 @@ def test_its_wheel_serves_where_there_is_no_dsl(wheels, tmp_path):
     for targets, called in (lines[1:3], lines[3:5]):
         assert targets == "sm_80 sm_90a"
         assert called.startswith("DeviceError kernel axpy-")
-        assert "cudaErrorInsufficientDriver" in called
+        assert "there is no NVIDIA driver" in called
     assert "operand `y` is unsupported: expected extent N = 1000 as `x` has, got 999" in lines[5]
     assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f32', threads=128) for any GPU")
     assert lines[7] == "1"

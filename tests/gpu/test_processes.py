@@ -5,6 +5,7 @@ cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu tests/gpu/test_
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -69,6 +70,37 @@ def test_threads_share_a_bundle_and_its_choices(bundle):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_thread_without_a_context_launches_and_has_none_afterwards(bundle):
+    a = torch.randn(96, 256, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+    out = torch.zeros(96, 128, device="cuda", dtype=torch.bfloat16)
+    kernel = bundle.find(a, weight.T, out)[0]
+    kernel.launch(a, weight.T, torch.empty_like(out))
+    torch.cuda.synchronize()
+    driver = ctypes.CDLL("libcuda.so.1")
+    seen = []
+
+    def context():
+        current = ctypes.c_void_p()
+        assert driver.cuCtxGetCurrent(ctypes.byref(current)) == 0
+        return current.value
+
+    def work():
+        seen.append(context())
+        for _ in range(2):
+            kernel.launch(a, weight_t, out)
+            seen.append(context())
+
+    weight_t = weight.T
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert seen == [None, None, None]
+    exact = a.double() @ weight.double().T
+    assert ((out.double() - exact).norm() / exact.norm()).item() < 2.0**-8
 
 
 def test_a_child_of_a_process_that_has_not_launched(bundle):

@@ -347,8 +347,10 @@ ERRORS = pytest.mark.parametrize(
         (ValueError("argument #9"), LaunchError, "argument #9"),
         (RuntimeError("loading the kernel: CUDA driver version is insufficient for CUDA runtime version"),
          DeviceError, "could not be launched.*driver version is insufficient"),
-        (RuntimeError("CUDA error: no CUDA-capable device is detected (cudaErrorNoDevice)"),
-         DeviceError, "NoDevice"),
+        (RuntimeError("cannot load the kernel on device 0: there is no NVIDIA driver: libcuda.so.1"),
+         DeviceError, "could not be launched: .*there is no NVIDIA driver"),
+        (RuntimeError("CUDA error: CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)"),
+         DeviceError, "CUDA_ERROR_NO_DEVICE"),
         (RuntimeError("something else"), LaunchError, "something else"),
     ],
 )  # fmt: skip
