@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import io
 import itertools
 import os
 import threading
@@ -142,17 +141,17 @@ class Library:
     def _copy(self, descriptor: int) -> None:
         """Unpack the library into a file, from bytes that were verified."""
         # Here, and not above: opening a bundle and looking kernels up needs no zstandard.
-        from cutlass_aot.schema.compression import decompress
+        from cutlass_aot.schema.compression import decompressed
 
         path = self._root / self._reference.path
-        packed = io.BytesIO(read_file(self._root, self._reference))
+        packed = read_file(self._root, self._reference)
         try:
-            for piece in decompress(packed, MAX_LIBRARY_BYTES):
-                _write(descriptor, piece)
+            data = decompressed(packed, MAX_LIBRARY_BYTES)
         except CorruptFile as error:
             raise CorruptFile(f"{path}: {error}: build or fetch the bundle again") from None
-        if os.pread(descriptor, len(_ELF), 0) != _ELF:
+        if not data.startswith(_ELF):
             raise CorruptFile(f"{path} is not a shared library")
+        _write(descriptor, data)
 
 
 def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:

@@ -70,9 +70,28 @@ def decompress(source: BinaryIO, limit: int, *, window_log: int = MAX_WINDOW_LOG
 
 
 def decompressed(data: bytes, limit: int) -> bytes:
-    """What a frame holds.
+    """What a frame holds, at once: for what is small enough to be had whole.
+
+    Args:
+        data: exactly one frame, which says how much it holds.
+        limit: most bytes it may hold: memory that this takes, whatever the frame says.
 
     Raises:
-        CorruptFile: as :func:`decompress`.
+        CorruptFile: if it is no frame, cut short, followed by something, or holds more.
     """
-    return b"".join(decompress(io.BytesIO(data), limit))
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(data)
+        if size > limit:
+            raise CorruptFile(f"it holds more than {limit} bytes")
+        if size < 0:
+            raise CorruptFile("it is a zstd frame that does not say how much it holds")
+        whole: bytes = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG).decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise CorruptFile(f"it is no whole zstd frame ({error})") from None
+    if len(whole) != size:
+        raise CorruptFile(f"it holds {len(whole)} bytes, and says {size}")
+    return whole

@@ -254,7 +254,7 @@ def test_a_library_that_was_altered_is_not_mapped(packed: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (b"not a library", CorruptFile, "is no zstd frame"),
+        (b"not a library", CorruptFile, "is no whole zstd frame"),
         (compress(b"not a library", 3), CorruptFile, "is not a shared library"),
         (compress(b"\x7fELF, but nothing behind it", 3), BundleError, "cannot be mapped"),
         (compress(b"\x7fELF" + bytes(65 << 20), 3), CorruptFile, "holds more than 67108864 bytes"),
@@ -267,13 +267,12 @@ def test_a_foreign_library(tmp_path: Path, data: bytes, error: type[Exception], 
 
 
 def test_a_library_is_mapped_whole(packed: Path, compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutlass_aot.schema.compression._STEP", 100)
     copies: list[bytes] = []
     real = library._write
 
-    def seen(descriptor: int, block: bytes) -> None:
-        copies.append(block)
-        real(descriptor, block)
+    def seen(descriptor: int, data: bytes) -> None:
+        copies.append(data)
+        real(descriptor, data)
 
     monkeypatch.setattr(library, "_write", seen)
     assert library.Library(packed.parent, reference_of(packed)).address(f32_gemm().symbol)
