@@ -21,6 +21,8 @@ from cutlass_aot.cli import main
 from cutlass_aot.errors import CutlassAotError, SignatureError, UntrustedBundle
 from cutlass_aot.runtime import bundle as bundle_module
 from cutlass_aot.runtime import declared, trust
+from cutlass_aot.runtime.cache import DIRECTORY_VARIABLE
+from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.signatures import examine
 from cutlass_aot.schema.catalog import MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest
@@ -340,18 +342,17 @@ def test_the_variable_is_not_read_at_import_nor_the_package_imported_without_key
 
 
 def test_there_is_one_way_to_open_a_bundle() -> None:
-    """Whatever makes a ``Bundle`` has held it against the policy."""
-    made = {
+    """Whatever makes a ``Part``, of which bundles consist, has held it against the policy."""
+    made = [
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
-        and (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) == "Bundle"
-    }
-    assert made == {"runtime/bundle.py"}
-    source = (PACKAGE / "runtime" / "bundle.py").read_text(encoding="utf-8")
-    assert source.count(" Bundle(") == 1
-    assert source.index("trust.check(") < source.index(" Bundle(")
+        and (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) == "Part"
+    ]
+    assert made == ["runtime/part.py"]
+    source = (PACKAGE / "runtime" / "part.py").read_text(encoding="utf-8")
+    assert source.index("trust.check(") < source.index(" Part(")
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("show", "gemm")])
@@ -405,17 +406,37 @@ def host_bundle(_host_bundle: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory for what is unpacked."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Digests of the libraries that the loader gets to see, while it works."""
+    """Digests of the code that runs: libraries that the loader sees, while it works, and code of kernels.
+
+    Nothing is kept from one use to the next, so that every use reads every file that it needs.
+    """
+    monkeypatch.setenv(DIRECTORY_VARIABLE, "")
     seen: list[str] = []
-    load = ctypes.CDLL
+    load, provide = ctypes.CDLL, Library.provide
 
     def record(name: Any, *rest: Any, **named: Any) -> ctypes.CDLL:
         if name is not None and Path(name).is_file():
             seen.append(digest(Path(name).read_bytes()))
         return load(name, *rest, **named)
 
+    def record_code(self: Library, symbol: str, code: Callable[[], bytes]) -> None:
+        def given() -> bytes:
+            data = code()
+            seen.append(digest(data))
+            return data
+
+        provide(self, symbol, given)
+
     monkeypatch.setattr(ctypes, "CDLL", record)
+    monkeypatch.setattr(Library, "provide", record_code)
     return seen
 
 
@@ -443,7 +464,8 @@ def test_a_signed_bundle_runs_and_every_kind_of_file_is_there(
     host_bundle: Path, key: Key, gpu: Any, mapped: list[str]
 ) -> None:
     use(cutlass_aot.open(host_bundle, keys=[key.public]))
-    assert len(mapped) == 2
+    # A library with kernels, the code of one, and the launcher.
+    assert len(mapped) == 3
     tops = {path.partition("/")[0] for path in files_of(host_bundle)}
     # Licences are not read at run time.
     assert tops == TOP_LEVEL - {"licenses"}
@@ -478,7 +500,7 @@ def test_a_file_that_is_swapped_between_open_and_first_use_is_not_executed(
     use(cutlass_aot.open(host_bundle, keys=[key.public]))
     sound = set(mapped)
     libraries = [path for path in files_of(host_bundle) if path.startswith(("lib/", "code/"))]
-    assert len(libraries) >= 2
+    assert len(libraries) == 3
     for path in libraries:
         opened = cutlass_aot.open(host_bundle, keys=[key.public])
         good = (host_bundle / path).read_bytes()
@@ -496,7 +518,7 @@ def test_a_file_that_is_swapped_between_open_and_first_use_is_not_executed(
 
 
 def test_a_file_that_is_written_to_after_it_was_mapped_changes_nothing(
-    host_bundle: Path, key: Key, gpu: Any
+    host_bundle: Path, key: Key, gpu: Any, cache: Path
 ) -> None:
     opened = cutlass_aot.open(host_bundle, keys=[key.public])
     use(opened)
@@ -507,8 +529,23 @@ def test_a_file_that_is_written_to_after_it_was_mapped_changes_nothing(
     use(opened)
 
 
+def test_unpacked_code_that_is_altered_between_unpacking_and_use_is_not_used(
+    host_bundle: Path, key: Key, gpu: Any, mapped: list[str], cache: Path
+) -> None:
+    use(cutlass_aot.open(host_bundle, keys=[key.public]))
+    sound = set(mapped)
+    (unpacked,) = cache.glob("*.code")
+    good = unpacked.read_bytes()
+    for bad in (*(flipped(good, position) for position in positions(len(good))), good[:-1], b"", good + b"x"):
+        opened = cutlass_aot.open(host_bundle, keys=[key.public])
+        unpacked.write_bytes(bad)
+        mapped.clear()
+        use(opened)
+        assert set(mapped) <= sound
+
+
 def test_a_manifest_that_is_swapped_after_open_has_no_effect(
-    host_bundle: Path, tmp_path: Path, key: Key, gpu: Any
+    host_bundle: Path, tmp_path: Path, key: Key, gpu: Any, cache: Path
 ) -> None:
     opened = cutlass_aot.open(host_bundle, keys=[key.public])
     other = write_bundle(tmp_path / "other", designs())
