@@ -17,6 +17,7 @@ from cutlass_aot.bundle.wheel import build_wheel
 from cutlass_aot.bundle.write import TOP_LEVEL, write_bundle
 from cutlass_aot.runtime.signatures import read_public_keys
 from cutlass_aot.schema.catalog import MANIFEST_NAME
+from tests.unit.flips import files_of, flipped, positions
 from tests.unit.signing import Key, make_key
 from tests.unit.synthetic import plan
 
@@ -37,19 +38,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, key: Key) -> Path:
 @pytest.fixture(scope="module")
 def wheel(bundle: Path) -> Path:
     return build_wheel(bundle, bundle.parent / "wheels")
-
-
-def files_of(bundle: Path) -> list[str]:
-    return sorted(path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file())
-
-
-def flipped(data: bytes, position: int, bit: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
-
-
-def positions(size: int) -> list[int]:
-    """The ends, and some between."""
-    return sorted({0, 1, size // 3, size // 2, 2 * size // 3, max(0, size - 2), size - 1} & set(range(size)))
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

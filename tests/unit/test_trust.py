@@ -28,6 +28,7 @@ from cutlass_aot.schema.catalog import MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import designs, write_bundle
+from tests.unit.flips import files_of, flipped, positions
 from tests.unit.native import arrays, f32_gemm, on_gpu, write_host_bundle
 from tests.unit.signing import Key, make_key
 from tests.unit.synthetic import ranking
@@ -448,19 +449,6 @@ def use(bundle: cutlass_aot.Bundle) -> None:
     a, b, out, product = arrays(*SHAPE)
     bundle.gemm(*on_gpu(a, b, out))
     assert abs(out - product).max() < 1e-4
-
-
-def files_of(bundle: Path) -> list[str]:
-    return sorted(path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file())
-
-
-def flipped(data: bytes, position: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :]
-
-
-def positions(size: int) -> list[int]:
-    """The ends, and some between."""
-    return sorted({0, 1, size // 3, size // 2, 2 * size // 3, max(0, size - 2), size - 1} & set(range(size)))
 
 
 def test_a_signed_bundle_runs_and_every_kind_of_file_is_there(
