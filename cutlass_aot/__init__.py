@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import PolicyError as PolicyError
     from cutlass_aot.errors import ReportError as ReportError
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
+    from cutlass_aot.errors import SignatureError as SignatureError
     from cutlass_aot.errors import StoreError as StoreError
     from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.errors import TuningError as TuningError
+    from cutlass_aot.errors import UntrustedBundle as UntrustedBundle
     from cutlass_aot.runtime import policy as policy
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
     from cutlass_aot.runtime.installed import open_installed as open_installed
+    from cutlass_aot.runtime.trust import trust as trust
     from cutlass_aot.runtime.view import view_as as view_as
     from cutlass_aot.schema.declaration import Operand as Operand
     from cutlass_aot.schema.operands import Accepted as Accepted
@@ -66,9 +69,11 @@ _PUBLIC = {
     "ReportError": ("cutlass_aot.errors", "ReportError"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
+    "SignatureError": ("cutlass_aot.errors", "SignatureError"),
     "StoreError": ("cutlass_aot.errors", "StoreError"),
     "ToolchainError": ("cutlass_aot.errors", "ToolchainError"),
     "TuningError": ("cutlass_aot.errors", "TuningError"),
+    "UntrustedBundle": ("cutlass_aot.errors", "UntrustedBundle"),
     "describe": ("cutlass_aot.schema.operands", "describe"),
     "errors": ("cutlass_aot.errors", None),
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
@@ -76,6 +81,7 @@ _PUBLIC = {
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
     "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
+    "trust": ("cutlass_aot.runtime.trust", "trust"),
     "view_as": ("cutlass_aot.runtime.view", "view_as"),
 }
 
@@ -103,9 +109,11 @@ __all__ = [
     "Rejected",
     "ReportError",
     "SchemaTooNew",
+    "SignatureError",
     "StoreError",
     "ToolchainError",
     "TuningError",
+    "UntrustedBundle",
     "__version__",
     "describe",
     "errors",
@@ -114,6 +122,7 @@ __all__ = [
     "open",
     "open_installed",
     "policy",
+    "trust",
     "view_as",
 ]
 

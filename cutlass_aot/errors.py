@@ -1,6 +1,7 @@
 """Errors: one root class; each says what was found, what was expected and what to do next.
 
-Exit codes follow the command line's convention: 1, something failed; 2, it was used wrongly.
+Exit codes follow the command line's convention: 1, something failed; 2, it was used wrongly; 3, a bundle that
+no trusted key has signed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ __all__ = [
     "PolicyError",
     "ReportError",
     "SchemaTooNew",
+    "SignatureError",
     "StoreError",
     "ToolchainError",
     "TuningError",
+    "UntrustedBundle",
 ]
 
 
@@ -115,3 +118,13 @@ class LaunchError(CutlassAotError):
 
 class TuningError(CutlassAotError):
     """A tuning file is missing, cannot be written, or was measured on another GPU or with other kernels."""
+
+
+class SignatureError(CutlassAotError):
+    """A key or a signature cannot be read or made, or what that needs is not installed."""
+
+
+class UntrustedBundle(CutlassAotError):
+    """Keys are required, and none of them has signed the bundle."""
+
+    exit_code = 3

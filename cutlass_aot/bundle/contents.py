@@ -12,6 +12,7 @@ from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_byt
 from cutlass_aot.bundle.write import FILE_NAME
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
+from cutlass_aot.runtime.signatures import PublicKey, examine
 from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
@@ -30,6 +31,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Ranking, holds_for
+from cutlass_aot.schema.signature import SIGNATURES
 from cutlass_aot.schema.targets import Target
 
 ALLOWED_LIBRARIES = frozenset(
@@ -66,6 +68,19 @@ class Problem:
         return f"{self.path}: found {self.found}; expected {self.expected}"
 
 
+@dataclass(slots=True)
+class Findings:
+    """What a look at a bundle or a wheel brought.
+
+    Attributes:
+        problems: all that is wrong; empty if nothing is.
+        signers: ids of the keys that have rightly signed it, whoever they are.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    signers: list[str] = field(default_factory=list)
+
+
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
@@ -75,12 +90,33 @@ def _printable(text: str) -> str:
 def verify_bundle(bundle: Path) -> list[Problem]:
     """Everything that is wrong with a bundle's directory; an empty list says that nothing is.
 
+    Raises:
+        BundleError: as :func:`look_at_bundle`, like the other errors.
+    """
+    return look_at_bundle(bundle).problems
+
+
+def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
+    """Hold everything in a bundle's directory against everything else.
+
     The manifest is read, every file is held against its size and digest (in pieces, at bounded memory), the
-    indices against each other, and the symbols of each library against the kernels of its group.
+    indices against each other, the symbols of each library against the kernels of its group, and signatures
+    against the manifest.
+
+    Args:
+        bundle: the directory.
+        keys: public keys of which one has to have signed it; none asks for no signature.
 
     Raises:
         BundleError: if the directory itself is missing or cannot be read.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there.
     """
+    findings = Findings()
+    findings.problems = _problems(bundle, keys, findings.signers)
+    return findings
+
+
+def _problems(bundle: Path, keys: Sequence[PublicKey], signers: list[str]) -> list[Problem]:
     try:
         listing = list_files(bundle)
     except OSError as error:
@@ -94,7 +130,9 @@ def verify_bundle(bundle: Path) -> list[Problem]:
         return [*problems, Problem(MANIFEST_NAME, str(error), "the manifest of a bundle")]
     if data != manifest_to_bytes(references):
         problems.append(Problem(MANIFEST_NAME, "other bytes than its contents give", "its canonical form"))
-    known = {*references, MANIFEST_NAME, *listing.links, *listing.special}
+    signatures = [path for path in listing.regular if path.startswith(f"{SIGNATURES}/")]
+    problems += _signatures(bundle, data, keys, signers)
+    known = {*references, *signatures, MANIFEST_NAME, *listing.links, *listing.special}
     problems += [
         Problem(path, "a file that the manifest does not list", "no such file")
         for path in listing.regular
@@ -108,6 +146,24 @@ def verify_bundle(bundle: Path) -> list[Problem]:
     elif CATALOG_NAME not in damaged:
         problems += _catalog(bundle, references, damaged)
     return sorted(problems, key=lambda problem: (problem.path, problem.found))
+
+
+def _signatures(
+    bundle: Path, manifest: bytes, keys: Sequence[PublicKey], signers: list[str]
+) -> Iterator[Problem]:
+    """What is wrong with a bundle's signatures; ids of those who have rightly signed go to ``signers``."""
+    raw = set()
+    for item in examine(bundle, manifest):
+        if item.problem or item.signature is None:
+            yield Problem(
+                item.path, item.problem, "signatures of this bundle alone: remove it, or sign again"
+            )
+        else:
+            signers.append(item.signature.key)
+            raw.add(item.signature.public_key)
+    if keys and not any(key.raw in raw for key in keys):
+        found = f"signatures by {_few(signers)}" if signers else "no right signature"
+        yield Problem(SIGNATURES, found, f"one by {_few(map(str, keys))}")
 
 
 def _broken_files(

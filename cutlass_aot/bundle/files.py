@@ -14,7 +14,9 @@ from pathlib import Path
 
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MANIFEST_KIND, MAX_MANIFEST_BYTES, open_beneath, read_bounded
+from cutlass_aot.runtime.signatures import read_signature
 from cutlass_aot.schema.catalog import MANIFEST_NAME, SCHEMA, FileReference
+from cutlass_aot.schema.signature import MAX_SIGNATURES, is_signature_path
 
 _READ_BYTES = 1 << 20
 # Of renameat2, from the kernel's headers: linux/fcntl.h, linux/fs.h, asm/unistd.h.
@@ -123,16 +125,22 @@ def list_files(root: Path) -> Listing:
 
 
 def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
-    """Whether a bundle holds these files, unaltered, with their manifest, and nothing else.
+    """Whether a bundle holds these files, unaltered, with their manifest, and nothing else but signatures.
 
-    Never raises for what it finds there.
+    Signatures have to be well-formed; whether they are right is the question of who relies on them, and of
+    ``verify``. Never raises for what it finds there.
     """
     try:
         if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest_to_bytes(references):
             return False
         listing = list_files(bundle)
-        if listing.links or listing.special or set(listing.regular) != {*references, MANIFEST_NAME}:
+        present, signatures = set(listing.regular), set(filter(is_signature_path, listing.regular))
+        if listing.links or listing.special or present - signatures != {*references, MANIFEST_NAME}:
             return False
+        if len(signatures) > MAX_SIGNATURES:
+            return False
+        for path in signatures:
+            read_signature(bundle, path)
         return all(matches(bundle, reference) for reference in references.values())
     except (OSError, CutlassAotError):
         return False

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import Problem, verify_bundle
+from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.wheel import (
     BUNDLE_FOLDER,
     WheelNames,
@@ -30,6 +30,7 @@ from cutlass_aot.bundle.wheel import (
 )
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog
+from cutlass_aot.runtime.signatures import PublicKey
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -38,7 +39,16 @@ from cutlass_aot.schema.catalog import (
     check_relative,
 )
 
-__all__ = ["CHECKERS", "Checker", "Problem", "verify_bundle", "verify_path", "verify_wheel"]
+__all__ = [
+    "CHECKERS",
+    "Checker",
+    "Findings",
+    "Problem",
+    "look_at",
+    "verify_bundle",
+    "verify_path",
+    "verify_wheel",
+]
 
 MAX_WHEEL_BYTES = 4 << 30
 MAX_METADATA_BYTES = 1 << 26
@@ -58,37 +68,55 @@ class Checker:
         kind: what it is called.
         looks_like: how one is recognised, in words, for the error that lists what was expected.
         recognises: whether a path is one, by what can be seen without reading it.
-        verify: lists what is wrong with it.
+        look_at: says what is wrong with it, and who has signed it; given keys, of which one has to have.
     """
 
     kind: str
     looks_like: str
     recognises: Callable[[Path], bool]
-    verify: Callable[[Path], list[Problem]]
+    look_at: Callable[[Path, Sequence[PublicKey]], Findings]
 
 
 def verify_wheel(wheel: Path) -> list[Problem]:
     """Everything that is wrong with a bundle's wheel; an empty list says that nothing is.
 
+    Raises:
+        BundleError: as :func:`look_at_wheel`, like the other errors.
+    """
+    return look_at_wheel(wheel).problems
+
+
+def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
+    """Hold everything in a bundle's wheel against everything else.
+
     Names, sizes and RECORD are checked before the bundle inside is unpacked into a private temporary
     directory and verified; what stands around it has to be what :func:`build_wheel` writes.
 
+    Args:
+        wheel: the file.
+        keys: public keys of which one has to have signed the bundle; none asks for no signature.
+
     Raises:
         BundleError: if the wheel cannot be read, or the temporary directory cannot be written.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there.
     """
     try:
         with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
             try:
                 archive = zipfile.ZipFile(file)
             except _ZIP_ERRORS as error:
-                return [Problem(wheel.name, f"no readable zip file ({error})", "a wheel")]
+                return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                problems = list(_entries(archive))
-                return problems or list(_contents(archive, wheel.name, Path(folder)))
+                findings = Findings(list(_entries(archive)))
+                if not findings.problems:
+                    findings.problems = list(
+                        _contents(archive, wheel.name, Path(folder), keys, findings.signers)
+                    )
+                return findings
     except OSError as error:
         # A seek to an offset that the archive made up.
         if error.errno == errno.EINVAL:
-            return [Problem(wheel.name, "a zip index that points outside the file", "a wheel")]
+            return Findings([Problem(wheel.name, "a zip index that points outside the file", "a wheel")])
         raise BundleError(
             f"cannot verify {wheel}: {error.filename or wheel}: {error.strerror or error}"
         ) from error
@@ -127,7 +155,9 @@ def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
         yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
 
 
-def _contents(archive: zipfile.ZipFile, file_name: str, folder: Path) -> Iterator[Problem]:
+def _contents(
+    archive: zipfile.ZipFile, file_name: str, folder: Path, keys: Sequence[PublicKey], signers: list[str]
+) -> Iterator[Problem]:
     sizes = {info.filename: info.file_size for info in archive.infolist()}
     records = [name for name in sizes if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
@@ -140,13 +170,15 @@ def _contents(archive: zipfile.ZipFile, file_name: str, folder: Path) -> Iterato
     root = manifests[0].removesuffix(MANIFEST_NAME)
     digests: dict[str, str] = {}
     for name in sorted(sizes):
-        inside = name.removeprefix(root) if name.startswith(root) else None
+        within = name.removeprefix(root) if name.startswith(root) else None
         try:
-            digests[name] = _read(archive, name, folder / inside if inside else None)
+            digests[name] = _read(archive, name, folder / within if within else None)
         except _ZIP_ERRORS as error:
             yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
     yield from _record(archive, records[0], sizes, digests)
-    for problem in verify_bundle(folder):
+    inside = look_at_bundle(folder, keys)
+    signers += inside.signers
+    for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
     try:
         catalog = read_catalog(folder)
@@ -263,13 +295,13 @@ CHECKERS = (
         kind="bundle",
         looks_like=f"a directory with {MANIFEST_NAME} or {CATALOG_NAME}",
         recognises=lambda path: any((path / name).is_file() for name in (MANIFEST_NAME, CATALOG_NAME)),
-        verify=verify_bundle,
+        look_at=look_at_bundle,
     ),
     Checker(
         kind="wheel",
         looks_like="a file *.whl",
         recognises=lambda path: path.suffix == ".whl" and path.is_file(),
-        verify=verify_wheel,
+        look_at=look_at_wheel,
     ),
 )
 """What this layer can verify. The command line adds a store's checker to it."""
@@ -280,14 +312,29 @@ def verify_path(path: Path, checkers: Sequence[Checker] = CHECKERS) -> list[Prob
 
     Args:
         path: a bundle, a wheel, or what another of ``checkers`` recognises.
+        checkers: as for :func:`look_at`.
+
+    Raises:
+        BundleError: as :func:`look_at`, like the other errors.
+    """
+    return look_at(path, (), checkers).problems
+
+
+def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Checker] = CHECKERS) -> Findings:
+    """Verify whatever ``path`` is, and say who has signed it.
+
+    Args:
+        path: a bundle, a wheel, or what another of ``checkers`` recognises.
+        keys: public keys of which one has to have signed it; none asks for no signature.
         checkers: asked in order; the first that recognises ``path`` verifies it.
 
     Raises:
         BundleError: if none does, or if it cannot be read at all.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there.
     """
     for checker in checkers:
         if checker.recognises(path):
-            return checker.verify(path)
+            return checker.look_at(path, keys)
     found = "nothing is there"
     if path.exists():
         found = "it is another directory" if path.is_dir() else "it is another file"

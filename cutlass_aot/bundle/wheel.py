@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,9 @@ from cutlass_aot.runtime.files import (
     read_catalog,
     read_file,
 )
+from cutlass_aot.runtime.signatures import examine
 from cutlass_aot.schema.catalog import BUNDLE_NAME, MANIFEST_NAME, Catalog
+from cutlass_aot.schema.signature import Signature
 from cutlass_aot.schema.versions import major_minor
 
 ENTRY_POINT_GROUP = "cutlass_aot.bundles"
@@ -125,7 +127,7 @@ def build_wheel(bundle: Path, output: Path) -> Path:
     """Pack a bundle as a wheel. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
 
     Args:
-        bundle: the bundle's directory; it is verified first.
+        bundle: the bundle's directory; it is verified first. Its signatures go along.
         output: directory for the wheel, made if it is not there.
 
     Returns:
@@ -133,6 +135,7 @@ def build_wheel(bundle: Path, output: Path) -> Path:
 
     Raises:
         BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there.
     """
     problems = verify_bundle(bundle)
     if problems:
@@ -185,6 +188,8 @@ def _write(file: io.BufferedRandom, bundle: Path, catalog: Catalog, names: Wheel
         for path, reference in sorted(references.items()):
             # Held against its digest once more: the bundle may have changed since it was verified.
             add(f"{folder}/{path}", read_file(bundle, reference))
+        for signature in _signatures(bundle, manifest):
+            add(f"{folder}/{signature.path}", signature.to_bytes())
         metadata = {
             "METADATA": _metadata(catalog, names, licenses),
             "WHEEL": _wheel(names),
@@ -195,6 +200,14 @@ def _write(file: io.BufferedRandom, bundle: Path, catalog: Catalog, names: Wheel
             add(f"{names.dist_info}/{path}", data)
         record = f"{names.dist_info}/RECORD"
         add(record, record_to_text([*rows, (record, "", "")]).encode())
+
+
+def _signatures(bundle: Path, manifest: bytes) -> Iterator[Signature]:
+    """A bundle's signatures, each held against the manifest that is packed."""
+    for item in examine(bundle, manifest):
+        if item.problem or item.signature is None:
+            raise BundleError(f"{bundle}: {item.path}: {item.problem}; remove it, or sign the bundle again")
+        yield item.signature
 
 
 def record_to_text(rows: Iterable[Sequence[str | int]]) -> str:

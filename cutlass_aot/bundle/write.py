@@ -35,9 +35,12 @@ from cutlass_aot.schema.catalog import (
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.signature import SIGNATURES
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-TOP_LEVEL = frozenset({CATALOG_NAME, MANIFEST_NAME, "code", "groups", "lib", "licenses", "rankings"})
+TOP_LEVEL = frozenset(
+    {CATALOG_NAME, MANIFEST_NAME, SIGNATURES, "code", "groups", "lib", "licenses", "rankings"}
+)
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""
 
 _COPY_BYTES = 1 << 20
@@ -144,9 +147,10 @@ def library_path(host: str, name: str) -> str:
 def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
     """Write a bundle to the directory ``output``. Equal plans give equal bytes.
 
-    An empty directory or another bundle there is replaced, at once and only when the new one is complete; a
-    symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock`` beside it, which
-    stays. Where the file system cannot exchange two directories, there is no bundle for a moment.
+    An empty directory or another bundle there is replaced, with its signatures, at once and only when the new
+    one is complete; a symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock``
+    beside it, which stays. Where the file system cannot exchange two directories, there is no bundle for a
+    moment.
 
     Raises:
         BundleError: for a plan that contradicts itself, for anything else at ``output``, or if the disk

@@ -22,9 +22,11 @@ _COMMANDS = {
     "check": "Find what a declared kernel depends on undeclared.",
     "doctor": "Say what is installed, and what this machine can build and run.",
     "generators": "List the known generators.",
+    "key": "Make keys to sign bundles with.",
     "ls": "List the kernels of a bundle.",
     "plan": "Say what a build would do, and why.",
     "show": "Show one kernel of a bundle.",
+    "sign": "Sign a bundle.",
     "store": "Look into a store, check it, and take away what nobody needs.",
     "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
@@ -55,7 +57,7 @@ class _Commands(click.Group):
 def group() -> None:
     """Build CuTe DSL kernels ahead of time, and look into what was built.
 
-    Exit status: 0 good, 1 something failed, 2 used wrongly.
+    Exit status: 0 good, 1 something failed, 2 used wrongly, 3 a bundle that no trusted key has signed.
     """
 
 

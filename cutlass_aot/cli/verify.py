@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,40 +13,69 @@ from cutlass_aot.cli.render import json_option, print_json
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.bundle.verify import Problem
+    from cutlass_aot.bundle.verify import Findings
+    from cutlass_aot.runtime.signatures import PublicKey
 
 
 @click.command("verify")
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    "keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
+)
 @json_option
-def command(path: Path, as_json: bool) -> int:
+def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
     """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong."""
-    from cutlass_aot.bundle.verify import CHECKERS, Checker, verify_path
+    from cutlass_aot.bundle.verify import CHECKERS, Checker, look_at
 
     store = Checker(
         kind="store",
         looks_like="a directory with a FORMAT file",
         recognises=lambda candidate: (candidate / "FORMAT").is_file(),
-        verify=_store,
+        look_at=_store,
     )
-    problems = verify_path(path, (*CHECKERS, store))
+    trusted: tuple[PublicKey, ...] = ()
+    if keys:
+        from cutlass_aot.runtime.signatures import read_public_keys
+
+        trusted = read_public_keys(keys)
+    findings = look_at(path, trusted, (*CHECKERS, store))
+    problems = findings.problems
     if as_json:
-        print_json({"path": str(path), "problems": [asdict(problem) for problem in problems]})
+        print_json(
+            {
+                "path": str(path),
+                "problems": [asdict(problem) for problem in problems],
+                "signers": findings.signers,
+            }
+        )
     else:
         for problem in problems:
             # Some problems are a thing that was found, some a sentence about the file; this reads for both.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
             click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
-        click.echo(f"{path}: {plural(len(problems), 'problem') if problems else 'good'}")
+        state = plural(len(problems), "problem") if problems else "good"
+        click.echo(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
     return 1 if problems else 0
 
 
-def _store(path: Path) -> list[Problem]:
-    from cutlass_aot.bundle.verify import Problem
+def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
+    """Who has signed, in words: the files of keys that were given, the ids of others."""
+    known = {key.id: str(key) for key in trusted}
+    return [f"signed by {known.get(signer, signer)}" for signer in signers]
+
+
+def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
+    from cutlass_aot.bundle.verify import Findings, Problem
     from cutlass_aot.store.check import check
     from cutlass_aot.store.store import Store
 
-    return [
-        Problem(damage.path, damage.problem, "what its name says; a build that needs it makes it again")
-        for damage in check(Store(path, create=False))
-    ]
+    if keys:
+        raise click.UsageError(f"{path} is a store, and has no signatures: --key is for bundles and wheels")
+    expected = "what its name says; a build that needs it makes it again"
+    return Findings(
+        [Problem(damage.path, damage.problem, expected) for damage in check(Store(path, create=False))]
+    )

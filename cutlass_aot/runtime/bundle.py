@@ -7,24 +7,33 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cutlass_aot.runtime import trust
 from cutlass_aot.runtime.asked import Asked, Parameters
 from cutlass_aot.runtime.choice import Choice
 from cutlass_aot.runtime.choosers import Choosers, in_order
-from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.lookup import Explanation
 from cutlass_aot.runtime.merged import MergedGroups
-from cutlass_aot.runtime.part import Part
+from cutlass_aot.runtime.part import Part, open_part
 from cutlass_aot.runtime.search import Search
 from cutlass_aot.schema.catalog import Catalog
 from cutlass_aot.schema.encoding import digest
 
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.signatures import PublicKey
+
 _opened: list[weakref.ref[Bundle]] = []
 
 
-def open_bundle(path: str | os.PathLike[str], *, check: bool = True, rankings: bool = True) -> Bundle:
+def open_bundle(
+    path: str | os.PathLike[str],
+    *,
+    check: bool = True,
+    rankings: bool = True,
+    keys: trust.KeyFiles | None = None,
+) -> Bundle:
     """Open a bundle. Its manifest and its catalog are read and verified; everything else when needed.
 
     Args:
@@ -33,15 +42,18 @@ def open_bundle(path: str | os.PathLike[str], *, check: bool = True, rankings: b
             in it; the check then comes with the first launch.
         rankings: choose by the speeds that the bundle knows. False leaves the default order alone, to see
             what they bring.
+        keys: files, or directories, of public keys, of which one has to have signed the bundle. None leaves
+            that to :func:`cutlass_aot.trust` and ``CUTLASS_AOT_TRUSTED_KEYS``.
 
     Raises:
         BundleError: if there is no bundle, or an incomplete one.
         CorruptFile: if a file is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
         Incompatible: if this machine's CPU, C library or tvm-ffi is not one it can be used with.
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
     """
-    root = Path(path)
-    bundle = Bundle([Part(root, read_catalog(root), rankings=rankings)])
+    bundle = Bundle([open_part(Path(path), rankings=rankings, keys=keys)])
     if check:
         bundle.check_machine()
     return note_opened(bundle)
@@ -100,6 +112,11 @@ class Bundle:
     def uses_rankings(self) -> bool:
         """Whether it chooses by the speeds that it knows; see :func:`open_bundle`."""
         return self.parts[0].uses_rankings
+
+    @property
+    def signers(self) -> tuple[PublicKey, ...]:
+        """The required keys that have signed it, or a part of it; empty if none were required at opening."""
+        return tuple(dict.fromkeys(key for part in self.parts for key in part.signers))
 
     @property
     def groups(self) -> MergedGroups:

@@ -22,6 +22,7 @@ from cutlass_aot.errors import (
     KernelNotFound,
     OperandError,
     SchemaTooNew,
+    UntrustedBundle,
 )
 from cutlass_aot.runtime import device, policy
 from cutlass_aot.runtime.asked import Parameters
@@ -338,7 +339,7 @@ class BundlesAtHand:
             if path not in _installed:
                 try:
                     _installed[path] = open_bundle(path)
-                except (BundleError, CorruptFile, Incompatible, SchemaTooNew) as error:
+                except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
                     self.problems.append(
                         f"installed bundle {installed.name} {installed.version} cannot be opened: {error}"
                     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
+from cutlass_aot.runtime.trust import KeyFiles
 
 ENTRY_POINTS = "cutlass_aot.bundles"
 FOLDER = "bundle"
@@ -50,19 +51,24 @@ def installed_bundles() -> list[InstalledBundle]:
     )
 
 
-def open_installed(name: str, version: str | None = None, *, check: bool = True) -> Bundle:
+def open_installed(
+    name: str, version: str | None = None, *, check: bool = True, keys: KeyFiles | None = None
+) -> Bundle:
     """Open a bundle that was installed as a wheel.
 
     Args:
         name: of the bundle.
         version: of the bundle; None takes the one that is installed.
         check: see :func:`cutlass_aot.open`.
+        keys: likewise.
 
     Raises:
         BundleError: if there is none of that name and version, with what is installed; or more than one.
         CorruptFile: if a file is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
         Incompatible: if this machine cannot load it.
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
     """
     installed = installed_bundles()
     named = [bundle for bundle in installed if bundle.name == name]
@@ -85,7 +91,7 @@ def open_installed(name: str, version: str | None = None, *, check: bool = True)
             f"bundle {wanted!r} is installed by {named[0].distribution}, but package "
             f"{named[0].package} has no folder {FOLDER!r}: install the wheel again"
         )
-    return open_bundle(named[0].path, check=check)
+    return open_bundle(named[0].path, check=check, keys=keys)
 
 
 def _folder(package: str) -> Path | None:

@@ -4,31 +4,70 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cutlass_aot.errors import Incompatible
-from cutlass_aot.runtime import compatibility, device, machine
+from cutlass_aot.runtime import compatibility, device, machine, trust
 from cutlass_aot.runtime.code import Code
+from cutlass_aot.runtime.files import catalog_of, manifest_bytes
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.schema.catalog import Catalog, FileReference, GroupEntry
 
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.signatures import PublicKey
 
-class Part:
-    """A directory with a bundle's files. May be used from several threads.
+
+def open_part(
+    path: Path, *, rankings: bool = True, place: int = 0, keys: trust.KeyFiles | None = None
+) -> Part:
+    """Open a directory with a bundle's files: the one way to do so, which holds it against required keys.
 
     Args:
         path: the directory.
-        catalog: what :func:`~cutlass_aot.runtime.files.read_catalog` read there.
+        rankings: as for :class:`Part`.
+        place: likewise.
+        keys: what the caller requires, beside what :mod:`cutlass_aot.runtime.trust` knows of.
+
+    Raises:
+        BundleError: if there is no bundle, or an incomplete one.
+        CorruptFile: if a file is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
+    """
+    # Read once: what was signed is what everything that is loaded later follows from.
+    manifest = manifest_bytes(path)
+    signers = trust.check(path, manifest, keys)
+    return Part(path, catalog_of(path, manifest), rankings=rankings, place=place, signers=signers)
+
+
+class Part:
+    """A directory with a bundle's files; made by :func:`open_part`. May be used from several threads.
+
+    Args:
+        path: the directory.
+        catalog: what was read there.
         rankings: whether the speeds that it knows are to be used.
         place: where on the search path it was found, 0 first.
+        signers: the required keys that have signed it.
     """
 
-    def __init__(self, path: Path, catalog: Catalog, *, rankings: bool = True, place: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        catalog: Catalog,
+        *,
+        rankings: bool = True,
+        place: int = 0,
+        signers: tuple[PublicKey, ...] = (),
+    ) -> None:
         self.path = path
         self.catalog = catalog
         self.uses_rankings = rankings
         self.place = place
+        self.signers = signers
         self._host = os.uname().machine
         # Each made when it is first needed, without a lock: what two threads make at once is equal.
         self._codes: dict[FileReference, Code] = {}

@@ -40,6 +40,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.shadowing",
     "cutlass_aot.runtime.short_way",
     "cutlass_aot.runtime.streams",
+    "cutlass_aot.runtime.trust",
     "cutlass_aot.schema",
     "cutlass_aot.schema.artifact",
     "cutlass_aot.schema.catalog",

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.files import manifest_to_bytes
-from cutlass_aot.bundle.verify import CHECKERS, Checker, Problem, verify_bundle, verify_path
+from cutlass_aot.bundle.verify import CHECKERS, Checker, Findings, Problem, verify_bundle, verify_path
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
@@ -549,7 +549,12 @@ def test_what_is_nothing_known_is_an_error_that_says_what_was_expected(tmp_path)
 
 def test_another_checker_can_be_plugged_in(tmp_path):
     found = [Problem("blobs", "x", "y")]
-    store = Checker("store", "a directory with records", lambda p: (p / "records").is_dir(), lambda p: found)
+    store = Checker(
+        "store",
+        "a directory with records",
+        lambda p: (p / "records").is_dir(),
+        lambda p, keys: Findings(found),
+    )
     (tmp_path / "records").mkdir()
     assert verify_path(tmp_path, (*CHECKERS, store)) == found
     with pytest.raises(BundleError, match="store: a directory with records"):

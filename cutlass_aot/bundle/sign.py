@@ -1,0 +1,341 @@
+"""Make keys, and sign bundles: by a private key's file, or by a program that has the key."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import secrets
+import select
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.errors import BundleError, SignatureError
+from cutlass_aot.runtime.files import manifest_bytes
+from cutlass_aot.runtime.signatures import (
+    KEY_SUFFIX,
+    PublicKey,
+    ed25519,
+    read_key_file,
+    read_public_key,
+    serialization,
+    verifies,
+)
+from cutlass_aot.schema.signature import (
+    MAX_SIGNATURES,
+    SIGNATURE_BYTES,
+    SIGNATURES,
+    Signature,
+    key_id,
+    signature_path,
+    signed_message,
+)
+
+COMMAND_SECONDS = 60.0
+"""How long a signing program may take unless told otherwise."""
+
+MAX_ANSWER = 4096
+"""Bytes that are read of a signing program's answer."""
+
+_PROTECTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
+
+
+class Signer(Protocol):
+    """Something that signs."""
+
+    @property
+    def public_key(self) -> bytes:
+        """32 raw bytes: whose signature it gives."""
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of a message, 64 raw bytes.
+
+        Raises:
+            SignatureError: if there is none.
+        """
+
+
+class KeyFile:
+    """Signs by a private key in a file.
+
+    Args:
+        path: a private key in PEM (PKCS #8).
+        passphrase: asked for the key's passphrase if it is protected by one.
+
+    Raises:
+        SignatureError: if the file is no private key of Ed25519, or the passphrase is not that of it.
+    """
+
+    def __init__(self, path: Path, passphrase: Callable[[], str]) -> None:
+        self._key = _read_private_key(path, passphrase)
+
+    @property
+    def public_key(self) -> bytes:
+        """32 raw bytes."""
+        raw: bytes = self._key.public_key().public_bytes_raw()
+        return raw
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of a message, 64 raw bytes."""
+        signature: bytes = self._key.sign(message)
+        return signature
+
+
+class Command:
+    """Signs by a program, such as one of a hardware module or of a key service.
+
+    It gets the message on its standard input, and writes the signature to its standard output: 64 raw bytes,
+    or those in hexadecimal or base64. It is started without a shell.
+
+    Args:
+        command: the program and its arguments, quoted as for a shell.
+        public_key: whose signatures it gives.
+        seconds: how long it may take.
+
+    Raises:
+        SignatureError: if ``command`` names no program.
+    """
+
+    def __init__(self, command: str, public_key: PublicKey, seconds: float = COMMAND_SECONDS) -> None:
+        try:
+            self._arguments = shlex.split(command)
+        except ValueError as error:
+            raise SignatureError(
+                f"{command!r} cannot be split into a program and arguments: {error}"
+            ) from None
+        if not self._arguments:
+            raise SignatureError("the signing command is empty: expected a program and its arguments")
+        self._public_key = public_key
+        self._seconds = seconds
+
+    @property
+    def public_key(self) -> bytes:
+        """32 raw bytes."""
+        return self._public_key.raw
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of a message, 64 raw bytes.
+
+        Raises:
+            SignatureError: if the program cannot be started, fails, takes too long or gives something else.
+        """
+        answer = self._answer(message)
+        found = _decoded(answer)
+        if found is None:
+            raise SignatureError(
+                f"{self._arguments[0]} answered {answer[:40]!r} ({len(answer)} bytes): expected a signature, "
+                f"{SIGNATURE_BYTES} raw bytes or the same in hexadecimal or base64"
+            )
+        return found
+
+    def _answer(self, message: bytes) -> bytes:
+        program = self._arguments[0]
+        deadline = time.monotonic() + self._seconds
+        late = f"{program} took longer than {self._seconds:g} s to sign: see why, or allow more (--timeout)"
+        try:
+            # What it says on standard error is for whoever sits there: it may be a question.
+            process = subprocess.Popen(
+                self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        except OSError as error:
+            raise SignatureError(f"{program} cannot be started: {error.strerror or error}") from None
+        with process:
+            try:
+                assert process.stdin is not None  # noqa: S101 - for types
+                assert process.stdout is not None  # noqa: S101
+                with contextlib.suppress(BrokenPipeError):
+                    # Less than a pipe holds, so that this waits for nobody.
+                    process.stdin.write(message)
+                process.stdin.close()
+                answer = _read_until(process.stdout.fileno(), deadline)
+                if answer is None:
+                    raise SignatureError(late)
+                if len(answer) > MAX_ANSWER:
+                    raise SignatureError(
+                        f"{program} wrote more than {MAX_ANSWER} bytes: expected a signature alone"
+                    )
+                status = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise SignatureError(late) from None
+            finally:
+                if process.poll() is None:
+                    process.kill()
+        if status:
+            raise SignatureError(f"{program} failed with status {status}: nothing was signed")
+        return answer
+
+
+def sign_bundle(bundle: Path, signer: Signer) -> Path:
+    """Sign a bundle. A signature by the same key is replaced, others stay.
+
+    The bundle is verified first, and the signature before it is written. Equal bundles and keys give equal
+    files.
+
+    Returns:
+        Path of the signature's file.
+
+    Raises:
+        BundleError: if the bundle is not sound, was replaced meanwhile, has :data:`MAX_SIGNATURES` signatures
+            by others, or cannot be written.
+        SignatureError: if the signer gives no signature, or one that its public key does not verify.
+    """
+    key = signer.public_key
+    path = signature_path(key_id(key))
+    # Held open: a build that exchanges the bundle leaves this one behind, and the signature goes with it.
+    try:
+        folder = os.open(bundle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BundleError(
+            f"{bundle} cannot be signed: {error.strerror or error}; expected a bundle's directory "
+            "(sign first, then pack the wheel)"
+        ) from None
+    try:
+        manifest = manifest_bytes(bundle)
+        problems = [problem for problem in verify_bundle(bundle) if problem.path != path]
+        if problems:
+            more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+            raise BundleError(f"{bundle} is not sound: {problems[0]}{more}; what is damaged is not signed")
+        if manifest_bytes(bundle) != manifest:
+            raise _replaced(bundle)
+        message = signed_message(manifest)
+        signature = Signature(key, signer.sign(message))
+        if not verifies(key, signature.signature, message):
+            raise SignatureError(
+                f"the signature is not right by public key {signature.key}: the signer has another key, or "
+                "signs something else than the bytes on its standard input; nothing was written"
+            )
+        if not os.path.samestat(os.fstat(folder), bundle.stat()):
+            raise _replaced(bundle)
+        _write(folder, signature)
+        if not os.path.samestat(os.fstat(folder), bundle.stat()):
+            raise _replaced(bundle)
+    except OSError as error:
+        raise BundleError(f"cannot sign {bundle}: {error.strerror or error}") from error
+    finally:
+        os.close(folder)
+    return bundle / path
+
+
+def _replaced(bundle: Path) -> BundleError:
+    return BundleError(f"{bundle} was replaced while it was signed: look at what is there now, and sign that")
+
+
+def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
+    """Make a private key, for its owner alone to read, and the public key beside it, ``PATH.pub``.
+
+    Both in PEM: PKCS #8 and SubjectPublicKeyInfo (RFC 8410). Nothing that is there is overwritten.
+
+    Args:
+        path: of the private key.
+        passphrase: protects the private key; None leaves it unprotected.
+
+    Raises:
+        SignatureError: if a file is there already, or cannot be written.
+    """
+    formats = serialization()
+    key = ed25519().Ed25519PrivateKey.generate()
+    protection = (
+        formats.NoEncryption() if passphrase is None else formats.BestAvailableEncryption(passphrase.encode())
+    )
+    private = key.private_bytes(formats.Encoding.PEM, formats.PrivateFormat.PKCS8, protection)
+    public = key.public_key().public_bytes(formats.Encoding.PEM, formats.PublicFormat.SubjectPublicKeyInfo)
+    beside = path.with_name(path.name + KEY_SUFFIX)
+    made: list[Path] = []
+    try:
+        for file, data, mode in ((path, private, 0o600), (beside, public, 0o644)):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            made.append(file)
+            with os.fdopen(descriptor, "wb") as output:
+                # Whatever the process's umask is.
+                os.fchmod(descriptor, mode)
+                output.write(data)
+                output.flush()
+                os.fsync(descriptor)
+    except OSError as error:
+        for file in made:
+            file.unlink(missing_ok=True)
+        what = "is there already" if isinstance(error, FileExistsError) else error.strerror or error
+        raise SignatureError(
+            f"{error.filename or path}: {what}; a key is never overwritten: name another file"
+        ) from None
+    return read_public_key(beside)
+
+
+def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
+    data = read_key_file(path)
+    module = ed25519()
+    password = passphrase().encode() if _PROTECTED in data else None
+    try:
+        key = serialization().load_pem_private_key(data, password)
+    # It raises errors of its own for algorithms that it does not know.
+    except Exception as error:
+        reason = "its passphrase is another one, or it is damaged" if password is not None else error
+        raise SignatureError(f"{path} cannot be read as a private key in PEM: {reason}") from None
+    if not isinstance(key, module.Ed25519PrivateKey):
+        raise SignatureError(f"{path} is a {type(key).__name__}: expected a private key of Ed25519")
+    return key
+
+
+def _read_until(descriptor: int, deadline: float) -> bytes | None:
+    """What a program writes, a little more than :data:`MAX_ANSWER` at most; None if that takes too long."""
+    answer = b""
+    while len(answer) <= MAX_ANSWER:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        block = os.read(descriptor, MAX_ANSWER)
+        if not block:
+            break
+        answer += block
+    return answer
+
+
+def _decoded(answer: bytes) -> bytes | None:
+    """The signature that an answer means, None if it means none."""
+    if len(answer) == SIGNATURE_BYTES:
+        return answer
+    text = b"".join(answer.split())
+    with contextlib.suppress(ValueError, binascii.Error):
+        found = (
+            bytes.fromhex(text.decode("ascii"))
+            if len(text) == 2 * SIGNATURE_BYTES
+            else base64.b64decode(text, validate=True)
+        )
+        if len(found) == SIGNATURE_BYTES:
+            return found
+    return None
+
+
+def _write(folder: int, signature: Signature) -> None:
+    """Put a signature into a bundle at once: a reader sees what was there, or all of it."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(SIGNATURES, 0o755, dir_fd=folder)
+    inner = os.open(SIGNATURES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        name = os.path.basename(signature.path)  # noqa: PTH119 - a path in the bundle
+        there = os.listdir(inner)  # noqa: PTH208 - of a descriptor
+        if len({*there, name}) > MAX_SIGNATURES:
+            raise BundleError(f"the bundle has {MAX_SIGNATURES} signatures already: remove one first")
+        temporary = f".{name}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=inner)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(signature.to_bytes())
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(temporary, name, src_dir_fd=inner, dst_dir_fd=inner)
+        except BaseException:
+            os.unlink(temporary, dir_fd=inner)
+            raise
+        os.fsync(inner)
+        os.fsync(folder)
+    finally:
+        os.close(inner)

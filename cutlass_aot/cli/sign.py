@@ -1,0 +1,62 @@
+"""``cutlass-aot sign``: say under a key that a bundle is yours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE, passphrase_of_environment
+from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.errors import SignatureError
+
+
+@click.command("sign")
+@bundle_argument
+@click.option("--key", type=click.Path(path_type=Path), help="The private key's file.")
+@click.option("--command", "program", help="Instead of --key: a program with arguments that signs.")
+@click.option("--public-key", type=click.Path(path_type=Path), help="Of --command: whose signature it gives.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Seconds that the program may take.",
+)
+def command(
+    bundle: Path, key: Path | None, program: str | None, public_key: Path | None, timeout: float
+) -> int:
+    """Verify BUNDLE and sign its manifest, which has the digest of every other file.
+
+    The signature becomes a file of the bundle; those by other keys stay. A bundle that is written anew is
+    unsigned. --command gets the message on standard input and writes the signature to standard output: 64 raw
+    bytes, hexadecimal or base64.
+    """
+    if (key is None) == (program is None):
+        raise click.UsageError("expected one of --key and --command")
+    if (program is None) != (public_key is None):
+        raise click.UsageError("--command and --public-key go together")
+    from cutlass_aot.bundle.sign import Command, KeyFile, Signer, sign_bundle
+    from cutlass_aot.runtime.signatures import read_public_key
+
+    signer: Signer
+    if key is not None:
+        signer = KeyFile(key, lambda: _passphrase(key))
+    else:
+        signer = Command(program or "", read_public_key(public_key or Path()), timeout)
+    click.echo(f"{sign_bundle(bundle, signer)}: signed")
+    return 0
+
+
+def _passphrase(key: Path) -> str:
+    passphrase = passphrase_of_environment()
+    if passphrase is None:
+        if not sys.stdin.isatty():
+            raise SignatureError(
+                f"{key} is protected by a passphrase, and there is no terminal to ask at: set "
+                f"{ENVIRONMENT_VARIABLE}"
+            )
+        asked: str = click.prompt(f"Passphrase of {key}", hide_input=True, err=True)
+        return asked
+    return passphrase

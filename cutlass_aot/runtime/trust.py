@@ -1,0 +1,186 @@
+"""Whose bundles this process loads: those of anybody, or those that given keys have signed.
+
+Keys are required by the argument ``keys`` of :func:`cutlass_aot.open`, by :func:`trust` for the process, and
+by the environment variable ``CUTLASS_AOT_TRUSTED_KEYS``. An argument and :func:`trust` both have to be
+satisfied; where there is either, the variable does not count, and the log says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cutlass_aot.errors import SignatureError, UntrustedBundle
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.signatures import PublicKey
+
+ENVIRONMENT_VARIABLE = "CUTLASS_AOT_TRUSTED_KEYS"
+"""Files and directories of public keys, with ``os.pathsep`` between them.
+
+Read when a bundle is opened. Once it has named keys, they are required as long as the process lives, whatever
+becomes of the variable.
+"""
+
+KeyFiles = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+class Required(NamedTuple):
+    """Keys of which one has to have signed a bundle.
+
+    Attributes:
+        by: who requires that, in words.
+        keys: at least one.
+    """
+
+    by: str
+    keys: tuple[PublicKey, ...]
+
+
+class _Process:
+    """What this process requires."""
+
+    def __init__(self) -> None:
+        self.trusted: tuple[PublicKey, ...] = ()
+        self.of_environment: tuple[PublicKey, ...] = ()
+        self.said = False
+
+
+_process = _Process()
+
+
+def trust(*keys: str | os.PathLike[str]) -> None:
+    """From now on, load nothing in this process but bundles that one of these keys has signed.
+
+    Call it before the first bundle is opened. Called again, it can only take keys away.
+
+    Args:
+        keys: files of public keys in PEM, and directories, of which every file ``*.pub`` is one.
+
+    Raises:
+        SignatureError: if there is no key, or a file is none; or for a key that an earlier call did not name.
+        UntrustedBundle: if a bundle is open that was not held against these keys. They are required from then
+            on nevertheless.
+    """
+    named = _read(keys, "cutlass_aot.trust")
+    before = {key.raw for key in _process.trusted}
+    added = [key for key in named if before and key.raw not in before]
+    if added:
+        raise SignatureError(
+            f"cutlass_aot.trust was called before, without key {added[0]}: a second call can only take keys "
+            "away; name all of them in the first"
+        )
+    _process.trusted = named
+    from cutlass_aot.runtime.bundle import opened_bundles
+
+    good = {key.raw for key in named}
+    for bundle in opened_bundles():
+        for part in bundle.parts:
+            if not any(key.raw in good for key in part.signers):
+                raise UntrustedBundle(
+                    f"bundle {bundle.name} ({part.path}) is open already, and was not held against "
+                    f"{_listed(named)}: call cutlass_aot.trust before a bundle is opened"
+                )
+
+
+def required(keys: KeyFiles | None = None) -> list[Required]:
+    """Whose signatures a bundle that is opened now needs; empty if nobody requires any.
+
+    Args:
+        keys: what the caller of ``open`` gave.
+
+    Raises:
+        SignatureError: if keys are required that cannot be read, or a list of them is empty.
+    """
+    found = []
+    if keys is not None:
+        files = [keys] if isinstance(keys, (str, os.PathLike)) else keys
+        found.append(Required("the argument `keys`", _read(files, "the argument `keys`")))
+    if _process.trusted:
+        found.append(Required("cutlass_aot.trust", _process.trusted))
+    if not found:
+        of_environment = _of_environment()
+        return [Required(ENVIRONMENT_VARIABLE, of_environment)] if of_environment else []
+    if (ENVIRONMENT_VARIABLE in os.environ or _process.of_environment) and not _process.said:
+        import logging
+
+        _process.said = True
+        logging.getLogger("cutlass_aot").warning(
+            "the keys of %s do not count where %s names others", ENVIRONMENT_VARIABLE, found[0].by
+        )
+    return found
+
+
+def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[PublicKey, ...]:
+    """Refuse a bundle that nobody who is trusted has signed.
+
+    Args:
+        root: the bundle.
+        manifest: the bytes of its manifest, from which everything that is loaded has to follow.
+        keys: what the caller of ``open`` gave.
+
+    Returns:
+        The required keys that have signed it; empty if none are required.
+
+    Raises:
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if keys are required that cannot be read, or ``cryptography`` is not there.
+    """
+    demands = required(keys)
+    if not demands:
+        return ()
+    from cutlass_aot.runtime.signatures import signers
+
+    good: dict[bytes, PublicKey] = {}
+    for demand in demands:
+        signed = signers(root, manifest, demand.keys)
+        if not signed:
+            raise UntrustedBundle(_refusal(root, manifest, demand))
+        good.update((key.raw, key) for key in signed)
+    return tuple(good.values())
+
+
+def _read(files: Iterable[str | os.PathLike[str]], by: str) -> tuple[PublicKey, ...]:
+    from cutlass_aot.runtime.signatures import read_public_keys
+
+    found = read_public_keys(files)
+    if not found:
+        raise SignatureError(f"{by} names no keys: expected at least one file of a public key")
+    return found
+
+
+def _of_environment() -> tuple[PublicKey, ...]:
+    if not _process.of_environment:
+        text = os.environ.get(ENVIRONMENT_VARIABLE)
+        if text is None:
+            return ()
+        files = [part for part in text.split(os.pathsep) if part]
+        if not files:
+            raise SignatureError(
+                f"{ENVIRONMENT_VARIABLE} is set and empty: name files or directories of public keys, "
+                "or unset it to load bundles that nobody has signed"
+            )
+        _process.of_environment = _read(files, ENVIRONMENT_VARIABLE)
+    return _process.of_environment
+
+
+def _refusal(root: Path, manifest: bytes, demand: Required) -> str:
+    from cutlass_aot.runtime.signatures import examine
+
+    seen = []
+    for item in examine(root, manifest):
+        if item.problem or item.signature is None:
+            seen.append(f"{item.path} is not good: {item.problem}")
+        else:
+            seen.append(f"it is signed by {item.signature.key}")
+    return (
+        f"bundle {root} is not signed by a key that is trusted: {'; '.join(seen) or 'it has no signature'}; "
+        f"trusted by {demand.by}: {_listed(demand.keys)}; have its maker sign it with one of these "
+        "(cutlass-aot sign), or trust the key of who made it"
+    )
+
+
+def _listed(keys: Iterable[PublicKey]) -> str:
+    return ", ".join(map(str, keys))
