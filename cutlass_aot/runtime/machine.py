@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+_MAPS = Path("/proc/self/maps")
+
 
 def glibc_version() -> str | None:
     """Version of the C library if it is glibc, such as ``2.36``."""
@@ -28,7 +30,7 @@ def c_library() -> str | None:
 def _is_musl() -> bool:
     """Whether this process runs on musl, whose loader is its C library too, and so is mapped."""
     try:
-        with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
+        with _MAPS.open(encoding="utf-8", errors="replace") as maps:
             return any("/ld-musl-" in line or "/libc.musl-" in line for line in maps)
     except OSError:
         return False
