@@ -30,10 +30,10 @@ def _lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
         )
         yield "can run"
         yield from _verdict(bundle)
-        if bundle["remarks"]:
-            yield "remarks"
-            for remark in bundle["remarks"]:
-                yield from _wrapped(remark)
+    if diagnosis["remarks"]:
+        yield "remarks"
+        for remark in diagnosis["remarks"]:
+            yield from _wrapped(remark)
 
 
 def _machine(facts: Mapping[str, Any]) -> Iterator[str]:

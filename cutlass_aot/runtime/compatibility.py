@@ -7,7 +7,6 @@ it is on, by ``cutlass-aot doctor`` for that one or another.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,9 +18,6 @@ MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
 
 GLIBC, MUSL = "glibc", "musl"
-
-_STREAM_TORCH = "2.10"
-_CUDA_BUILD = re.compile(r"cu(\d+)(\d)", re.ASCII)
 
 
 class Gpu(NamedTuple):
@@ -142,12 +138,10 @@ class Answer(NamedTuple):
     Attributes:
         reasons: what refuses the machine as a whole.
         gpus: each GPU, in the order of the facts; empty if they are no part of the question.
-        remarks: what refuses nothing and is worth knowing; sentences without a full stop.
     """
 
     reasons: tuple[Reason, ...]
     gpus: tuple[GpuAnswer, ...]
-    remarks: tuple[str, ...]
 
     @property
     def accepted(self) -> bool:
@@ -178,7 +172,7 @@ def decide(machine: Machine, wanted: Wanted) -> Answer:
         *_python(machine.python),
     ]
     if machine.gpus is None:
-        return Answer(tuple(reasons), (), ())
+        return Answer(tuple(reasons), ())
     cuda = driver_cuda(machine.driver)
     reasons += _driver(machine, cuda, wanted)
     # Without a driver, nothing could see a GPU.
@@ -186,7 +180,7 @@ def decide(machine: Machine, wanted: Wanted) -> Answer:
         problem = "there is no GPU that a process may use"
         reasons.append(Reason("gpus", problem, "see nvidia-smi, and CUDA_VISIBLE_DEVICES"))
     gpus = tuple(_gpu(gpu, cuda, wanted) for gpu in machine.gpus)
-    return Answer(tuple(reasons), gpus, tuple(_remarks(machine, cuda)))
+    return Answer(tuple(reasons), gpus)
 
 
 def runnable_targets(targets: Iterable[str], capability: tuple[int, int]) -> list[str]:
@@ -237,7 +231,7 @@ def _tvm_ffi(found: str | None, wanted: Wanted) -> Iterator[Reason]:
     if found is None:
         yield Reason("tvm_ffi", f"apache-tvm-ffi is not installed, {range_}", advice)
         return
-    version = _version(found)
+    version = version_of(found)
     if version is None:
         yield Reason("tvm_ffi", f"apache-tvm-ffi has the unreadable version {found!r}, {range_}", advice)
     elif major_minor(found) != (major, minor) or version < release(needed):
@@ -253,7 +247,7 @@ def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:
         advice = "use a system with glibc, such as Debian, Ubuntu or Red Hat"
         yield Reason("libc", f"{problem}, {needs}", advice)
         return
-    version = _version(text)
+    version = version_of(text)
     if version is None:
         yield Reason("libc", f"glibc has the unreadable version {text!r}, {needs}", "see ldd --version")
     elif version < release(needed):
@@ -267,7 +261,7 @@ def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:
 def _python(found: str | None) -> Iterator[Reason]:
     if found is None:
         return
-    version = _version(found)
+    version = version_of(found)
     if version is None or version < release(MINIMUM_PYTHON):
         problem = f"Python {found} is installed, cutlass-aot needs {MINIMUM_PYTHON} or newer"
         yield Reason("python", problem, "use a newer Python")
@@ -277,7 +271,7 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> I
     lowest = major_minor(wanted.needs.cuda_driver)
     if cuda is not None and cuda >= lowest:
         return
-    needs = f"{wanted.name} needs one for CUDA {_text(lowest)} or newer"
+    needs = f"{wanted.name} needs one for CUDA {text_of(lowest)} or newer"
     if machine.driver is None:
         problem = f"there is no NVIDIA driver, {needs}"
     elif cuda is not None:
@@ -289,7 +283,7 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> I
     # Not an upgrade that has to be followed by another.
     running = [runnable_targets(wanted.targets, c) for c in map(_capability, machine.gpus or ()) if c]
     enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
-    yield Reason("driver", problem, _upgrade(enough, "upgrade" if machine.driver else "install"))
+    yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
 
 
 def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Wanted) -> GpuAnswer:
@@ -306,9 +300,9 @@ def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Wanted) -> GpuAnswer:
         return GpuAnswer(gpu, tuple(known), ())
     # Enough for one of them is enough.
     nearest, lowest = _nearest(running)
-    problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {_text(lowest)} or newer"
+    problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
     lowest = max(lowest, major_minor(wanted.needs.cuda_driver))
-    return GpuAnswer(gpu, (), (Reason("driver", problem, _upgrade(lowest)),))
+    return GpuAnswer(gpu, (), (Reason("driver", problem, upgrade_to(lowest)),))
 
 
 def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
@@ -318,7 +312,7 @@ def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
 
 def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason:
     problem = (
-        f"{name} has compute capability {_text(capability)}, {wanted.name} has kernels for "
+        f"{name} has compute capability {text_of(capability)}, {wanted.name} has kernels for "
         f"{', '.join(wanted.targets) or 'no target'}"
     )
     buildable = runnable_targets(KNOWN_TARGETS, capability)
@@ -334,56 +328,12 @@ def _capability(gpu: Gpu) -> tuple[int, int] | None:
     return compute_capability_of(gpu.name)
 
 
-def _remarks(machine: Machine, cuda: tuple[int, int] | None) -> Iterator[str]:
-    from cutlass_aot.schema.drivers import compute_capability_of, cuda_of_driver
-
-    driver = machine.driver
-    if driver is not None and driver.cuda is not None and driver.release and _version(driver.release):
-        least = cuda_of_driver(driver.release)
-        if least is not None and driver.cuda < least:
-            yield (
-                f"driver release {driver.release} supports CUDA {_text(least)}, but the library libcuda.so.1 "
-                f"that is loaded says {_text(driver.cuda)}, which decides: another one may be in its place"
-            )
-    for gpu in dict.fromkeys(machine.gpus or ()):
-        model = compute_capability_of(gpu.name)
-        if gpu.capability is not None and model not in (None, gpu.capability):
-            yield (
-                f"{gpu.name} is given compute capability {_text(gpu.capability)}, which decides; "
-                f"models of that name have {_text(model)}"
-            )
-    yield from _torch_remarks(machine, cuda)
-
-
-def _torch_remarks(machine: Machine, cuda: tuple[int, int] | None) -> Iterator[str]:
-    """Of torch, which is optional: what it will not do here although the bundle itself runs."""
-    if machine.torch is None:
-        return
-    local = machine.torch.partition("+")[2]
-    # Such as 2.11.0+cu130, as its own index names builds.
-    named = _CUDA_BUILD.fullmatch(local)
-    built_for = machine.torch_cuda or (f"{named[1]}.{named[2]}" if named else "")
-    version = _version(built_for)
-    if version is not None and cuda is not None and version[0] > cuda[0]:
-        yield (
-            f"torch {machine.torch} is built for CUDA {built_for} and finds no GPU with a driver for CUDA "
-            f"{_text(cuda)}: install one built for CUDA {cuda[0]}, or {_upgrade((version[0], 0))}"
-        )
-    elif version is None and local == "cpu":
-        yield f"torch {machine.torch} is built without CUDA: its tensors cannot be operands on a GPU"
-    own = _version(machine.torch)
-    if own is not None and own < release(_STREAM_TORCH):
-        yield (
-            f"torch {machine.torch} hands its tensors and its stream to native code by a package of its own: "
-            f"pip install torch-c-dlpack-ext, or use torch {_STREAM_TORCH} or newer"
-        )
-
-
 def _supports(cuda: tuple[int, int]) -> str:
-    return f"the driver supports CUDA {_text(cuda)}"
+    return f"the driver supports CUDA {text_of(cuda)}"
 
 
-def _upgrade(cuda: tuple[int, int], what: str = "upgrade") -> str:
+def upgrade_to(cuda: tuple[int, int], what: str = "upgrade") -> str:
+    """What to do to have a driver for a CUDA version; ``what`` is ``upgrade`` or ``install``."""
     from cutlass_aot.schema.drivers import first_driver
 
     first = first_driver(cuda)
@@ -391,11 +341,12 @@ def _upgrade(cuda: tuple[int, int], what: str = "upgrade") -> str:
     return f"{what} the GPU driver, {to} {first} or newer" if first else f"{what} the GPU driver"
 
 
-def _text(version: tuple[int, int]) -> str:
+def text_of(version: tuple[int, int]) -> str:
+    """A version as it is written, such as ``12.8``."""
     return f"{version[0]}.{version[1]}"
 
 
-def _version(text: str) -> tuple[int, ...] | None:
+def version_of(text: str) -> tuple[int, ...] | None:
     """The numbers of a version; None for text that is none."""
     try:
         return release(text)

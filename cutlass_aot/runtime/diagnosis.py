@@ -11,6 +11,7 @@ from cutlass_aot.runtime.compatibility import Answer, GpuAnswer, Machine, Reason
 from cutlass_aot.runtime.facts import facts_record
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.installed import installed_bundles
+from cutlass_aot.runtime.remarks import remarks
 from cutlass_aot.runtime.wheel_catalog import read_wheel_catalog
 from cutlass_aot.schema.catalog import Catalog
 from cutlass_aot.schema.targets import Target
@@ -56,15 +57,17 @@ def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
     """The answer for a machine, as plain data.
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.runtime.facts`),
-    ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``, ``needs``, ``accepted``,
-    ``reasons``, ``gpus`` and ``remarks``. A reason has ``about``, ``problem`` and ``advice``; a GPU ``name``,
-    ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would do) and ``reasons``.
+    ``remarks``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
+    ``needs``, ``accepted``, ``reasons`` and ``gpus``. A reason has ``about``, ``problem`` and ``advice``;
+    a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
+    do) and ``reasons``.
     """
     answers = [_answer(bundle, decide(facts, Wanted.of(bundle.catalog))) for bundle in bundles]
     return {
         "accepted": any(answer["accepted"] for answer in answers),
         "facts": facts_record(facts),
         "bundles": answers,
+        "remarks": remarks(facts),
     }
 
 
@@ -80,7 +83,6 @@ def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:
         "accepted": answer.accepted,
         "reasons": [_reason(reason) for reason in answer.reasons],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],
-        "remarks": list(answer.remarks),
     }
 
 

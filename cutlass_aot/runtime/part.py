@@ -132,6 +132,4 @@ class Part:
         wanted = compatibility.Wanted(targets, self.catalog.hosts, self.catalog.needs)
         answer = compatibility.decide(facts, wanted)
         if not answer.accepted:
-            raise Incompatible(
-                f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}"
-            )
+            raise Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}")

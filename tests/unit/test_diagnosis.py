@@ -91,8 +91,9 @@ remarks
   torch 2.9.0+cu130 is built for CUDA 13.0 and finds no GPU with a driver for
     CUDA 12.8: install one built for CUDA 12, or upgrade the GPU driver, to
     580.65.06 or newer
-  torch 2.9.0+cu130 hands its tensors and its stream to native code by a package
-    of its own: pip install torch-c-dlpack-ext, or use torch 2.10 or newer
+  torch 2.9.0+cu130 is older than 2.10, from which on tvm-ffi takes its tensors
+    and its stream natively: pip install torch-c-dlpack-ext, or the first import
+    compiles that
 """,
         "",
     )

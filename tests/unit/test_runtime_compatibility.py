@@ -24,6 +24,7 @@ from cutlass_aot.runtime.compatibility import (
     runnable_targets,
 )
 from cutlass_aot.runtime.pins import satisfies
+from cutlass_aot.runtime.remarks import remarks
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.schema.drivers import (
     COMPUTE_CAPABILITIES,
@@ -47,7 +48,7 @@ def test_nothing_wrong() -> None:
     answer = decide(GOOD, HOPPER)
     assert answer.accepted
     assert answer.why == ""
-    assert answer.remarks == ()
+    assert remarks(GOOD) == []
     assert answer.gpus[0].target == "sm_90a"
 
 
@@ -241,13 +242,13 @@ def test_no_target_names_the_gpu_the_bundle_and_the_way_out() -> None:
 
 
 def test_what_a_machine_is_asked_of_all_there_is_agrees_with_the_project() -> None:
-    from cutlass_aot.builder.native import GLIBC
+    from cutlass_aot.builder.native import CUDA_DRIVER, GLIBC
 
     project = load_toml(Path(__file__).parents[2] / "pyproject.toml")["project"]
     assert project["requires-python"] == f">={MINIMUM_PYTHON}"
     (needed,) = [text for text in project["dependencies"] if text.startswith("apache-tvm-ffi")]
     assert needed.removeprefix("apache-tvm-ffi").startswith(f">={ANYTHING.needs.tvm_ffi},")
-    assert ANYTHING.needs.glibc == GLIBC
+    assert (ANYTHING.needs.glibc, ANYTHING.needs.cuda_driver) == (GLIBC, CUDA_DRIVER)
     assert ANYTHING.targets == KNOWN_TARGETS
     assert ANYTHING.hosts == tuple(HOSTS)
 
@@ -316,6 +317,7 @@ def test_every_machine_is_answered(machine: Machine, targets: list[str]) -> None
     wanted = HOPPER._replace(targets=targets)
     answer = decide(machine, wanted)
     assert decide(machine, wanted) == answer
+    assert all(remark and not remark.endswith(".") for remark in remarks(machine))
     assert answer.accepted or answer.why
     for gpu in answer.gpus:
         # Served, or a reason why not; what serves is one of the bundle's, and runs there.
