@@ -17,7 +17,7 @@ from cutlass_aot.runtime.installed import FOLDER
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, MAX_INDEX_BYTES, Catalog
 from cutlass_aot.schema.encoding import digest
 
-MAX_DIRECTORY_BYTES = 1 << 26
+MAX_DIRECTORY_BYTES = 1 << 23
 """Most bytes of the zip file's own index."""
 
 _END = struct.Struct("<4s4H2LH")  # signature, disk numbers and entries, the index's size and place, comment
