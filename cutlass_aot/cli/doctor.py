@@ -155,7 +155,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     else:
         can_build = [f"no: {', '.join(build['missing'])} missing", f"install with: {build['advice']}"]
     if run["possible"]:
-        can_run = [f"yes: kernels for {' '.join(run['targets'])}"]
+        can_run = [f"yes: kernels for {' '.join(run['targets'])}", *run["remarks"]]
     else:
         # What a section above has said in full is not said again.
         said = {facts[name]["problem"]: name for name in ("gpus", "driver") if "problem" in facts[name]}

@@ -18,6 +18,7 @@ from cutlass_aot.runtime.compatibility import ANYTHING, Machine, decide
 from cutlass_aot.runtime.facts import facts_record, this_machine
 from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.runtime.pins import differing, expected_versions
+from cutlass_aot.runtime.remarks import remarks
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 
 RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard")
@@ -45,7 +46,7 @@ def collect() -> dict[str, Any]:
     name to version or None), ``differing`` (packages of other versions than this release asks for),
     ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
     ``bundles``, ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
-    (``possible``, ``problems``, ``targets``), ``facts`` (what compatibility is decided by:
+    (``possible``, ``problems``, ``targets``, ``remarks``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.runtime.facts`).
     """
     packages = {
@@ -139,4 +140,5 @@ def _runnable(
         "possible": answer.accepted and not missing,
         "problems": list(dict.fromkeys(problems)),
         "targets": [name for name in KNOWN_TARGETS if name in targets],
+        "remarks": remarks(here) if answer.accepted else [],
     }
