@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import CutlassAotError as CutlassAotError
     from cutlass_aot.errors import DeviceError as DeviceError
     from cutlass_aot.errors import ExecutorError as ExecutorError
+    from cutlass_aot.errors import FactsError as FactsError
     from cutlass_aot.errors import GeneratorError as GeneratorError
     from cutlass_aot.errors import Incompatible as Incompatible
     from cutlass_aot.errors import KernelNotFound as KernelNotFound
@@ -55,6 +56,7 @@ _PUBLIC = {
     "CutlassAotError": ("cutlass_aot.errors", "CutlassAotError"),
     "DeviceError": ("cutlass_aot.errors", "DeviceError"),
     "ExecutorError": ("cutlass_aot.errors", "ExecutorError"),
+    "FactsError": ("cutlass_aot.errors", "FactsError"),
     "GeneratorError": ("cutlass_aot.errors", "GeneratorError"),
     "Incompatible": ("cutlass_aot.errors", "Incompatible"),
     "KernelHandle": ("cutlass_aot.runtime.handle", "KernelHandle"),
@@ -95,6 +97,7 @@ __all__ = [
     "CutlassAotError",
     "DeviceError",
     "ExecutorError",
+    "FactsError",
     "GeneratorError",
     "Incompatible",
     "KernelHandle",

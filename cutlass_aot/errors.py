@@ -14,6 +14,7 @@ __all__ = [
     "CutlassAotError",
     "DeviceError",
     "ExecutorError",
+    "FactsError",
     "GeneratorError",
     "Incompatible",
     "KernelNotFound",
@@ -66,6 +67,12 @@ class LinkError(CutlassAotError):
 
 class ExecutorError(CutlassAotError):
     """A scheduler cannot be reached, or its workers have not got what the builder has."""
+
+
+class FactsError(CutlassAotError):
+    """A file that should describe a machine does not."""
+
+    exit_code = 2
 
 
 class StoreError(CutlassAotError):

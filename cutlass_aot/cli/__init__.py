@@ -20,7 +20,7 @@ _COMMANDS = {
     "bundle": "Merge the shards of a bundle.",
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
-    "doctor": "Say what is installed, and what this machine can build and run.",
+    "doctor": "Say what this machine can build, and if it can run a bundle.",
     "generators": "List the known generators.",
     "key": "Make keys to sign bundles with.",
     "ls": "List the kernels of a bundle.",

@@ -1,7 +1,9 @@
-"""``cutlass-aot doctor``: what is installed, and what this machine can build and run."""
+"""``cutlass-aot doctor``: what is installed, what this machine can build, and whether it can run a bundle."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +21,17 @@ _STEPS = {
 
 
 @click.command("doctor")
+@click.argument("bundle", required=False)
+@click.option(
+    "--facts",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="With BUNDLE: answer for the machine that a file describes; - for standard input.",
+)
+@click.option(
+    "--facts-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the facts of this machine for --facts, as JSON.",
+)
 @click.option("--build", "trial", is_flag=True, help="Compile, link and load one small kernel, too.")
 @click.option(
     "--timeout",
@@ -28,12 +41,62 @@ _STEPS = {
     help="With --build: seconds that the kernel may take.",
 )
 @json_option
-def command(trial: bool, timeout: float, as_json: bool) -> int:
+def command(
+    bundle: str | None,
+    facts: Path | None,
+    facts_out: Path | None,
+    trial: bool,
+    timeout: float,
+    as_json: bool,
+) -> int:
     """Say what is installed and what is missing, and what this machine can build and run.
+
+    With BUNDLE, a directory, a wheel, or the name of an installed bundle, say whether it can be used on this
+    machine, or on the one of --facts, with which target on each GPU, and if not why; the exit status is 1 if
+    it cannot.
 
     Works with no GPU, no compiler and no DSL, and imports none of them. With --build, a worker imports the
     DSL; the exit status is 1 if the toolchain does not work.
     """
+    if facts is not None and bundle is None:
+        raise click.UsageError("--facts needs a BUNDLE to decide on.")
+    if bundle is not None and (trial or facts_out is not None):
+        raise click.UsageError("--build and --facts-out are for this machine alone: give no BUNDLE.")
+    if bundle is not None:
+        return _decide(bundle, facts, as_json)
+    if facts_out is not None:
+        _write_facts(facts_out)
+        return 0
+    return _report(trial, timeout, as_json)
+
+
+def _decide(name: str, facts: Path | None, as_json: bool) -> int:
+    from cutlass_aot.cli.diagnosis import answer_lines
+    from cutlass_aot.runtime.diagnosis import diagnose, find_bundles
+    from cutlass_aot.runtime.facts import read_facts, this_machine
+
+    found = diagnose(find_bundles(name), this_machine() if facts is None else read_facts(facts))
+    if as_json:
+        print_json(found)
+    else:
+        for line in answer_lines(found):
+            click.echo(line)
+    return 0 if found["accepted"] else 1
+
+
+def _write_facts(path: Path) -> None:
+    from cutlass_aot.errors import FactsError
+    from cutlass_aot.runtime.facts import facts_record, this_machine
+
+    text = json.dumps(facts_record(this_machine()), indent=2, sort_keys=True)
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise FactsError(f"{path} cannot be written: {error.strerror}") from None
+    click.echo(f"{path}: facts of this machine, for cutlass-aot doctor BUNDLE --facts {path}")
+
+
+def _report(trial: bool, timeout: float, as_json: bool) -> int:
     from cutlass_aot.runtime.doctor import collect
 
     facts = collect()
@@ -69,8 +132,9 @@ def _try_toolchain(timeout: float) -> dict[str, Any]:
 
 def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     python = facts["python"]
-    glibc = f"glibc {facts['glibc']}" if facts["glibc"] else "no glibc"
-    machine = f"{facts['host']}, {glibc}, Python {python['version']} ({python['executable']})"
+    machine = (
+        f"{facts['host']}, {facts['libc'] or 'no glibc'}, Python {python['version']} ({python['executable']})"
+    )
     sections = [
         ("machine", [machine, f"cutlass-aot {facts['cutlass_aot']}"]),
         ("runtime packages", _packages(facts["packages"]["runtime"], facts["differing"])),
@@ -91,7 +155,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     else:
         can_build = [f"no: {', '.join(build['missing'])} missing", f"install with: {build['advice']}"]
     if run["possible"]:
-        can_run = [f"yes: kernels for {' '.join(run['targets'])}"]
+        can_run = [f"yes: kernels for {' '.join(run['targets'])}", *run["remarks"]]
     else:
         # What a section above has said in full is not said again.
         said = {facts[name]["problem"]: name for name in ("gpus", "driver") if "problem" in facts[name]}

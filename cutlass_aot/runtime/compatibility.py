@@ -1,103 +1,354 @@
-"""Can a bundle be used on this machine? Pure rules over facts; a refusal says what was found and needed."""
+"""Can a bundle be used on a machine? The one rule that decides it: pure, over facts, with every reason.
+
+:func:`decide` is asked wherever something is opened, launched or described: by a bundle for the machine that
+it is on, by ``cutlass-aot doctor`` for that one or another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from cutlass_aot.schema.catalog import Catalog, Needs
-from cutlass_aot.schema.operands import ACCEPTED, Rejected, Verdict
-from cutlass_aot.schema.targets import Target, minimum_cuda
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 from cutlass_aot.schema.versions import major_minor, release
 
+MINIMUM_PYTHON = "3.10"
+"""Oldest Python of this package."""
 
-def check_host(hosts: Sequence[str], machine: str) -> Verdict:
-    """Whether a bundle has libraries for a CPU architecture (as ``uname -m`` names it)."""
-    if machine in hosts:
-        return ACCEPTED
-    return Rejected(
-        f"this machine is {machine}, the bundle has libraries for {', '.join(hosts) or 'no host'}: "
-        f"build it with {machine} among its hosts"
-    )
+GLIBC, MUSL = "glibc", "musl"
 
 
-def check_tvm_ffi(needed: str, installed: str | None) -> Verdict:
-    """Whether the installed apache-tvm-ffi has the ABI that a bundle was linked against.
+class Gpu(NamedTuple):
+    """A GPU, as its driver describes it.
 
-    The ABI changed within 0.1.x, so that major and minor have to agree, and an older patch is refused.
+    Attributes:
+        name: of its model; how it is called in reasons.
+        capability: compute capability; None to go by the model.
     """
-    major, minor = major_minor(needed)
-    wanted = f"the bundle needs {major}.{minor}.x from {needed} on"
-    advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
-    if installed is None:
-        return Rejected(f"apache-tvm-ffi is not installed, {wanted}: {advice}")
-    try:
-        found = release(installed)
-    except ValueError:
-        return Rejected(f"apache-tvm-ffi has the unreadable version {installed!r}, {wanted}: {advice}")
-    if major_minor(installed) != (major, minor) or found < release(needed):
-        return Rejected(f"apache-tvm-ffi {installed} is installed, {wanted}: {advice}")
-    return ACCEPTED
+
+    name: str
+    capability: tuple[int, int] | None = None
 
 
-def check_glibc(needed: str, installed: str | None) -> Verdict:
-    """Whether the C library is a glibc at least as new as the one that a bundle was linked for."""
-    if installed is None:
-        return Rejected(f"the C library is not glibc, the bundle needs glibc {needed} or newer")
-    if release(installed) < release(needed):
-        return Rejected(
-            f"glibc {installed} is installed, the bundle needs {needed} or newer: "
-            "build it for an older glibc, or use a newer system"
-        )
-    return ACCEPTED
+class Driver(NamedTuple):
+    """An NVIDIA driver. One of the two is enough.
+
+    Attributes:
+        cuda: newest CUDA version that it supports, as it says itself.
+        release: its own version, such as ``580.159.04``.
+    """
+
+    cuda: tuple[int, int] | None = None
+    release: str | None = None
 
 
-def check_machine(catalog: Catalog, *, machine: str, tvm_ffi: str | None, glibc: str | None) -> Verdict:
-    """Everything that can be told without a GPU; the first refusal."""
-    for verdict in (
-        check_host(catalog.hosts, machine),
-        check_tvm_ffi(catalog.needs.tvm_ffi, tvm_ffi),
-        check_glibc(catalog.needs.glibc, glibc),
-    ):
-        if not verdict:
-            return verdict
-    return ACCEPTED
+class Machine(NamedTuple):
+    """What has to be known of a machine.
+
+    Attributes:
+        host: CPU architecture, as ``uname -m`` names it.
+        libc: the C library, such as ``glibc 2.36`` or ``musl``; None if it is another.
+        tvm_ffi: version of apache-tvm-ffi; None if it is not installed.
+        python: version of Python; None if it is not known, which refuses nothing.
+        torch: version of torch; None if it is not installed, which refuses nothing.
+        torch_cuda: CUDA version that torch was built for; None if it is not known, or for none.
+        driver: None if there is none.
+        gpus: those that a process may use; None if they were not looked for, and are no part of the question.
+    """
+
+    host: str
+    libc: str | None
+    tvm_ffi: str | None
+    python: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] | None = None
 
 
-def check_driver(needs: Needs, target: str, driver_cuda: tuple[int, int]) -> Verdict:
-    """Whether a driver runs the bundle's CUDA runtime and cubins of ``target``.
+class Wanted(NamedTuple):
+    """What is to be used on a machine.
+
+    Attributes:
+        targets: GPU code targets that there are kernels for.
+        hosts: CPU architectures that there are libraries for.
+        needs: lowest versions.
+        name: how it is called in reasons.
+    """
+
+    targets: Sequence[str]
+    hosts: Sequence[str]
+    needs: Needs
+    name: str = "the bundle"
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> Wanted:
+        """A bundle, as its catalog describes it."""
+        return cls(catalog.targets, catalog.hosts, catalog.needs)
+
+
+ANYTHING = Wanted(
+    KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"), "a bundle"
+)
+"""All that this release builds: for a machine to be asked what it could use."""
+
+
+class Reason(NamedTuple):
+    """Why something cannot be used.
+
+    Attributes:
+        about: the fact that is in the way: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``, ``gpus``,
+            or ``gpu`` for that of one of them.
+        problem: what was found and what is needed; a sentence without a full stop.
+        advice: what to do next.
+    """
+
+    about: str
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.advice}"
+
+
+class GpuAnswer(NamedTuple):
+    """What one GPU can be served with.
+
+    Attributes:
+        gpu: which.
+        targets: those that run on it with the machine's driver, best first: exact, family, portable.
+        reasons: why there are none; empty if there are.
+    """
+
+    gpu: Gpu
+    targets: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def target(self) -> str | None:
+        """The target that serves it; None if none does."""
+        return self.targets[0] if self.targets else None
+
+
+class Answer(NamedTuple):
+    """Whether something can be used on a machine.
+
+    Attributes:
+        reasons: what refuses the machine as a whole.
+        gpus: each GPU, in the order of the facts; empty if they are no part of the question.
+    """
+
+    reasons: tuple[Reason, ...]
+    gpus: tuple[GpuAnswer, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nothing refuses the machine, and at least one of its GPUs is served."""
+        return not self.reasons and (not self.gpus or any(gpu.targets for gpu in self.gpus))
+
+    @property
+    def why(self) -> str:
+        """All reasons in one line; empty if there are none."""
+        found = [*self.reasons, *(reason for gpu in self.gpus for reason in gpu.reasons)]
+        return "; ".join(dict.fromkeys(map(str, found)))
+
+
+def decide(machine: Machine, wanted: Wanted) -> Answer:
+    """Whether what is wanted can be used on a machine, on which GPUs, and if not why: every reason.
+
+    Pure: nothing is asked of the machine that this runs on. Versions compare as numbers, and one that cannot
+    be read is a reason.
 
     Args:
-        needs: of the bundle. The CUDA runtime that is linked in runs on any driver of its major version
-            or a newer one (CUDA minor version compatibility).
-        target: GPU code target, such as ``sm_90a``.
-        driver_cuda: CUDA version of the driver.
+        machine: facts about it.
+        wanted: what a bundle has and needs.
     """
-    runtime_major = major_minor(needs.cuda_driver)[0]
-    wanted = max(minimum_cuda(Target.parse(target)), (runtime_major, 0))
-    if driver_cuda >= wanted:
-        return ACCEPTED
-    return Rejected(
-        f"the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}, {target} cubins with CUDA runtime "
-        f"{needs.cuda_driver} need CUDA {wanted[0]}.{wanted[1]} or newer: upgrade the GPU driver"
-    )
+    reasons = [
+        *_host(machine.host, wanted),
+        *_tvm_ffi(machine.tvm_ffi, wanted),
+        *_libc(machine.libc, wanted),
+        *_python(machine.python),
+    ]
+    if machine.gpus is None:
+        return Answer(tuple(reasons), ())
+    cuda = driver_cuda(machine.driver)
+    reasons += _driver(machine, cuda, wanted)
+    # Without a driver, nothing could see a GPU.
+    if not machine.gpus and machine.driver is not None:
+        problem = "there is no GPU that a process may use"
+        reasons.append(Reason("gpus", problem, "see nvidia-smi, and CUDA_VISIBLE_DEVICES"))
+    gpus = tuple(_gpu(gpu, cuda, wanted) for gpu in machine.gpus)
+    return Answer(tuple(reasons), gpus)
 
 
 def runnable_targets(targets: Iterable[str], capability: tuple[int, int]) -> list[str]:
-    """Targets whose cubins run on a GPU of this compute capability: exact, then family, then portable."""
-    parsed = {name: Target.parse(name) for name in targets}
+    """Targets whose cubins run on a GPU of this compute capability: exact, then family, then portable.
+
+    A name that is none of a target that is known here runs nowhere.
+    """
+    parsed = {}
+    for name in targets:
+        with contextlib.suppress(ValueError):
+            parsed[name] = Target.parse(name)
     return sorted(
         (name for name, target in parsed.items() if target.runs_on(capability)),
         key=lambda name: (parsed[name].preference(capability), name),
     )
 
 
-def check_targets(targets: Sequence[str], capability: tuple[int, int], gpu: str) -> Verdict:
-    """Whether any target of a bundle runs on a GPU; ``gpu`` names it in the reason."""
-    if runnable_targets(targets, capability):
-        return ACCEPTED
-    major, minor = capability
-    return Rejected(
-        f"{gpu} has compute capability {major}.{minor}, the bundle has kernels for "
-        f"{', '.join(targets) or 'no target'}: build it with a target such as "
-        f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+def driver_cuda(driver: Driver | None) -> tuple[int, int] | None:
+    """Newest CUDA version that a driver supports, as it says, else by its release; None if neither tells."""
+    if driver is None:
+        return None
+    if driver.cuda is not None:
+        return driver.cuda
+    from cutlass_aot.schema.drivers import cuda_of_driver
+
+    try:
+        return cuda_of_driver(driver.release or "")
+    except ValueError:
+        return None
+
+
+def _host(found: str, wanted: Wanted) -> Iterator[Reason]:
+    if found not in wanted.hosts:
+        hosts = ", ".join(wanted.hosts) or "no host"
+        problem = f"this machine is {found}, {wanted.name} has libraries for {hosts}"
+        advice = f"build it with {found} among its hosts"
+        if found not in HOSTS:
+            advice = f"use a machine of {' or '.join(HOSTS)}"
+        yield Reason("host", problem, advice)
+
+
+def _tvm_ffi(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+    """The ABI changed within 0.1.x, so that major and minor have to agree, and an older patch is refused."""
+    needed = wanted.needs.tvm_ffi
+    major, minor = major_minor(needed)
+    range_ = f"{wanted.name} needs {major}.{minor}.x from {needed} on"
+    advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
+    if found is None:
+        yield Reason("tvm_ffi", f"apache-tvm-ffi is not installed, {range_}", advice)
+        return
+    version = version_of(found)
+    if version is None:
+        yield Reason("tvm_ffi", f"apache-tvm-ffi has the unreadable version {found!r}, {range_}", advice)
+    elif major_minor(found) != (major, minor) or version < release(needed):
+        yield Reason("tvm_ffi", f"apache-tvm-ffi {found} is installed, {range_}", advice)
+
+
+def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+    needed = wanted.needs.glibc
+    name, _, text = (found or "").partition(" ")
+    needs = f"{wanted.name} needs glibc {needed} or newer"
+    if name != GLIBC:
+        problem = "the C library is not glibc" if name != MUSL else "the C library is musl"
+        advice = "use a system with glibc, such as Debian, Ubuntu or Red Hat"
+        yield Reason("libc", f"{problem}, {needs}", advice)
+        return
+    version = version_of(text)
+    if version is None:
+        yield Reason("libc", f"glibc has the unreadable version {text!r}, {needs}", "see ldd --version")
+    elif version < release(needed):
+        yield Reason(
+            "libc",
+            f"glibc {text} is installed, {wanted.name} needs {needed} or newer",
+            "build it for an older glibc, or use a newer system",
+        )
+
+
+def _python(found: str | None) -> Iterator[Reason]:
+    if found is None:
+        return
+    version = version_of(found)
+    if version is None or version < release(MINIMUM_PYTHON):
+        problem = f"Python {found} is installed, cutlass-aot needs {MINIMUM_PYTHON} or newer"
+        yield Reason("python", problem, "use a newer Python")
+
+
+def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> Iterator[Reason]:
+    lowest = major_minor(wanted.needs.cuda_driver)
+    if cuda is not None and cuda >= lowest:
+        return
+    needs = f"{wanted.name} needs one for CUDA {text_of(lowest)} or newer"
+    if machine.driver is None:
+        problem = f"there is no NVIDIA driver, {needs}"
+    elif cuda is not None:
+        problem = f"{_supports(cuda)}, {needs}"
+    else:
+        problem = (
+            f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {needs}"
+        )
+    # Not an upgrade that has to be followed by another.
+    running = [runnable_targets(wanted.targets, c) for c in map(_capability, machine.gpus or ()) if c]
+    enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
+    yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
+
+
+def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Wanted) -> GpuAnswer:
+    capability = _capability(gpu)
+    if capability is None:
+        problem = f"the compute capability of {gpu.name} is not known"
+        return GpuAnswer(gpu, (), (Reason("gpu", problem, "add compute_capability to its facts"),))
+    running = runnable_targets(wanted.targets, capability)
+    if not running:
+        return GpuAnswer(gpu, (), (_no_target(gpu.name, capability, wanted),))
+    # Without a driver the machine is refused as a whole.
+    known = [name for name in running if cuda is None or minimum_cuda(Target.parse(name)) <= cuda]
+    if cuda is None or known:
+        return GpuAnswer(gpu, tuple(known), ())
+    # Enough for one of them is enough.
+    nearest, lowest = _nearest(running)
+    problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
+    lowest = max(lowest, major_minor(wanted.needs.cuda_driver))
+    return GpuAnswer(gpu, (), (Reason("driver", problem, upgrade_to(lowest)),))
+
+
+def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
+    """The first of the targets that ask least of a driver, and the CUDA version that it asks for."""
+    return min(((name, minimum_cuda(Target.parse(name))) for name in targets), key=lambda item: item[1])
+
+
+def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason:
+    problem = (
+        f"{name} has compute capability {text_of(capability)}, {wanted.name} has kernels for "
+        f"{', '.join(wanted.targets) or 'no target'}"
     )
+    buildable = runnable_targets(KNOWN_TARGETS, capability)
+    advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"
+    return Reason("gpu", problem if buildable else f"{problem}, and this release builds none for it", advice)
+
+
+def _capability(gpu: Gpu) -> tuple[int, int] | None:
+    if gpu.capability is not None:
+        return gpu.capability
+    from cutlass_aot.schema.drivers import compute_capability_of
+
+    return compute_capability_of(gpu.name)
+
+
+def _supports(cuda: tuple[int, int]) -> str:
+    return f"the driver supports CUDA {text_of(cuda)}"
+
+
+def upgrade_to(cuda: tuple[int, int], what: str = "upgrade") -> str:
+    """What to do to have a driver for a CUDA version; ``what`` is ``upgrade`` or ``install``."""
+    from cutlass_aot.schema.drivers import first_driver
+
+    first = first_driver(cuda)
+    to = "to" if what == "upgrade" else "release"
+    return f"{what} the GPU driver, {to} {first} or newer" if first else f"{what} the GPU driver"
+
+
+def text_of(version: tuple[int, int]) -> str:
+    """A version as it is written, such as ``12.8``."""
+    return f"{version[0]}.{version[1]}"
+
+
+def version_of(text: str) -> tuple[int, ...] | None:
+    """The numbers of a version; None for text that is none."""
+    try:
+        return release(text)
+    except ValueError:
+        return None

@@ -14,10 +14,12 @@ from typing import Any
 from cutlass_aot import __version__
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime import device, machine
-from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.compatibility import ANYTHING, Machine, decide
+from cutlass_aot.runtime.facts import facts_record, this_machine
 from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.runtime.pins import differing, expected_versions
-from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
+from cutlass_aot.runtime.remarks import remarks
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 
 RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard")
 BUILD_PACKAGES = (
@@ -40,11 +42,12 @@ BUILD_PACKAGES = (
 def collect() -> dict[str, Any]:
     """Facts about this machine; every value is plain data, and what could not be told says why.
 
-    Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``packages`` (``runtime`` and ``build``: name to
-    version or None), ``differing`` (packages of other versions than this release asks for), ``driver``
-    (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``), ``bundles``, ``build``
-    (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run`` (``possible``, ``problems``,
-    ``targets``).
+    Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``libc``, ``packages`` (``runtime`` and ``build``:
+    name to version or None), ``differing`` (packages of other versions than this release asks for),
+    ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
+    ``bundles``, ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
+    (``possible``, ``problems``, ``targets``, ``remarks``), ``facts`` (what compatibility is decided by:
+    :mod:`cutlass_aot.runtime.facts`).
     """
     packages = {
         "runtime": {name: machine.installed_version(name) for name in RUNTIME_PACKAGES},
@@ -52,11 +55,13 @@ def collect() -> dict[str, Any]:
     }
     driver = _driver()
     gpus = _gpus()
+    here = this_machine()
     return {
         "cutlass_aot": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "host": os.uname().machine,
         "glibc": machine.glibc_version(),
+        "libc": here.libc,
         "packages": packages,
         "differing": differing({**packages["runtime"], **packages["build"]}, expected_versions()),
         "driver": driver,
@@ -71,7 +76,8 @@ def collect() -> dict[str, Any]:
             for bundle in installed_bundles()
         ],
         "build": _buildable(packages["build"]),
-        "run": _runnable(packages["runtime"], driver, gpus),
+        "run": _runnable(packages["runtime"], driver, gpus, here),
+        "facts": facts_record(here),
     }
 
 
@@ -116,30 +122,23 @@ def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
 
 
 def _runnable(
-    packages: dict[str, str | None], driver: dict[str, Any], gpus: dict[str, Any]
+    packages: dict[str, str | None], driver: dict[str, Any], gpus: dict[str, Any], here: Machine
 ) -> dict[str, Any]:
-    problems = [
+    """What the rule says of all that this release builds, and packages that any launch needs."""
+    answer = decide(here, ANYTHING)
+    missing = [
         f"{name} is not installed: pip install {name}"
         for name, version in sorted(packages.items())
-        if version is None
+        if version is None and name != "apache-tvm-ffi"
     ]
-    problems += [facts["problem"] for facts in (driver, gpus) if "problem" in facts]
-    if os.uname().machine not in HOSTS:
-        problems.append(f"bundles are built for {', '.join(HOSTS)}, this is {os.uname().machine}")
-    if machine.glibc_version() is None:
-        problems.append("the C library is not glibc")
-    targets: set[str] = set()
-    if "cuda" in driver:
-        cuda = tuple(int(part) for part in driver["cuda"].split("."))
-        for found in gpus.get("devices", ()):
-            major, minor = (int(part) for part in found["compute_capability"].split("."))
-            targets.update(
-                name
-                for name in runnable_targets(KNOWN_TARGETS, (major, minor))
-                if minimum_cuda(Target.parse(name)) <= cuda
-            )
+    # What the driver itself answers says more than that there is none.
+    own = {"driver": driver.get("problem"), "gpus": gpus.get("problem")}
+    reasons = [*answer.reasons, *(reason for gpu in answer.gpus for reason in gpu.reasons)]
+    problems = missing + [own.get(reason.about) or str(reason) for reason in reasons]
+    targets = {target for gpu in answer.gpus for target in gpu.targets}
     return {
-        "possible": not problems and bool(targets),
+        "possible": answer.accepted and not missing,
         "problems": list(dict.fromkeys(problems)),
         "targets": [name for name in KNOWN_TARGETS if name in targets],
+        "remarks": remarks(here) if answer.accepted else [],
     }

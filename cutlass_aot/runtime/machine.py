@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+
+_MAPS = Path("/proc/self/maps")
 
 
 def glibc_version() -> str | None:
@@ -13,6 +17,41 @@ def glibc_version() -> str | None:
         return None
     name, _, version = text.partition(" ")
     return version if name == "glibc" and version else None
+
+
+def c_library() -> str | None:
+    """The C library, such as ``glibc 2.36``, or ``musl``; None if it is another."""
+    version = glibc_version()
+    if version is not None:
+        return f"glibc {version}"
+    return "musl" if _is_musl() else None
+
+
+def _is_musl() -> bool:
+    """Whether this process runs on musl, whose loader is its C library too, and so is mapped."""
+    try:
+        with _MAPS.open(encoding="utf-8", errors="replace") as maps:
+            return any("/ld-musl-" in line or "/libc.musl-" in line for line in maps)
+    except OSError:
+        return False
+
+
+def torch_cuda() -> str | None:
+    """CUDA version that the installed torch was built for, such as ``13.0``; torch is not imported.
+
+    None if it is not installed, was built for none, or does not say.
+    """
+    from importlib import metadata
+
+    try:
+        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
+        with file.open(encoding="utf-8") as source:
+            text = source.read(1 << 16)
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return None
+    # It writes the version as a string, and None without quotes.
+    match = re.search(r"""^cuda\b[^=\n]*=\s*['"](\d+(?:\.\d+)*)['"]""", text, re.MULTILINE)
+    return match and match[1]
 
 
 def installed_version(distribution: str) -> str | None:

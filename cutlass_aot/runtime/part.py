@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ class Part:
         self._libraries: dict[FileReference, Library] = {}
         self._groups: dict[str, Group] = {}
         self._handles: dict[str, tuple[KernelHandle, ...]] = {}
-        self._machine_checked = False
+        self._machine: compatibility.Machine | None = None
         self._runs: set[tuple[int, str, int]] = set()
 
     def __repr__(self) -> str:
@@ -126,17 +127,10 @@ class Part:
         Raises:
             Incompatible: with what was found and what is needed.
         """
-        if self._machine_checked:
-            return
-        verdict = compatibility.check_machine(
-            self.catalog,
-            machine=self._host,
-            tvm_ffi=machine.installed_version("apache-tvm-ffi"),
-            glibc=machine.glibc_version(),
-        )
-        if not verdict:
-            raise self.incompatible(verdict.reason)
-        self._machine_checked = True
+        if self._machine is None:
+            here = self._here()
+            self._decide(here, self.catalog.targets)
+            self._machine = here
 
     def require(self, target: str, ordinal: int) -> None:
         """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
@@ -149,15 +143,32 @@ class Part:
         if seen in self._runs:
             return
         self.check_machine()
-        capability = device.compute_capability(ordinal)
-        for verdict in (
-            compatibility.check_targets((target,), capability, f"GPU {ordinal}"),
-            compatibility.check_driver(self.catalog.needs, target, device.driver_version()),
-        ):
-            if not verdict:
-                raise self.incompatible(verdict.reason)
+        self.require_any((target,), ordinal)
         self._runs.add(seen)
 
-    def incompatible(self, reason: str) -> Incompatible:
-        """The error that says why it cannot be used."""
-        return Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {reason}")
+    def require_any(self, targets: Sequence[str], ordinal: int) -> None:
+        """Refuse a GPU that none of some targets can be used on, with every reason.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        gpu = compatibility.Gpu(f"GPU {ordinal}", device.compute_capability(ordinal))
+        driver = compatibility.Driver(device.driver_version())
+        self._decide(self._here()._replace(gpus=(gpu,), driver=driver), targets)
+
+    def _here(self) -> compatibility.Machine:
+        """This machine, as far as it can be told without a GPU."""
+        if self._machine is not None:
+            return self._machine
+        return compatibility.Machine(
+            host=self._host,
+            libc=machine.c_library(),
+            tvm_ffi=machine.installed_version("apache-tvm-ffi"),
+        )
+
+    def _decide(self, facts: compatibility.Machine, targets: Sequence[str]) -> None:
+        wanted = compatibility.Wanted(targets, self.catalog.hosts, self.catalog.needs)
+        answer = compatibility.decide(facts, wanted)
+        if not answer.accepted:
+            raise Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}")

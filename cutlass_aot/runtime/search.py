@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
-from cutlass_aot.runtime import compatibility, device, lookup
+from cutlass_aot.runtime import device, lookup
 from cutlass_aot.runtime.asked import Asked
 from cutlass_aot.runtime.choice import Choice, best, ordered, prefer
+from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.merged import MergedGroups
@@ -167,10 +168,10 @@ class Search:
             return self.targets, f"any target of the bundle ({', '.join(self.targets)})"
         capability = device.compute_capability(ordinal)
         where = f"GPU {ordinal} with compute capability {capability[0]}.{capability[1]}"
-        verdict = compatibility.check_targets(self.targets, capability, f"GPU {ordinal}")
-        if not verdict:
-            raise self._parts[0].incompatible(verdict.reason)
-        return tuple(compatibility.runnable_targets(self.targets, capability)), where
+        running = runnable_targets(self.targets, capability)
+        if not running:
+            self._parts[0].require_any(self.targets, ordinal)
+        return tuple(running), where
 
 
 def _gpu(ordinal: int) -> tuple[str | None, int | None]:

@@ -57,22 +57,41 @@ class Target(NamedTuple):
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a cubin of this target runs on a GPU of this compute capability."""
-        if self.suffix == "a":
-            return (self.major, self.minor) == capability
+        own = (self.major, self.minor)
+        # Cubins of one Tegra run on that one alone, and no others run on it.
+        # Source: CUDA C++ Programming Guide, "Binary Compatibility".
+        if self.suffix == "a" or not _TEGRA.isdisjoint((own, capability)):
+            return own == capability
         return self.major == capability[0] and self.minor <= capability[1]
+
+    @property
+    def kind(self) -> str:
+        """How far its cubins run: ``architecture-specific``, ``family`` or ``portable``."""
+        return {"a": "architecture-specific", "f": "family", "": "portable"}[self.suffix]
 
     def preference(self, capability: tuple[int, int]) -> tuple[int, int]:
         """Sort key among targets that run: exact, then family, then portable; nearest minor first."""
         return ("af".index(self.suffix) if self.suffix else 2, capability[1] - self.minor)
 
 
+_FIRST_CUDA = (
+    (80, (11, 0)), (86, (11, 1)), (89, (11, 8)), (90, (11, 8)), (100, (12, 8)), (101, (12, 8)),
+    (103, (12, 9)), (110, (13, 0)), (120, (12, 8)), (121, (12, 9)),
+)  # fmt: skip
+"""Compute capability as one number, and the first CUDA version whose driver knows it."""
+
+_FAMILIES_SINCE = (12, 9)
+_TEGRA = frozenset({(8, 7)})
+
+
 def minimum_cuda(target: Target) -> tuple[int, int]:
     """The first CUDA version whose driver runs cubins of ``target``.
 
-    Source: CUDA release notes (Ampere 11.0, Ada and Hopper 11.8, sm_100/sm_120 12.8, sm_103 12.9).
+    Of a target that is not in the table, that of the next older one.
+
+    Source: CUDA release notes (Ampere 11.0 and 11.1, Ada and Hopper 11.8, sm_100 and sm_120 12.8, sm_103,
+    sm_121 and targets of families 12.9, sm_110 13.0).
     """
-    if target.major >= 10:
-        return (12, 9) if target.number == 103 or target.suffix == "f" else (12, 8)
-    if target.number >= 89:
-        return (11, 8)
-    return (11, 1) if target.number == 86 else (11, 0)
+    known = [cuda for number, cuda in _FIRST_CUDA if number <= target.number]
+    first = known[-1] if known else _FIRST_CUDA[0][1]
+    return max(first, _FAMILIES_SINCE) if target.suffix == "f" else first

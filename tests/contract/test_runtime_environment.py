@@ -96,6 +96,14 @@ def test_the_queries_work(environment):
     assert shown["facts"]["registers"] > 0
     assert "good" in run(environment, "cutlass-aot", "verify", bundle).stdout
     (wheel,) = (environment / "wheels").glob("*.whl")
+    answers = []
+    for name in (bundle, wheel, "smoke"):
+        # There is no GPU: the answer is no, with a reason.
+        asked = run(environment, "cutlass-aot", "doctor", name, "--json", check=False)
+        (answer,) = json.loads(asked.stdout)["bundles"]
+        assert (asked.returncode == 0) is answer["accepted"]
+        answers.append({**answer, "where": ""})
+    assert answers[0] == answers[1] == answers[2]
     assert "good" in run(environment, "cutlass-aot", "verify", wheel).stdout
 
 

@@ -91,11 +91,12 @@ def write_bundle(
     libraries: Mapping[str, bytes] | None = None,
     launcher: bytes = FAKE_LIBRARY,
     rankings: Sequence[Ranking] = (),
+    **catalog_fields: Any,
 ) -> Path:
     """Write a bundle, rankings unchecked.
 
     ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads.
-    Groups of one readable name are told apart as the builder does.
+    Groups of one readable name are told apart as the builder does. ``catalog_fields`` go into the catalog.
     """
     groups = named_groups(kernels)
     files, entries = [], []
@@ -128,18 +129,19 @@ def write_bundle(
             )
         )  # fmt: skip
     launchers = {host: put(root, f"lib/{host}/launcher.so.zst", compress(launcher, 3)) for host in hosts}
-    catalog = Catalog(
-        name="small",
-        version="0.1.0",
-        device="h200",
-        targets=tuple(sorted({group.target for group in entries})),
-        hosts=hosts,
-        needs=needs,
-        provenance={"nvidia-cutlass-dsl": "4.8.1"},
-        launchers=launchers,
-        groups=Groups.of(entries),
-        alignment=common_alignment(entries),
-    )
+    fields: dict[str, Any] = {
+        "name": "small",
+        "version": "0.1.0",
+        "device": "h200",
+        "targets": tuple(sorted({group.target for group in entries})),
+        "hosts": hosts,
+        "needs": needs,
+        "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
+        "launchers": launchers,
+        "groups": Groups.of(entries),
+        "alignment": common_alignment(entries),
+    }
+    catalog = Catalog(**{**fields, **catalog_fields})
     files += [*launchers.values(), put(root, CATALOG_NAME, catalog.to_bytes())]
     write_manifest(root, files)
     return root

@@ -242,9 +242,19 @@ def test_a_gpu_without_a_target_is_refused_with_both(bundle: Bundle, gpu: dict[s
 def test_an_older_driver_is_refused(bundle: Bundle, gpu: dict[str, Any]) -> None:
     gpu["driver"] = (11, 8)
     with pytest.raises(
-        Incompatible, match=r"the driver supports CUDA 11\.8.*need CUDA 12\.0 or newer: upgrade"
+        Incompatible,
+        match=r"the driver supports CUDA 11\.8.*CUDA 12\.0 or newer: upgrade the GPU driver, to 525",
     ):
         bundle.find(*operands(device=0))
+
+
+def test_every_reason_is_said(bundle: Bundle, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.update(driver=(11, 8), capability=(8, 0))
+    monkeypatch.setattr(machine, "glibc_version", lambda: "2.17")
+    with pytest.raises(Incompatible) as caught:
+        cutlass_aot.open(bundle.path, check=False).find(*operands(device=0))
+    for piece in ("glibc 2.17", "the driver supports CUDA 11.8", "GPU 0 has compute capability 8.0"):
+        assert piece in str(caught.value)
 
 
 def test_a_device_that_is_not_there(bundle: Bundle, gpu: dict[str, Any]) -> None:

@@ -143,7 +143,9 @@ def test_a_driver_that_lacks_a_function(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "installed_version", lambda name: "1.0")
+    versions = {"apache-tvm-ffi": "0.1.15", "torch": "2.11.0+cu130"}
+    monkeypatch.setattr(machine, "installed_version", lambda name: versions.get(name, "1.0"))
+    monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
     report = doctor.collect()
     assert report["driver"]["cuda"] == "12.9"
     assert report["gpus"]["devices"] == [
@@ -155,6 +157,8 @@ def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.
             "memory_bytes": 141 << 30,
         }
     ]
+    remark = report["run"].pop("remarks")
+    assert "torch 2.11.0+cu130 is built for CUDA 13.0 and finds no GPU" in remark[0]
     assert report["run"] == {"possible": True, "problems": [], "targets": ["sm_90a"]}
     assert report["build"]["possible"]
 
@@ -169,7 +173,11 @@ def test_doctor_on_a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert not report["build"]["possible"]
     assert report["build"]["missing"] == list(doctor.BUILD_PACKAGES)
     assert not report["run"]["possible"]
-    assert "apache-tvm-ffi is not installed: pip install apache-tvm-ffi" in report["run"]["problems"]
+    problems = report["run"]["problems"]
+    assert "msgpack is not installed: pip install msgpack" in problems
+    assert any(
+        problem.startswith("apache-tvm-ffi is not installed, a bundle needs 0.1.x") for problem in problems
+    )
     assert "there is no NVIDIA driver on this machine" in report["run"]["problems"]
     assert json.loads(json.dumps(report)) == report
 
@@ -179,6 +187,14 @@ def test_doctor_names_an_older_driver_by_what_it_runs(
 ) -> None:
     driver.version = 11040
     assert doctor.collect()["run"]["targets"] == []
+
+
+def test_doctor_asks_the_rule_that_a_bundle_asks(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "glibc_version", lambda: "2.17")
+    run = doctor.collect()["run"]
+    assert not run["possible"]
+    assert run["targets"] == ["sm_90a"]
+    assert any(text.startswith("glibc 2.17 is installed, a bundle needs 2.28") for text in run["problems"])
 
 
 def test_doctor_here() -> None:

@@ -22,6 +22,11 @@ RUNS = {
     ("sm_120a", (12, 0)): True,
     ("sm_120a", (12, 1)): False,
     ("sm_100f", (12, 0)): False,
+    # Tegra runs cubins for itself alone, and no other GPU runs those.
+    ("sm_80", (8, 7)): False,
+    ("sm_86", (8, 7)): False,
+    ("sm_87", (8, 7)): True,
+    ("sm_87", (8, 9)): False,
 }
 
 
@@ -50,10 +55,19 @@ def test_other_text_is_no_target(name):
         Target.parse(name)
 
 
+def test_targets_say_how_far_they_run():
+    kinds = {name: Target.parse(name).kind for name in ("sm_103a", "sm_100f", "sm_80")}
+    assert kinds == {"sm_103a": "architecture-specific", "sm_100f": "family", "sm_80": "portable"}
+
+
 def test_newer_targets_need_newer_drivers():
     assert minimum_cuda(Target.parse("sm_100a")) == (12, 8)
     assert minimum_cuda(Target.parse("sm_103a")) == (12, 9)
     assert minimum_cuda(Target.parse("sm_100f")) == (12, 9)
+    assert minimum_cuda(Target.parse("sm_110a")) == (13, 0)
+    # Of one that is not in the table, the next older one's.
+    assert minimum_cuda(Target.parse("sm_88")) == minimum_cuda(Target.parse("sm_86"))
+    assert minimum_cuda(Target.parse("sm_75")) == (11, 0)
 
 
 def test_versions_compare_as_numbers():

@@ -1,0 +1,129 @@
+"""NVIDIA's drivers and GPUs: which release supports which CUDA, which model has which compute capability.
+
+Data, with where each figure comes from. What is not in here is not known; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cutlass_aot.schema.versions import release as parts_of
+
+FIRST_DRIVERS: Mapping[tuple[int, int], str] = MappingProxyType(
+    {
+        (11, 0): "450.51.05",
+        (11, 1): "455.23",
+        (11, 2): "460.27.03",
+        (11, 3): "465.19.01",
+        (11, 4): "470.42.01",
+        (11, 5): "495.29.05",
+        (11, 6): "510.39.01",
+        (11, 7): "515.43.04",
+        (11, 8): "520.61.05",
+        (12, 0): "525.60.13",
+        (12, 1): "530.30.02",
+        (12, 2): "535.54.03",
+        (12, 3): "545.23.06",
+        (12, 4): "550.54.14",
+        (12, 5): "555.42.02",
+        (12, 6): "560.28.03",
+        (12, 8): "570.26",
+        (12, 9): "575.51.03",
+        (13, 0): "580.65.06",
+        (13, 1): "590.44.01",
+        (13, 2): "595.45.04",
+        (13, 3): "610.43.02",
+    }
+)
+"""CUDA version to the first Linux driver that supports it, oldest first.
+
+Source: CUDA Toolkit release notes (docs.nvidia.com/cuda/cuda-toolkit-release-notes), table "CUDA Toolkit and
+Corresponding Driver Versions", the row of each version's first general release; up to 13.1 the notes of 13.1,
+of 13.2 and 13.3 their own. There was no toolkit 12.7, and drivers for CUDA 10 run nothing that is built here.
+"""
+
+COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "A10": (8, 6),
+        "A100": (8, 0),
+        "A10G": (8, 6),
+        "A16": (8, 6),
+        "A2": (8, 6),
+        "A30": (8, 0),
+        "A40": (8, 6),
+        "A800": (8, 0),
+        "B200": (10, 0),
+        "B300": (10, 3),
+        "GB10": (12, 1),
+        "GB200": (10, 0),
+        "GB300": (10, 3),
+        "GH200": (9, 0),
+        "H100": (9, 0),
+        "H20": (9, 0),
+        "H200": (9, 0),
+        "H800": (9, 0),
+        "L20": (8, 9),
+        "L4": (8, 9),
+        "L40": (8, 9),
+        "L40S": (8, 9),
+        "Orin": (8, 7),
+        "RTX 3090": (8, 6),
+        "RTX 4090": (8, 9),
+        "RTX 5070": (12, 0),
+        "RTX 5080": (12, 0),
+        "RTX 5090": (12, 0),
+        "RTX 6000 Ada": (8, 9),
+        "RTX A6000": (8, 6),
+        "RTX PRO 4500 Blackwell": (12, 0),
+        "RTX PRO 5000 Blackwell": (12, 0),
+        "RTX PRO 6000 Blackwell": (12, 0),
+        "T4": (7, 5),
+        "Thor": (11, 0),
+        "V100": (7, 0),
+    }
+)
+"""Words in the name that a driver gives a GPU, and the compute capability of that model.
+
+Source: NVIDIA's list "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus); Thor as CUDA 13.0 names
+it, which was 10.1 before.
+"""
+
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def cuda_of_driver(release: str) -> tuple[int, int] | None:
+    """The newest CUDA version of :data:`FIRST_DRIVERS` that a driver supports; None if it is older than all.
+
+    A driver supports every CUDA version up to its own, so that a release between two rows has the older one.
+
+    Args:
+        release: of a Linux driver, such as ``580.159.04``.
+
+    Raises:
+        ValueError: if the text does not begin with a number.
+    """
+    found = parts_of(release)
+    supported = [cuda for cuda, first in FIRST_DRIVERS.items() if parts_of(first) <= found]
+    return max(supported, default=None)
+
+
+def first_driver(cuda: tuple[int, int]) -> str | None:
+    """The first driver that supports a CUDA version or a newer one; None for what is newer than the table."""
+    return next((first for version, first in FIRST_DRIVERS.items() if version >= cuda), None)
+
+
+def compute_capability_of(model: str) -> tuple[int, int] | None:
+    """Compute capability of a model of GPU by its name, such as ``NVIDIA H200``; None if it is not known.
+
+    Whole words count, in any case: ``NVIDIA A100-SXM4-80GB`` is an A100, and no A10.
+    """
+    words = _WORD.findall(model.lower())
+    matching = [
+        (len(parts), capability)
+        for key, capability in COMPUTE_CAPABILITIES.items()
+        if (parts := key.lower().split())
+        and any(words[at : at + len(parts)] == parts for at in range(len(words) - len(parts) + 1))
+    ]
+    return max(matching, default=(0, None), key=lambda item: item[0])[1]
