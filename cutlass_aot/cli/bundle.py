@@ -15,6 +15,29 @@ def command() -> None:
     """Work with whole bundles."""
 
 
+@command.command("unpack")
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="NAME",
+    help="This kernel alone, by name or the beginning of its name or digest; repeatable.",
+)
+def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
+    """Unpack BUNDLE into the new directory OUTPUT: plain libraries and GPU code, for programs without Python.
+
+    index.json there says what is where; examples/cpp shows how it is loaded. What is taken is verified.
+    """
+    from cutlass_aot.bundle.unpack import unpack_bundle
+
+    index = unpack_bundle(bundle, output, kernels)
+    libraries = {path for item in index for path in item["libraries"].values()}
+    click.echo(f"{output}: {plural(len(index), 'kernel')}, {plural(len(libraries), 'library')}")
+    return 0
+
+
 @command.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option

@@ -1,8 +1,8 @@
 // Launch a prebuilt GEMM from C++: no DSL, no Python, no torch, and no CUDA toolkit to build it with.
 //
-//     launch_gemm LIBRARY SYMBOL M N K [--layout tnt|ttt] [--explain-error]
+//     launch_gemm LIBRARY CODE SYMBOL M N K [--layout tnt|ttt] [--explain-error]
 //
-// LIBRARY is a shared library of a bundle, SYMBOL a kernel's name in it (`cutlass-aot show BUNDLE KERNEL --json` has both).
+// LIBRARY has the host code of a kernel, CODE its GPU code, SYMBOL is its name (`cutlass-aot bundle unpack` writes all of them).
 // The kernel computes out[m, n] = a[m, k] * b[k, n] in bf16. The program fills the operands, launches on a stream of its own,
 // compares the result with one computed here, and measures the time of a launch. With --explain-error it launches nothing:
 // it calls the kernel with operands that it has to refuse, and prints what it says.
@@ -19,6 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -38,6 +40,13 @@ void* OpenLibrary(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
   return library;
+}
+
+std::vector<char> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file || bytes.empty()) throw std::runtime_error(path + ": cannot be read, or is empty");
+  return bytes;
 }
 
 void* FindSymbol(void* library, const std::string& name) {
@@ -210,8 +219,12 @@ std::string RaisedError() {
 
 class Kernel {
  public:
-  Kernel(const std::string& library, const std::string& symbol) {
-    address_ = FindSymbol(OpenLibrary(library), "__tvm_ffi_" + symbol);
+  Kernel(const std::string& library, const std::string& code, const std::string& symbol) : code_(ReadFile(code)) {
+    void* opened = OpenLibrary(library);
+    address_ = FindSymbol(opened, "__tvm_ffi_" + symbol);
+    // The GPU code is wanted by the first launch on each GPU, and stays where it is until then.
+    auto* slot = static_cast<CodeSlot*>(FindSymbol(opened, "cutlass_aot_code_" + symbol));
+    *slot = {code_.data(), code_.size()};
   }
 
   // Queues the kernel on the stream that was set with TVMFFIEnvSetStream. "", or the error.
@@ -228,13 +241,20 @@ class Kernel {
   }
 
  private:
+  struct CodeSlot {
+    const char* data;
+    uint64_t size;
+  };
+
   void* address_;
+  std::vector<char> code_;
 };
 
 // ---- what the program does --------------------------------------------------------------------------------------------------
 
 struct Request {
   std::string library;
+  std::string code;
   std::string symbol;
   int64_t m = 0;
   int64_t n = 0;
@@ -266,7 +286,7 @@ double LargestError(const Request& request, const Operand& a, const std::vector<
 }
 
 int Run(const Request& request) {
-  const Kernel kernel(request.library, request.symbol);
+  const Kernel kernel(request.library, request.code, request.symbol);
   const Driver driver;
   const int64_t m = request.m, n = request.n, k = request.k;
   auto memory = [&](int64_t rows, int64_t columns) {
@@ -309,7 +329,7 @@ int Run(const Request& request) {
 // Calls with operands that the kernel has to refuse. No GPU is needed: the arguments are checked before anything else, and
 // addresses are not followed.
 int ExplainErrors(const Request& request) {
-  const Kernel kernel(request.library, request.symbol);
+  const Kernel kernel(request.library, request.code, request.symbol);
   alignas(256) static char memory[256];
   Operand a(memory, request.m, request.k, true);
   Operand b(memory, request.k, request.n, request.b_row_major);
@@ -360,13 +380,14 @@ Request Parse(int count, char** words) {
       places.push_back(words[index]);
     }
   }
-  if (places.size() != 5)
-    throw std::invalid_argument("usage: launch_gemm LIBRARY SYMBOL M N K [--layout tnt|ttt] [--explain-error]");
+  if (places.size() != 6)
+    throw std::invalid_argument("usage: launch_gemm LIBRARY CODE SYMBOL M N K [--layout tnt|ttt] [--explain-error]");
   request.library = places[0];
-  request.symbol = places[1];
-  request.m = Extent(places[2]);
-  request.n = Extent(places[3]);
-  request.k = Extent(places[4]);
+  request.code = places[1];
+  request.symbol = places[2];
+  request.m = Extent(places[3]);
+  request.n = Extent(places[4]);
+  request.k = Extent(places[5]);
   return request;
 }
 

@@ -56,12 +56,14 @@ def program(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def kernel():
-    """Library and symbol of a kernel of the smoke bundle."""
+def kernel(tmp_path_factory):
+    """Library, GPU code and symbol of a kernel of the smoke bundle."""
     good("cutlass-aot", "build", "manifests/smoke.toml")
     bundle = REPOSITORY / "build" / "bundles" / "smoke"
-    record = json.loads(good("cutlass-aot", "show", bundle, KERNEL, "--json"))
-    return bundle / record["libraries"]["x86_64"]["path"], record["symbol"]
+    unpacked = tmp_path_factory.mktemp("example") / "unpacked"
+    good("cutlass-aot", "bundle", "unpack", bundle, unpacked, "--kernel", KERNEL)
+    (record,) = json.loads((unpacked / "index.json").read_text())
+    return unpacked / record["libraries"]["x86_64"], unpacked / record["code"], record["symbol"]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_without_a_driver_it_says_so(program, kernel):
 )
 def test_what_it_does_with_a_gpu(program, pretended, size, layout):
     folder = str(pretended.parent)
-    output = good(program, pretended, "host_gemm", *size, "--layout", layout, LD_LIBRARY_PATH=folder)
+    output = good(program, pretended, EXAMPLE / "Makefile", "host_gemm", *size, "--layout", layout, LD_LIBRARY_PATH=folder)
     correct, rate = output.splitlines()
     assert re.fullmatch(r"correct: largest error [\d.]+e[+-]\d+, bound 7.8e-03", correct)
     # The pretended clock says 1 ms for 50 launches.
@@ -110,7 +112,7 @@ def test_what_it_does_with_a_gpu(program, pretended, size, layout):
 
 def test_a_wrong_result_and_a_failing_driver_are_errors(program, pretended):
     folder = str(pretended.parent)
-    command = (program, pretended, "host_gemm", 64, 64, 64)
+    command = (program, pretended, EXAMPLE / "Makefile", "host_gemm", 64, 64, 64)
     result = run(*command, LD_LIBRARY_PATH=folder, HOST_GEMM_WRONG="1")
     assert (result.returncode, result.stdout) == (1, "")
     assert "wrong result: error nan" in result.stderr
@@ -122,14 +124,15 @@ def test_a_wrong_result_and_a_failing_driver_are_errors(program, pretended):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("missing.so", "s", "8", "8", "8"), 1, "missing.so: cannot open shared object file"),
-        (("libc.so.6", "s", "8", "8", "8"), 1, "undefined symbol: __tvm_ffi_s"),
-        (("libc.so.6", "s", "8", "8", "0"), 2, "expected an extent of at least 1, got 0"),
-        (("libc.so.6", "s", "8", "8", "8x"), 2, "expected an extent of at least 1, got 8x"),
-        (("libc.so.6", "s", "8", "8", "9999999999"), 2, "got 9999999999"),
-        (("libc.so.6", "s", "8", "8"), 2, "usage: launch_gemm LIBRARY SYMBOL M N K"),
-        (("libc.so.6", "s", "8", "8", "8", "--layout", "nnn"), 2, "expected --layout tnt or ttt, got 'nnn'"),
-        (("libc.so.6", "s", "8", "8", "8", "--fast"), 2, "unknown option --fast"),
+        (("missing.so", "Makefile", "s", "8", "8", "8"), 1, "missing.so: cannot open shared object file"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "8"), 1, "undefined symbol: __tvm_ffi_s"),
+        (("libc.so.6", "absent", "s", "8", "8", "8"), 1, "absent: cannot be read"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "0"), 2, "expected an extent of at least 1, got 0"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "8x"), 2, "expected an extent of at least 1, got 8x"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "9999999999"), 2, "got 9999999999"),
+        (("libc.so.6", "Makefile", "s", "8", "8"), 2, "usage: launch_gemm LIBRARY CODE SYMBOL M N K"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "8", "--layout", "nnn"), 2, "expected --layout tnt or ttt, got 'nnn'"),
+        (("libc.so.6", "Makefile", "s", "8", "8", "8", "--fast"), 2, "unknown option --fast"),
     ],
 )
 def test_wrong_use(program, arguments, code, message):
