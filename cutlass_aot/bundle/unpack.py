@@ -6,8 +6,9 @@
     code/<symbol>.fatbin    GPU code of each kernel
     index.json              what is where
 
-A program maps the library, writes address and size of the GPU code into the slot ``cutlass_aot_code_<symbol>``, and calls
-``__tvm_ffi_<symbol>``. Nothing in the files says that they are what the bundle had: whoever needs that verifies the bundle.
+A program maps the library, writes address and size of the GPU code into the slot
+``cutlass_aot_code_<symbol>``, and calls ``__tvm_ffi_<symbol>``. Nothing in the files says that they are what
+the bundle had: whoever needs that verifies the bundle.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
         kernels: names, or beginnings of names or digests; none for all.
 
     Returns:
-        What ``index.json`` holds: of each kernel ``name``, ``symbol``, ``target``, ``code`` and ``libraries``, host
-        to path; paths are relative to ``output``.
+        What ``index.json`` holds: of each kernel ``name``, ``symbol``, ``target``, ``code`` and
+        ``libraries``, host to path; paths are relative to ``output``.
 
     Raises:
         BundleError: if there is no bundle, no such kernel, something is at ``output``, or the disk refuses.
@@ -55,7 +56,8 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
         raise BundleError(f"cannot unpack to {output}: {error.strerror or error}") from None
     try:
         index = _unpack(bundle, sorted(handles, key=lambda handle: handle.name), folder)
-        (folder / "index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        text = json.dumps(index, indent=1, sort_keys=True) + "\n"
+        (folder / "index.json").write_text(text, encoding="utf-8")
         folder.chmod(0o755)
         folder.rename(output)
     except OSError as error:
@@ -74,7 +76,7 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
             codes[packed] = decompressed(read_file(root, packed), MAX_FILE_BYTES)
         data = codes[packed][entry.code.offset : entry.code.offset + entry.code.size]
         if digest(data) != entry.code.sha256:
-            raise CorruptFile(f"{root / packed.path} does not hold the GPU code of {handle.name}: build it again")
+            raise CorruptFile(f"{root / packed.path} lacks the GPU code of {handle.name}: build it again")
         code = Path("code", f"{entry.kernel.symbol}.fatbin")
         _write(folder / code, data)
         libraries = {

@@ -142,6 +142,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ("driver", [_driver(facts["driver"])]),
         ("GPUs", ["none"] if facts["gpus"] == facts["driver"] else _gpus(facts["gpus"])),
         ("installed bundles", _bundles(facts["bundles"])),
+        ("unpacked GPU code", [_unpacked(facts["unpacked"])]),
     ]
     build, run = facts["build"], facts["run"]
     if build["possible"]:
@@ -206,6 +207,13 @@ def _gpus(gpus: dict[str, Any]) -> list[str]:
         f"{gpu['sm_count']} multiprocessors, {size(gpu['memory_bytes'])}"
         for gpu in gpus["devices"]
     ]
+
+
+def _unpacked(unpacked: dict[str, Any]) -> str:
+    if unpacked["problem"]:
+        return f"in memory, each process its own: {unpacked['problem']}"
+    held, limit = size(unpacked["held_bytes"]), size(unpacked["limit_bytes"])
+    return f"in {unpacked['directory']}: {held} of at most {limit}"
 
 
 def _bundles(bundles: list[dict[str, Any]]) -> list[str]:

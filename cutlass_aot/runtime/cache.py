@@ -74,6 +74,41 @@ def limit() -> int:
     return int(text) if text.isdecimal() else DEFAULT_LIMIT
 
 
+class State(NamedTuple):
+    """What the shared directory is like.
+
+    Attributes:
+        directory: where it is; None if there is none.
+        held: bytes of unpacked files in it.
+        limit: most bytes that it is to hold.
+        problem: why nothing can be kept there; ``""`` if it can.
+    """
+
+    directory: Path | None
+    held: int
+    limit: int
+    problem: str
+
+
+def state() -> State:
+    """Look at the shared directory; nothing is made."""
+    folder = directory()
+    if folder is None:
+        variable = os.environ.get(DIRECTORY_VARIABLE)
+        return State(
+            None, 0, limit(), f"{DIRECTORY_VARIABLE} is empty" if variable == "" else "there is no home"
+        )
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    problem = ""
+    if not existing.is_dir():
+        problem = f"{existing} is no directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        problem = f"{existing} cannot be written"
+    return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
+
+
 def cached(name: str, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
     """Open an unpacked file, made now if it is not there. None where it cannot be kept: says why, once.
 
@@ -200,16 +235,12 @@ def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cach
 
 def _make_room(folder: Path, size: int) -> None:
     """Remove what was used longest ago, and what killed processes left, until ``size`` bytes more fit."""
-    files: list[tuple[float, int, str]] = []
     now = time.time()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if entry.name.startswith(".new-") and now - status.st_mtime > _STALE_SECONDS:
-                    Path(entry.path).unlink()
-                elif _NAME.fullmatch(entry.name):
-                    files.append((status.st_mtime, status.st_size, entry.path))
+    for left in folder.glob(".new-*"):
+        with suppress(OSError):
+            if now - left.lstat().st_mtime > _STALE_SECONDS:
+                left.unlink()
+    files = _files(folder)
     excess = sum(item[1] for item in files) + size - limit()
     for _, taken, name in sorted(files):
         if excess <= 0:
@@ -218,6 +249,18 @@ def _make_room(folder: Path, size: int) -> None:
         with suppress(OSError):
             Path(name).unlink()
             excess -= taken
+
+
+def _files(folder: Path) -> list[tuple[float, int, str]]:
+    """Time of last use, size and path of every unpacked file."""
+    files = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if _NAME.fullmatch(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    files.append((status.st_mtime, status.st_size, entry.path))
+    return files
 
 
 def _tell(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cutlass_aot import __version__
 from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.runtime import device, machine
+from cutlass_aot.runtime import cache, device, machine
 from cutlass_aot.runtime.compatibility import ANYTHING, Machine, decide
 from cutlass_aot.runtime.facts import facts_record, this_machine
 from cutlass_aot.runtime.installed import installed_bundles
@@ -45,7 +45,8 @@ def collect() -> dict[str, Any]:
     Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``libc``, ``packages`` (``runtime`` and ``build``:
     name to version or None), ``differing`` (packages of other versions than this release asks for),
     ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
-    ``bundles``, ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
+    ``bundles``, ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked GPU
+    code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
     (``possible``, ``problems``, ``targets``, ``remarks``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.runtime.facts`).
     """
@@ -75,9 +76,20 @@ def collect() -> dict[str, Any]:
             }
             for bundle in installed_bundles()
         ],
+        "unpacked": _unpacked(),
         "build": _buildable(packages["build"]),
         "run": _runnable(packages["runtime"], driver, gpus, here),
         "facts": facts_record(here),
+    }
+
+
+def _unpacked() -> dict[str, Any]:
+    found = cache.state()
+    return {
+        "directory": str(found.directory) if found.directory else None,
+        "held_bytes": found.held,
+        "limit_bytes": found.limit,
+        "problem": found.problem,
     }
 
 

@@ -6,7 +6,6 @@ memory.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import BinaryIO
 

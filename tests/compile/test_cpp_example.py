@@ -103,7 +103,16 @@ def test_without_a_driver_it_says_so(program, kernel):
 )
 def test_what_it_does_with_a_gpu(program, pretended, size, layout):
     folder = str(pretended.parent)
-    output = good(program, pretended, EXAMPLE / "Makefile", "host_gemm", *size, "--layout", layout, LD_LIBRARY_PATH=folder)
+    output = good(
+        program,
+        pretended,
+        EXAMPLE / "Makefile",
+        "host_gemm",
+        *size,
+        "--layout",
+        layout,
+        LD_LIBRARY_PATH=folder,
+    )
     correct, rate = output.splitlines()
     assert re.fullmatch(r"correct: largest error [\d.]+e[+-]\d+, bound 7.8e-03", correct)
     # The pretended clock says 1 ms for 50 launches.
@@ -131,7 +140,11 @@ def test_a_wrong_result_and_a_failing_driver_are_errors(program, pretended):
         (("libc.so.6", "Makefile", "s", "8", "8", "8x"), 2, "expected an extent of at least 1, got 8x"),
         (("libc.so.6", "Makefile", "s", "8", "8", "9999999999"), 2, "got 9999999999"),
         (("libc.so.6", "Makefile", "s", "8", "8"), 2, "usage: launch_gemm LIBRARY CODE SYMBOL M N K"),
-        (("libc.so.6", "Makefile", "s", "8", "8", "8", "--layout", "nnn"), 2, "expected --layout tnt or ttt, got 'nnn'"),
+        (
+            ("libc.so.6", "Makefile", "s", "8", "8", "8", "--layout", "nnn"),
+            2,
+            "expected --layout tnt or ttt, got 'nnn'",
+        ),
         (("libc.so.6", "Makefile", "s", "8", "8", "8", "--fast"), 2, "unknown option --fast"),
     ],
 )

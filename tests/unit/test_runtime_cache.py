@@ -1,4 +1,4 @@
-"""Unpacked GPU code: shared by processes, verified before it is given out, in memory where it cannot be kept."""
+"""Unpacked GPU code: shared by processes, verified before it is given out; in memory if it must be."""
 
 from __future__ import annotations
 
@@ -378,3 +378,17 @@ def test_on_a_disk_that_is_full_or_read_only_it_still_runs(
         monkeypatch.setattr(cache, "_told", set())
         assert code().read(SPANS[6]) == PARTS[6]
         assert "Read-only file system" in caplog.text
+
+
+def test_the_state_says_where_and_why_not(
+    code: Callable[[], Code], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache.state() == cache.State(folder, 0, cache.DEFAULT_LIMIT, "")
+    assert not folder.exists()
+    code().read(SPANS[0])
+    assert cache.state().held == sum(map(len, PARTS))
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path / "file" / "below"))
+    assert cache.state().problem == f"{tmp_path / 'file'} is no directory"
+    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, "")
+    assert cache.state() == cache.State(None, 0, cache.DEFAULT_LIMIT, "CUTLASS_AOT_CACHE is empty")
