@@ -423,6 +423,8 @@ static const void *code_of(const struct code *slot) {
 
 /* ---- the rest: each does what the CUDA runtime's function of its name does ---- */
 
+/* Without a context it is NO_DEVICE, no launch's device: so the object sets the launch's, and afterwards this one again,
+ * which takes the context away. */
 int _cudaGetDevice(int *device) {
   struct launch *launch = &here;
   int error = current_device(device);
