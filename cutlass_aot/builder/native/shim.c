@@ -403,8 +403,8 @@ void cuda_dialect_unload_library_once(void **state) {
 static const void *code_of(const struct code *slot) {
   const struct fat_binary *code = __atomic_load_n(&slot->data, __ATOMIC_ACQUIRE);
   uint64_t size = slot->size;
-  if (code && (uintptr_t)code % 8 == 0 && size >= sizeof *code && code->magic == FAT_BINARY_MAGIC && code->header_size <= size &&
-      code->size <= size - code->header_size)
+  if (code && (uintptr_t)code % 8 == 0 && size >= sizeof *code && code->magic == FAT_BINARY_MAGIC &&
+      code->header_size <= size && code->size <= size - code->header_size)
     return code;
   Dl_info found;
   const char *name = dladdr((void *)slot, &found) && found.dli_sname ? found.dli_sname : "cutlass_aot_code_...";
