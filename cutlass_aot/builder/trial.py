@@ -15,11 +15,11 @@ from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.pipeline import build_kernels
 from cutlass_aot.builder.recipe import Recipe
 from cutlass_aot.builder.settings import Settings
+from cutlass_aot.bundle.unpack import unpack_bundle
 from cutlass_aot.errors import CompileError, CutlassAotError, LinkError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.simt_f64_gemm import SimtF64Gemm
-from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS
 
@@ -136,12 +136,12 @@ def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
 
 def _load(bundle: Path, kernel: Kernel) -> float:
     """Seconds it takes to map the library of a kernel and find its function."""
-    library = next(
-        path for path in sorted(read_manifest(bundle)) if Path(path).name.startswith(kernel.target)
-    )
+    plain = bundle.with_name("plain")
+    (unpacked,) = unpack_bundle(bundle, plain)
+    library = plain / unpacked["libraries"][os.uname().machine]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _LOAD, str(bundle / library), kernel.symbol],
+            [sys.executable, "-c", _LOAD, str(library), kernel.symbol],
             capture_output=True,
             text=True,
             errors="replace",

@@ -96,10 +96,14 @@ class Library:
             return
         slot = (ctypes.c_uint64 * 2).from_address(self.raw_address(CODE_PREFIX + symbol))
         data = code()
-        # Two threads may both come here: then one of two equal copies stays.
-        held = mapping.codes.setdefault(symbol, ctypes.create_string_buffer(data, len(data)))
-        slot[1] = len(held)
-        slot[0] = ctypes.addressof(held)
+        with mapping.lock:
+            # Two threads may both come here: the first one's copy stays. A third launches as soon as it sees
+            # that the symbol has its code, so the slot comes first.
+            if symbol not in mapping.codes:
+                held = ctypes.create_string_buffer(data, len(data))
+                slot[1] = len(held)
+                slot[0] = ctypes.addressof(held)
+                mapping.codes[symbol] = held
 
     def raw_address(self, name: str) -> int:
         """The address of what the library exports under a name, in this process.

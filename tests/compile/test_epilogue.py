@@ -139,7 +139,7 @@ def operands_of(handle, **shapes):
 
 def function_of(handle):
     """The compiled function itself, without the checks that Python makes before it."""
-    return handle._group._library.function(handle.kernel.symbol)
+    return handle._group._libraries[handle.entry.library].function(handle.kernel.symbol)
 
 
 def test_each_runs_on_the_tensor_cores_without_spilling(bundle, root):

@@ -82,7 +82,7 @@ def aligned(shape, dtype, alignment=16):
 
 def compiled_function(handle):
     """The function itself, without the checks that Python makes before it."""
-    return handle._group._library.function(handle.kernel.symbol)
+    return handle._group._libraries[handle.entry.library].function(handle.kernel.symbol)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -23,7 +23,7 @@ from cutlass_aot.generators.cutlass_operators.operands import BLOCK_SCALED, FAMI
 from cutlass_aot.runtime.operands import describe_operand, to_ffi
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.operands import supports
-from tests.compile.test_build import blobs, command
+from tests.compile.test_build import blobs, command, is_object
 from tests.compile.test_families import aligned, compiled_function
 from tests.unit.bundles import ClaimsCuda
 
@@ -236,7 +236,7 @@ def test_every_kernel_has_the_instructions_that_its_record_calls_for(bundle, sto
     handles = {handle.kernel.symbol.encode(): handle for handle in bundle.kernels()}
     checked = set()
     for _, data in blobs(store / "store"):
-        if data[16:18] == b"\1\0":  # a relocatable object, not a library
+        if is_object(data):
             (symbol,) = [symbol for symbol in handles if symbol in data]
             audit_instructions(handles[symbol].kernel, disassemble(data))
             checked.add(symbol)

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.builder.audit import inspect_object
+from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
@@ -69,7 +70,7 @@ def compile_all(
     run_self("compile", folder, {"CUTE_DSL_ARCH": arch})
     records = decode((folder / "kernels").read_bytes(), "kernels")
     kernels = [Kernel.from_record(record) for record in records]
-    return [Compiled(kernel, folder / f"{kernel.symbol}.o") for kernel in kernels]
+    return [Compiled(kernel, folder / f"{kernel.symbol}.object") for kernel in kernels]
 
 
 def run_self(mode: str, folder: Path, environment: dict[str, str]) -> None:
@@ -93,11 +94,12 @@ def _compile_main(folder: Path) -> None:
         found = list(generator.enumerate(problem, request["target"], device))
         kernels += found[: request["limit"]]
     for kernel in kernels:
+        text = folder / f"{kernel.symbol}.ll"
         generator.compile(kernel).export_to_c(
-            str(folder / f"{kernel.symbol}.o"),
-            function_name=kernel.symbol,
-            export_only_tvm_ffi_symbols=True,
+            str(text), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True
         )
+        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), kernel.symbol)
+        (folder / f"{kernel.symbol}.object").write_bytes(item.to_bytes())
     (folder / "kernels").write_bytes(encode([kernel.to_record() for kernel in kernels]))
 
 
@@ -354,8 +356,13 @@ def call_all(
     folder: Path, compiled: Sequence[Compiled], cases: Sequence[Sequence[Sequence[OperandDescription]]]
 ) -> list[list[tuple[str, str]]]:
     """What each kernel's compiled function did with each of its cases: name of the error, and its text."""
-    objects = [(item.kernel.symbol, item.object_path) for item in compiled]
-    LinkToolchain.detect("x86_64").link(objects, folder / "library.so", folder / "cache")
+    texts = {
+        item.kernel.symbol: KernelObject.from_bytes(item.object_path.read_bytes()).host_code
+        for item in compiled
+    }
+    toolchain = LinkToolchain.detect("x86_64")
+    linkable = toolchain.compile(texts, folder, folder / "cache")
+    toolchain.link(linkable, folder / "library.so", folder / "cache")
     request = [
         (
             item.kernel.symbol,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder.audit import disassemble, inspect_object
+from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.sm90_gemm import Sm90Gemm, plan_of
@@ -82,7 +83,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, byte
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [(kernel, (folder / f"{kernel.symbol}.o").read_bytes()) for kernel in kernels]
+    return [(kernel, (folder / f"{kernel.symbol}.object").read_bytes()) for kernel in kernels]
 
 
 def test_no_sum_is_spilled_and_a_block_has_its_registers(objects: list[tuple[Kernel, bytes]]) -> None:
@@ -119,11 +120,12 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
 def _compile_main(folder: Path) -> None:
     for record in decode((folder / "kernels").read_bytes(), "kernels"):
         kernel = Kernel.from_record(record)
+        text = folder / f"{kernel.symbol}.ll"
         Sm90Gemm().compile(kernel).export_to_c(
-            str(folder / f"{kernel.symbol}.o"),
-            function_name=kernel.symbol,
-            export_only_tvm_ffi_symbols=True,
+            str(text), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True
         )
+        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), kernel.symbol)
+        (folder / f"{kernel.symbol}.object").write_bytes(item.to_bytes())
 
 
 if __name__ == "__main__":

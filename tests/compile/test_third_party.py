@@ -21,7 +21,7 @@ REPOSITORY = PACKAGE.parents[2]
 # The names of what a machine that serves has not got: the DSL, torch, and the rest of the build side.
 PROGRAM = """
 import sys
-for name in ("cutlass", "cuda", "torch", "ziglang", "zstandard", "click", "jinja2", "rich"):
+for name in ("cutlass", "cuda", "torch", "ziglang", "click", "jinja2", "rich"):
     sys.modules[name] = None
 import numpy
 from tests.unit.bundles import ClaimsCuda

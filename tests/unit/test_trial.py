@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -134,7 +135,8 @@ def test_a_library_that_cannot_be_loaded(building, doctor, monkeypatch, outcome,
         return outcome
 
     building(build)
-    monkeypatch.setattr(trial, "read_manifest", lambda bundle: {"lib/x86_64/sm_90a-0.so": None})
+    libraries = {os.uname().machine: "lib/x86_64/sm_90a-0.so"}
+    monkeypatch.setattr(trial, "unpack_bundle", lambda bundle, output: [{"libraries": libraries}])
     monkeypatch.setattr(trial.subprocess, "run", run)
     found = json.loads(doctor("--json")[1])["trial"]
     assert found["failed"] == "load"

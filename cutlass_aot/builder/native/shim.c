@@ -403,8 +403,8 @@ void cuda_dialect_unload_library_once(void **state) {
 static const void *code_of(const struct code *slot) {
   const struct fat_binary *code = __atomic_load_n(&slot->data, __ATOMIC_ACQUIRE);
   uint64_t size = slot->size;
-  if (code && (uintptr_t)code % 8 == 0 && size >= sizeof *code && code->magic == FAT_BINARY_MAGIC && code->header_size <= size &&
-      code->size <= size - code->header_size)
+  if (code && (uintptr_t)code % 8 == 0 && size >= sizeof *code && code->magic == FAT_BINARY_MAGIC &&
+      code->header_size <= size && code->size <= size - code->header_size)
     return code;
   Dl_info found;
   const char *name = dladdr((void *)slot, &found) && found.dli_sname ? found.dli_sname : "cutlass_aot_code_...";
@@ -423,6 +423,8 @@ static const void *code_of(const struct code *slot) {
 
 /* ---- the rest: each does what the CUDA runtime's function of its name does ---- */
 
+/* Without a context it is NO_DEVICE, no launch's device: so the object sets the launch's, and afterwards this one again,
+ * which takes the context away. */
 int _cudaGetDevice(int *device) {
   struct launch *launch = &here;
   int error = current_device(device);
