@@ -199,6 +199,7 @@ def fetch(directory: Path) -> dict[str, Any]:
     missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
     if missing:
         raise NotFetchedError(f"{missing[0]} was not found: this works on Debian and what is made from it")
+    directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".emulator-", dir=directory.parent) as temporary:
         made = Path(temporary) / "made"
