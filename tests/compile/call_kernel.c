@@ -6,6 +6,7 @@
  *
  *     find launcher|library NAME             whether the library has the symbol
  *     code NAME FILE                         fills the slot with a file, as whoever loads the library has to
+ *     set NAME VALUE                         sets a variable of the environment
  *     call NAME ARGUMENT...                  calls the exported function
  *     launch NAME NUMBERS ARGUMENT...        makes a launch function of it with the launcher, and calls that
  *
@@ -159,6 +160,10 @@ static void run(char *line, void *launcher, void *library) {
   }
   if (!strcmp(words[0], "code") && count == 3) {
     fill(library, words[1], words[2]);
+    return;
+  }
+  if (!strcmp(words[0], "set") && count == 3) {
+    setenv(words[1], words[2], 1);
     return;
   }
   if ((strcmp(words[0], "call") && !launching) || count < first) die(words[0], "not a command");
