@@ -180,10 +180,15 @@ def fetch_wheels(made: Path, version: str) -> None:
     run(command, "fetching wheels for aarch64")
 
 
+def emulator(directory: Path) -> list[str]:
+    """How a program for aarch64 is called: the first words of a command."""
+    return [os.fspath(directory / EMULATOR), "-L", os.fspath(directory / "root")]
+
+
 def emulated(directory: Path) -> list[str]:
     """How the emulator's CPython is called: the first words of a command."""
     interpreter = (directory / "root" / "usr" / "bin" / "python3").resolve()
-    return [str(directory / EMULATOR), "-L", str(directory / "root"), str(interpreter)]
+    return [*emulator(directory), os.fspath(interpreter)]
 
 
 def fetch(directory: Path) -> dict[str, Any]:
@@ -209,7 +214,8 @@ def fetch(directory: Path) -> dict[str, Any]:
         command = emulated(made)
         version = run([*command, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], "a first run")
         fetch_wheels(made, version.strip())
-        environment = {"PYTHONPATH": os.fspath(made / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
+        # Bytecode of what is imported stays there: to make it takes most of a start.
+        environment = {"PYTHONPATH": os.fspath(made / "site"), "PYTHONDONTWRITEBYTECODE": ""}
         command += ["-s", "-c", TRIAL, *TRIED_MODULES]
         tried = json.loads(run(command, "a trial of what was fetched", environment))
         record = {

@@ -7,6 +7,7 @@
  *     find launcher|library NAME             whether the library has the symbol
  *     code NAME FILE                         fills the slot with a file, as whoever loads the library has to
  *     set NAME VALUE                         sets a variable of the environment
+ *     stack BYTE                             what the next call finds where the stack was not written
  *     call NAME ARGUMENT...                  calls the exported function
  *     launch NAME NUMBERS ARGUMENT...        makes a launch function of it with the launcher, and calls that
  *
@@ -25,6 +26,7 @@
 
 #define MAX_ARGUMENTS 256
 #define MAX_RANK 8
+#define STACK_BYTES (64 << 10)
 
 static void die(const char *what, const char *why) {
   fprintf(stderr, "call_kernel: %s: %s\n", what, why ? why : "no reason given");
@@ -114,6 +116,12 @@ static TVMFFIAny argument(char *word, struct tensor *tensor) {
 
 /* ---- commands ---- */
 
+/* Leave a byte all over the part of the stack that a call will use. */
+__attribute__((noinline)) static void write_stack(int byte) {
+  volatile char part[STACK_BYTES];
+  for (size_t index = 0; index < sizeof part; index++) part[index] = (char)byte;
+}
+
 static void fill(void *library, const char *name, const char *path) {
   struct {
     void *data;
@@ -148,6 +156,7 @@ static TVMFFIObjectHandle make_launch(void *launcher, TVMFFISafeCallType kernel,
 }
 
 static void run(char *line, void *launcher, void *library) {
+  static int stack_byte;
   static struct tensor tensors[MAX_ARGUMENTS];
   char *words[MAX_ARGUMENTS];
   int count = 0;
@@ -162,6 +171,10 @@ static void run(char *line, void *launcher, void *library) {
     fill(library, words[1], words[2]);
     return;
   }
+  if (!strcmp(words[0], "stack")) {
+    stack_byte = atoi(words[1]);
+    return;
+  }
   if (!strcmp(words[0], "set") && count == 3) {
     setenv(words[1], words[2], 1);
     return;
@@ -171,10 +184,12 @@ static void run(char *line, void *launcher, void *library) {
   TVMFFISafeCallType kernel = (TVMFFISafeCallType)need(library, words[1]);
   for (int index = first; index < count; index++) given[index - first] = argument(words[index], &tensors[index]);
   if (!launching) {
+    write_stack(stack_byte);
     answer(kernel(NULL, given, count - first, &result));
     return;
   }
   TVMFFIObjectHandle function = make_launch(launcher, kernel, words[2]);
+  write_stack(stack_byte);
   answer(call_function(function, given, count - first, &result));
   release(function);
 }

@@ -1,4 +1,4 @@
-"""Calls of compiled kernels for call_kernel.c: one that is right, and one for each thing that can be wrong."""
+"""Calls of kernels for call_kernel.c: one that is right, and one for each thing that can be wrong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def tensor(constraint: OperandConstraint, address: int, **extents: int) -> Tenso
 def operands(kernel: Kernel, **extents: int) -> tuple[Tensor, ...]:
     """Operands that a kernel takes: far enough apart, on GPU 0."""
     return tuple(
-        tensor(constraint, position << 32, **extents) for position, constraint in enumerate(kernel.operands, 1)
+        tensor(constraint, position << 32, **extents)
+        for position, constraint in enumerate(kernel.operands, 1)
     )
 
 
@@ -80,7 +81,10 @@ def wrong(kernel: Kernel) -> Iterator[tuple[str, tuple[object, ...]]]:
         yield f"{name}: layout", with_this(replace(given, strides=tuple(2 * s for s in given.strides)))
         yield f"{name}: in host memory", with_this(replace(given, kind=HOST))
         yield f"{name}: on another GPU", with_this(replace(given, device=1))
-        yield f"{name}: alignment", with_this(replace(given, address=given.address + constraint.alignment // 2))
+        yield (
+            f"{name}: alignment",
+            with_this(replace(given, address=given.address + constraint.alignment // 2)),
+        )
     yield "all in host memory", tuple(replace(given, kind=HOST) for given in good)
     yield "on a GPU too many", tuple(replace(given, device=64) for given in good)
 
@@ -89,7 +93,10 @@ def refused_by_launcher(kernel: Kernel) -> Iterator[tuple[str, tuple[object, ...
     """What the launcher refuses by itself."""
     good = operands(kernel)
     first, last = good[0], good[-1]
-    yield "without a batch in one", (replace(first, shape=first.shape[1:], strides=first.strides[1:]), *good[1:])
+    yield (
+        "without a batch in one",
+        (replace(first, shape=first.shape[1:], strides=first.strides[1:]), *good[1:]),
+    )
     yield "empty", tuple(replace(given, shape=(0, *given.shape[1:])) for given in good)
     yield "too long", tuple(replace(given, shape=(1 << 31, *given.shape[1:])) for given in good)
     yield "backwards", (replace(first, strides=(-first.strides[0], *first.strides[1:])), *good[1:])

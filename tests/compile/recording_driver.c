@@ -1,8 +1,8 @@
 /* A CUDA driver that writes down what it is asked to launch, for a machine without a GPU: libcuda.so.1 for one test.
  *
- * It has one GPU, and the functions that the shim asks for. A launch is printed on standard output: grid, block, shared
- * memory, stream, attributes, and the bytes of every parameter, whose sizes PARAMETER_SIZES gives, separated by commas. Handles
- * are numbers, so that two processes print the same.
+ * It has one GPU, of the compute capability in COMPUTE_CAPABILITY, such as 10.0, and the functions that the shim and the
+ * runtime ask for. A launch is printed on standard output: grid, block, shared memory, stream, attributes, and the bytes of every
+ * parameter, whose sizes PARAMETER_SIZES gives, separated by commas. Handles are numbers, so that two processes print the same.
  */
 #include <cuda.h>
 #include <stdint.h>
@@ -41,8 +41,24 @@ static CUresult retain(CUcontext *context, CUdevice device) {
   return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 static CUresult attribute(int *value, CUdevice_attribute which, CUdevice device) {
-  printf("device attribute %d of %d\n", which, device);
-  *value = which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? 148 : 232448; /* else: shared memory of a block */
+  const char *capability = getenv("COMPUTE_CAPABILITY");
+  if (device || !capability) return CUDA_ERROR_INVALID_DEVICE;
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = atoi(capability);
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = atoi(strchr(capability, '.') + 1);
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 148;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      *value = 227 << 10;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
   return CUDA_SUCCESS;
 }
 static CUresult capture_mode(CUstreamCaptureMode *mode) {
@@ -104,8 +120,29 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
   return CUDA_SUCCESS;
 }
 
+/* ---- what the runtime calls by name ---- */
+
+EXPORT CUresult cuInit(unsigned flags) { return init(flags); }
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name) { return error_name(error, name); }
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute which, CUdevice device) { return attribute(value, which, device); }
+EXPORT CUresult cuDeviceGetCount(int *count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+  *device = ordinal;
+  return ordinal ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetName(char *name, int room, CUdevice device) {
+  snprintf(name, (size_t)room, "GPU of the recording driver");
+  return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+  *bytes = (size_t)180 << 30;
+  return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
 EXPORT CUresult cuDriverGetVersion(int *version) {
-  *version = 12000;
+  *version = 13000;
   return CUDA_SUCCESS;
 }
 
