@@ -57,7 +57,7 @@ Dir::State "{root}/state";
 Dir::State::status "{root}/status";
 Dir::Cache "{root}/cache";
 """
-TRIED_MODULES = ("click", "filelock", "msgpack", "tvm_ffi")
+TRIED_MODULES = ("click", "filelock", "msgpack", "tvm_ffi", "zstandard")
 TRIAL = """
 import importlib, json, platform, sys
 assert platform.machine() == "aarch64", platform.machine()
