@@ -102,7 +102,8 @@ class KernelObject(NamedTuple):
     def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
         """What the host code leaves undefined, and what it defines for others to see.
 
-        Names of LLVM's own, which begin with ``llvm.``, are not among them, nor are those that it only declares.
+        Names of LLVM's own, which begin with ``llvm.``, are not among them, nor are those that are declared
+        and not used.
         """
         undefined: set[str] = set()
         defined: set[str] = set()
