@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test check bench bench-gpu torture clean
+.PHONY: bundle test emulator check bench bench-gpu torture clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
 
 test: bundle
+	-$(BIN)/python tools/emulator.py
 	$(BIN)/python -m pytest
+
+# What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
+emulator: $(VENV)/.installed
+	$(BIN)/python tools/emulator.py
 
 # Style, types and layers.
 check: $(VENV)/.installed

@@ -16,7 +16,7 @@ from typing import Any
 
 from cutlass_aot.builder import messages
 from cutlass_aot.builder.audit import audit, inspect_object
-from cutlass_aot.builder.native.kernel_object import KernelObject
+from cutlass_aot.builder.export import export
 from cutlass_aot.generators.device import device_from_record
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
@@ -106,11 +106,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     start = time.monotonic()
     compiled = generator.compile(kernel)
     path = Path(request["object"])
-    # The suffix says what is exported: LLVM text, which is compiled for each host when libraries are linked.
-    exported = path.with_name(f"{path.name}.ll")
-    compiled.export_to_c(str(exported), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True)
-    data = KernelObject.from_llvm(exported.read_text(encoding="utf-8"), kernel.symbol).to_bytes()
-    exported.unlink()
+    data = export(compiled, kernel.symbol, path.with_name(f"{path.name}.ll")).to_bytes()
     path.write_bytes(data)
     seconds = time.monotonic() - start
     inspection = inspect_object(data)

@@ -13,9 +13,11 @@ from cutlass_aot.schema.encoding import digest, encode, encode_text, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
-OBJECT_SCHEMA = 2
-"""Version of what compiling a kernel leaves. 2: host code as text for every host, and GPU code."""
 """Version of what a key covers. Raise it when the meaning of a field changes."""
+
+OBJECT_SCHEMA = 3
+"""Version of what compiling a kernel leaves. 2: host code as text for every host, and GPU code. 3: the text
+is not optimised for the CPU that compiled it."""
 
 EXPORT_PREFIX = "__tvm_ffi_"
 """What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""

@@ -18,9 +18,11 @@ from cutlass_aot.runtime import device
 # and a GEMM on sm_100a for its tensor-core instructions. One process: importing the DSL is most of the time.
 _COMPILE = """
 import sys
+from pathlib import Path
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass_aot.builder.export import export as export_object
 
 COUNT = 300
 
@@ -68,9 +70,8 @@ def launch_spread(values: cute.Tensor, stream):
 
 
 def export(compiled, name):
-    compiled.export_to_c(
-        f"{sys.argv[1]}/{name}.ll", function_name=name, export_only_tvm_ffi_symbols=True
-    )
+    path = Path(sys.argv[1]) / f"{name}.object"
+    path.write_bytes(export_object(compiled, name, path.with_suffix(".ll")).to_bytes())
 
 
 values = make_fake_tensor(cutlass.Float32, (cute.sym_int32(),), (1,))
@@ -122,12 +123,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    objects = {}
-    for text in sorted(directory.glob("*.ll")):
-        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), text.stem)
-        objects[text.stem] = text.with_suffix(".object")
-        objects[text.stem].write_bytes(item.to_bytes())
-    return objects
+    return {path.stem: path for path in sorted(directory.glob("*.object"))}
 
 
 @pytest.fixture(scope="session")

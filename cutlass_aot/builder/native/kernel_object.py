@@ -15,6 +15,7 @@ A kernel object is canonical msgpack::
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from cutlass_aot.errors import ArtifactError, CorruptFile
@@ -101,13 +102,16 @@ class KernelObject(NamedTuple):
     def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
         """What the host code leaves undefined, and what it defines for others to see.
 
-        Names of LLVM's own, which begin with ``llvm.``, are not among them.
+        Names of LLVM's own, which begin with ``llvm.``, are not among them, nor are those that are declared
+        and not used.
         """
         undefined: set[str] = set()
         defined: set[str] = set()
+        used = Counter(re.findall(_NAME, self.host_code))
         for kind, words, name in _FUNCTION.findall(self.host_code):
             if kind == "declare":
-                undefined.add(_unquoted(name))
+                if used[name] > 1:
+                    undefined.add(_unquoted(name))
             elif not _HIDDEN & set(words.split()):
                 defined.add(_unquoted(name))
         for name, words, _ in _VARIABLE.findall(self.host_code):
