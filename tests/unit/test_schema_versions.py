@@ -15,7 +15,7 @@ ASCENDING = (
 
 
 def test_versions_in_order() -> None:
-    assert sorted(ASCENDING[::-1], key=order) == list(ASCENDING)
+    assert sorted(ASCENDING, key=order) == list(ASCENDING)
     assert order("1.0") == order("1") == order("1.0.0")
 
 
