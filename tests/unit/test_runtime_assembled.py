@@ -143,8 +143,8 @@ def test_a_bundle_in_parts_answers_as_the_whole(
     assert merged.targets == whole.targets
     assert [group.name for group in merged.groups] == [group.name for group in whole.groups]
     assert [kernel.name for kernel in merged.kernels()] == [kernel.name for kernel in whole.kernels()]
-    for given, asked in QUESTIONS:
-        assert answers(merged, *given, **asked) == answers(whole, *given, **asked)
+    for operands_asked, asked in QUESTIONS:
+        assert answers(merged, *operands_asked, **asked) == answers(whole, *operands_asked, **asked)
 
 
 # -- several bundles ----------------------------------------------------------------------------------------
