@@ -1,4 +1,4 @@
-"""The platform tag of a wheel, from what its libraries really need of the C library: pure functions.
+"""The platform tag of a wheel, from what its libraries really need of the C library.
 
 Source: PEP 600 (``manylinux_X_Y``: a wheel runs on any distribution with that glibc or a newer one), and its
 legacy aliases of PEP 599.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from cutlass_aot.bundle.elf import SharedObject
+from cutlass_aot.bundle.elf import SharedObject, read_shared_object
 from cutlass_aot.errors import BundleError
+from cutlass_aot.schema.catalog import MAX_FILE_BYTES
+from cutlass_aot.schema.compression import decompressed
 
 OLDEST = (2, 17)
 """The oldest glibc that is promised: the first with aarch64, and the oldest that installers know by a name of
@@ -51,6 +54,21 @@ def promised_glibc(libraries: Iterable[tuple[int, int]]) -> str:
     """The glibc that a wheel promises for libraries that need these, such as ``2.17``."""
     major, minor = max((OLDEST, *libraries))
     return f"{major}.{minor}"
+
+
+def glibc_of(libraries: Iterable[Path]) -> str:
+    """The glibc that a bundle promises to need, with these libraries as it holds them (one zstd frame each).
+
+    Raises:
+        CorruptFile: if one is no library.
+        BundleError: if one binds to what no release of glibc promises.
+        OSError: if one cannot be read.
+    """
+    read = {
+        path: read_shared_object(decompressed(path.read_bytes(), MAX_FILE_BYTES), path.name)
+        for path in sorted(set(libraries))
+    }
+    return promised_glibc(needed_glibc(library, path.name) for path, library in read.items())
 
 
 def platform_tags(glibc: str, host: str) -> tuple[str, ...]:

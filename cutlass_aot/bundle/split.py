@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cutlass_aot.bundle.platform_tags import glibc_of
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.encoding import encode
@@ -51,10 +52,14 @@ def _target(group: GroupPlan) -> str:
 
 
 def for_host(plan: BundlePlan, host: str) -> BundlePlan:
-    """A bundle with the libraries of one host alone; the GPU code is the same."""
+    """A bundle with the libraries of one host alone, and what these need; the GPU code is the same."""
+    if tuple(plan.hosts) == (host,):
+        return plan
+    libraries = [library.path for group in plan.groups for library in group.libraries[host]]
     return replace(
         plan,
         hosts=(host,),
+        needs=plan.needs._replace(glibc=glibc_of([*libraries, plan.launchers[host].path])),
         launchers={host: plan.launchers[host]},
         groups=[replace(group, libraries={host: group.libraries[host]}) for group in plan.groups],
     )
@@ -192,9 +197,9 @@ def _bins(units: Sequence[_Unit], overhead: int, limit: int | None) -> list[list
     for unit in units:
         if unit.weight + overhead > limit:
             raise BundleError(
-                f"groups {_few(unit)} share their code, and would come to about {size(unit.weight + overhead)} "
-                f"in a wheel; the limit is {size(limit)}: allow more, or build fewer kernels a group "
-                "(max_per_group in the manifest)"
+                f"groups {_few(unit)} share their code, and would come to about "
+                f"{size(unit.weight + overhead)} in a wheel; the limit is {size(limit)}: allow more, or build "
+                "fewer kernels a group (max_per_group in the manifest)"
             )
         for part in filled:
             if sum(other.weight for other in part) + unit.weight + overhead <= limit:

@@ -9,6 +9,7 @@ Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
     code/*.zst             GPU code of one group or several of one target, the same for every host
     lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
     licenses/*             licences of what is linked in
+    sbom/*                 bill of materials
     signatures/*           who vouches for the manifest; the only files that it does not list
 
 GPU code is what the kernels' fat binaries are, one after the other; equal ones stand there once. Code and

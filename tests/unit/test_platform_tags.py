@@ -21,7 +21,7 @@ PLAIN = SharedObject("x86_64", frozenset(), ("libc.so.6",))
 
 
 def shared_objects() -> list[Path]:
-    """Libraries of this machine: extension modules of the interpreter and of packages, which are everywhere."""
+    """Libraries of this machine: extension modules of the interpreter and of its packages."""
     folders = [Path(sysconfig.get_path("platlib")), Path(sysconfig.get_config_var("DESTSHARED") or "/none")]
     found = [
         path for folder in folders for path in sorted(folder.glob("**/*.so")) if path.stat().st_size < 1 << 24
