@@ -1,7 +1,7 @@
 """The bill of materials of a bundle: every package that it was made with, every kernel and where it is from.
 
 Format: CycloneDX 1.6 in JSON, https://cyclonedx.org/docs/1.6/json/. It has neither times nor a random serial
-number, so that equal bundles have equal bills. Kernels stand in their target, and targets in their generator::
+number, so that equal bundles have equal bills. Kernels stand in their target, targets in their generator::
 
     generator, with the digest of its sources
       GPU code target, with the assembler's version and the compiler's fingerprint

@@ -198,8 +198,8 @@ def _bins(units: Sequence[_Unit], overhead: int, limit: int | None) -> list[list
         if unit.weight + overhead > limit:
             raise BundleError(
                 f"groups {_few(unit)} share their code, and would come to about "
-                f"{size(unit.weight + overhead)} in a wheel; the limit is {size(limit)}: allow more, or build "
-                "fewer kernels a group (max_per_group in the manifest)"
+                f"{size(unit.weight + overhead)} in a wheel; the limit is {size(limit)}: allow more, or "
+                "build fewer kernels a group (max_per_group in the manifest)"
             )
         for part in filled:
             if sum(other.weight for other in part) + unit.weight + overhead <= limit:

@@ -7,6 +7,7 @@ import csv
 import errno
 import hashlib
 import io
+import itertools
 import stat
 import struct
 import tempfile
@@ -19,18 +20,23 @@ from email.parser import Parser
 from pathlib import Path
 
 from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
-from cutlass_aot.bundle.wheel import (
-    BUNDLE_FOLDER,
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
+from cutlass_aot.bundle.wheel import BUNDLE_FOLDER, record_digest, record_to_text
+from cutlass_aot.bundle.wheel_names import (
+    LICENSES_NAME,
+    WHOLE_INIT,
     WheelNames,
+    distribution_of,
     entry_points,
+    licenses_text,
     package_init,
-    record_digest,
-    record_to_text,
     wheel_names,
 )
+from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files import read_catalog
+from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.runtime.signatures import PublicKey
+from cutlass_aot.runtime.wheel_catalog import check_directory
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -52,7 +58,10 @@ __all__ = [
 
 MAX_WHEEL_BYTES = 4 << 30
 MAX_METADATA_BYTES = 1 << 26
+MAX_INIT_BYTES = 1 << 12
 _READ_BYTES = 1 << 20
+_ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
+_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
 # What the standard library's reader raises for archives that were truncated, altered or made to harm.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
@@ -90,7 +99,8 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     """Hold everything in a bundle's wheel against everything else.
 
     Names, sizes and RECORD are checked before the bundle inside is unpacked into a private temporary
-    directory and verified; what stands around it has to be what :func:`build_wheel` writes.
+    directory and verified; what stands around it has to be what
+    :func:`~cutlass_aot.bundle.wheel.build_wheels` writes.
 
     Args:
         wheel: the file.
@@ -103,8 +113,9 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     try:
         with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
             try:
+                check_directory(file, wheel)
                 archive = zipfile.ZipFile(file)
-            except _ZIP_ERRORS as error:
+            except (CorruptFile, *_ZIP_ERRORS) as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
                 findings = Findings(list(_entries(archive)))
@@ -148,8 +159,21 @@ def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
             zipfile.ZIP_DEFLATED,
         ):
             yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
+            continue
+        most = info.compress_size * (_MOST_DEFLATED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
         if info.file_size > MAX_FILE_BYTES:
             yield Problem(info.filename, f"{info.file_size} bytes unpacked", f"at most {MAX_FILE_BYTES}")
+        elif info.file_size > most:
+            yield Problem(
+                info.filename,
+                f"{info.file_size} bytes unpacked of {info.compress_size} packed",
+                f"at most {most}",
+            )
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    for one, following in itertools.pairwise(ordered):
+        end = one.header_offset + _ENTRY_BYTES + len(one.filename.encode()) + one.compress_size
+        if end > following.header_offset:
+            yield Problem(following.filename, f"data that {one.filename} has too", "data of its own")
     total = sum(info.file_size for info in infos)
     if total > MAX_WHEEL_BYTES:
         yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
@@ -164,6 +188,11 @@ def _contents(
         yield Problem(file_name, f"{len(records)} files *.dist-info/RECORD", "one")
         return
     manifests = [name for name in sizes if name.endswith(f"/{BUNDLE_FOLDER}/{MANIFEST_NAME}")]
+    if not manifests and any(WHOLE_INIT.fullmatch(_start(archive, name)) for name in sizes):
+        yield from _whole(archive, file_name, records[0], sizes)
+        if keys:
+            yield Problem(file_name, "no bundle, and so no signature", "a wheel of a bundle that is signed")
+        return
     if len(manifests) != 1 or manifests[0].count("/") != 2:
         yield Problem(file_name, f"{len(manifests)} bundles", f"one, in PACKAGE/{BUNDLE_FOLDER}")
         return
@@ -186,7 +215,87 @@ def _contents(
     except CutlassAotError as error:
         yield Problem(f"{root}{CATALOG_NAME}", str(error), "a bundle that can be a wheel")
         return
-    yield from _surroundings(archive, file_name, catalog, names, set(sizes))
+    about = _from_bundle(folder, catalog, names)
+    yield from _surroundings(archive, file_name, catalog, names, set(sizes), about)
+
+
+def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str, str]:
+    """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
+    try:
+        references = read_manifest(folder)
+        licenses = {
+            path.removeprefix("licenses/"): read_file(folder, reference)
+            for path, reference in references.items()
+            if path.startswith("licenses/")
+        }
+    except CutlassAotError:
+        # Which is a problem of the bundle already.
+        return {}
+    found: dict[str, str] = {}
+    if licenses:
+        text = licenses_text(licenses).decode("utf-8", "replace")
+        found[f"{names.dist_info}/licenses/{LICENSES_NAME}"] = text
+    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    if bill is not None:
+        where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
+        text = bill_of_wheel(catalog, names.distribution, where, bill.sha256).decode()
+        found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
+    return found
+
+
+def _start(archive: zipfile.ZipFile, name: str) -> str:
+    """The beginning of a package's own module, ``""`` of any other file."""
+    if not name.endswith("/__init__.py") or name.count("/") != 1:
+        return ""
+    try:
+        with archive.open(name) as file:
+            return file.read(MAX_INIT_BYTES).decode("utf-8", "replace")
+    except (KeyError, *_ZIP_ERRORS):
+        return ""
+
+
+def _whole(
+    archive: zipfile.ZipFile, file_name: str, record: str, sizes: Mapping[str, int]
+) -> Iterator[Problem]:
+    """What is wrong with the wheel that needs all parts of a bundle, and has nothing of its own."""
+    digests: dict[str, str] = {}
+    for name in sorted(sizes):
+        try:
+            digests[name] = _read(archive, name, None)
+        except _ZIP_ERRORS as error:
+            yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
+    yield from _record(archive, record, sizes, digests)
+    dist_info = record.removesuffix("/RECORD")
+    package, _, version = dist_info.removesuffix(".dist-info").partition("-")
+    expected = {
+        f"{package}/__init__.py",
+        *(f"{dist_info}/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
+    }
+    for path in sorted(expected ^ set(sizes)):
+        found, wanted = ("nothing", "a file") if path in expected else ("a file", "no such file")
+        yield Problem(path, found, f"{wanted}, in a wheel that needs the parts of a bundle")
+    match = WHOLE_INIT.fullmatch(_start(archive, f"{package}/__init__.py"))
+    distribution = distribution_of(match[1]) if match else ""
+    if distribution.replace("-", "_") != package:
+        yield Problem(f"{package}/__init__.py", f"the name {distribution!r}", f"{package!r}, as the wheel's")
+    if file_name != f"{package}-{version}-py3-none-any.whl":
+        yield Problem(file_name, "this file name", f"{package}-{version}-py3-none-any.whl")
+    try:
+        texts = [_text(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL")]
+    except CorruptFile as error:
+        yield Problem(dist_info, str(error), "METADATA and WHEEL")
+        return
+    about, wheel = (Parser().parsestr(text, headersonly=True) for text in texts)
+    for name, value, message in (
+        ("Name", distribution, about), ("Version", version, about), ("Tag", "py3-none-any", wheel),
+    ):  # fmt: skip
+        if message.get_all(name) != [value]:
+            yield Problem(dist_info, f"{name} {message.get_all(name)}", repr(value))
+    needs = about.get_all("Requires-Dist") or []
+    ours = [item.removeprefix(f"{distribution}-").removesuffix(f"=={version}") for item in needs]
+    whole = [f"{distribution}-{part}=={version}" for part in ours if PART_NAME.fullmatch(part)]
+    if not needs or whole != needs:
+        yield Problem(f"{dist_info}/METADATA", f"needs {needs}", f"the parts of {distribution} {version}")
 
 
 def _read(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
@@ -258,7 +367,12 @@ def _text(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _surroundings(
-    archive: zipfile.ZipFile, file_name: str, catalog: Catalog, names: WheelNames, files: set[str]
+    archive: zipfile.ZipFile,
+    file_name: str,
+    catalog: Catalog,
+    names: WheelNames,
+    files: set[str],
+    about: Mapping[str, str],
 ) -> Iterator[Problem]:
     """What stands around the bundle: an install runs or trusts it, so nothing foreign is let pass."""
     if file_name != names.file_name:
@@ -267,10 +381,11 @@ def _surroundings(
     exact = {
         f"{package}__init__.py": package_init(catalog).decode(),
         f"{dist_info}entry_points.txt": entry_points(catalog, names).decode(),
+        **about,
     }
     headers = {
-        f"{dist_info}METADATA": {"Name": names.distribution, "Version": catalog.version},
-        f"{dist_info}WHEEL": {"Tag": names.tag, "Root-Is-Purelib": "false"},
+        f"{dist_info}METADATA": {"Name": [names.distribution], "Version": [catalog.version]},
+        f"{dist_info}WHEEL": {"Tag": list(names.tags), "Root-Is-Purelib": ["false"]},
     }
     for path in sorted({*exact, *headers}):
         try:
@@ -282,11 +397,10 @@ def _surroundings(
             yield Problem(path, repr(text[:200]), repr(exact[path]))
         message = Parser().parsestr(text, headersonly=True)
         for name, expected in headers.get(path, {}).items():
-            if message.get_all(name) != [expected]:
-                yield Problem(path, f"{name} {message.get_all(name)}", f"{expected!r}")
-    allowed = (f"{package}{BUNDLE_FOLDER}/", f"{dist_info}licenses/")
+            if message.get_all(name) != expected:
+                yield Problem(path, f"{name} {message.get_all(name)}", f"{expected}")
     for path in sorted(files - {*exact, *headers, f"{dist_info}RECORD"}):
-        if not path.startswith(allowed):
+        if not path.startswith(f"{package}{BUNDLE_FOLDER}/"):
             yield Problem(path, "a file that is no part of a bundle's wheel", "no such file")
 
 

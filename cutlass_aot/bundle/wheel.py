@@ -29,8 +29,10 @@ from cutlass_aot.bundle.apply import plan_of
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.split import SPLITS, for_host, split
 from cutlass_aot.bundle.wheel_names import (
+    LICENSES_NAME,
     WheelNames,
     entry_points,
+    licenses_text,
     metadata,
     package_init,
     wheel_file,
@@ -60,6 +62,7 @@ _FIRST_SECOND = 315532800  # 1980-01-01 00:00 UTC, where a zip file's calendar b
 _LAST_SECOND = 4354819199  # 2107-12-31 23:59:59 UTC, where it ends
 _COMPRESSION_LEVEL = 6
 _COMPRESSED = ".zst"
+_LICENSES = "licenses/"
 
 _Date = tuple[int, int, int, int, int, int]
 
@@ -97,10 +100,10 @@ def build_wheels(
                 catalogs = []
                 for part in parts:
                     packed = for_host(part, host)
-                    source = bundle if packed == plan else _written(packed, folder)
+                    source = bundle if packed is plan else _written(packed, folder)
                     catalogs.append(read_catalog(source))
                     made.append(_pack(source, folder, date))
-            if parts != [plan]:
+            if parts[0] is not plan:
                 made.append(_pack_whole(catalogs, folder, date))
             _check_sizes(made, limit)
             for path in made:
@@ -166,18 +169,21 @@ def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelN
         archive.add(f"{folder}/{path}", read_file(bundle, reference))
     for signature in _signatures(bundle, manifest):
         archive.add(f"{folder}/{signature.path}", signature.to_bytes())
-    licenses = [path for path in references if path.startswith("licenses/")]
-    texts = [path.removeprefix("licenses/") for path in licenses]
+    licenses = {
+        path.removeprefix(_LICENSES): read_file(bundle, reference)
+        for path, reference in references.items()
+        if path.startswith(_LICENSES)
+    }
     about = {
-        "METADATA": metadata(catalog, names, texts),
+        "METADATA": metadata(catalog, names, bool(licenses)),
         "WHEEL": wheel_file(names),
         "entry_points.txt": entry_points(catalog, names),
-        **{path: read_file(bundle, references[path]) for path in licenses},
     }
+    if licenses:
+        about[f"{_LICENSES}{LICENSES_NAME}"] = licenses_text(licenses)
     bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
-        # The kernels stand in the bundle's own bill, which is not packed twice: they would be half of a wheel's
-        # index.
+        # The kernels stand in the bundle's own bill, which is not packed twice.
         where = f"../../{folder}/{bill.path}"
         about[f"sboms/{BILL_NAME}"] = bill_of_wheel(catalog, names.distribution, where, bill.sha256)
     for path, data in sorted(about.items()):

@@ -7,7 +7,7 @@ https://packaging.python.org/en/latest/specifications/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot import __version__
@@ -106,8 +106,13 @@ def _distribution(catalog: Catalog) -> str:
             f"bundle version {catalog.version!r} cannot be a wheel's: expected a normalised version such as "
             "1.2.0, 1.2rc1, 1.2.post1 or 1.2+cu13 (PEP 440); change bundle.version in the manifest"
         )
+    return distribution_of(catalog.name)
+
+
+def distribution_of(name: str) -> str:
+    """The project name of a whole bundle's wheel, by the bundle's name."""
     # Names are compared in this form. Source: names and normalization specification (PEP 503).
-    return PREFIX + re.sub(r"[-_.]+", "-", catalog.name)
+    return PREFIX + re.sub(r"[-_.]+", "-", name)
 
 
 def package_init(catalog: Catalog) -> bytes:
@@ -115,6 +120,12 @@ def package_init(catalog: Catalog) -> bytes:
     part = f"part {catalog.part} of " if catalog.part else ""
     summary = f"Kernels of {part}the cutlass-aot bundle {catalog.name}; see cutlass_aot.open_installed."
     return f'"""{summary}"""\n'.encode()
+
+
+WHOLE_INIT = re.compile(
+    rf'"""All parts of the cutlass-aot bundle ({BUNDLE_NAME.pattern}); see cutlass_aot.open_installed."""\n'
+)
+"""What :func:`whole_init` gives, with the name of the bundle."""
 
 
 def whole_init(name: str) -> bytes:
@@ -127,13 +138,29 @@ def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
     return f"[{ENTRY_POINT_GROUP}]\n{catalog.name} = {names.package}\n".encode()
 
 
-def metadata(catalog: Catalog, names: WheelNames, licenses: Sequence[str]) -> bytes:
+LICENSES_NAME = "LICENSES.txt"
+"""File of the licences, in the folder ``licenses`` of a wheel's metadata (PEP 639)."""
+
+
+def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
+    """The licences of what is linked in, one after the other, each under the name of its file.
+
+    The bundle has them as files of their own; the same file twice would be dead weight to a checker of
+    wheels, and a wheel's metadata has to have the texts.
+    """
+    return b"\n".join(
+        f"What is linked in, {name.removesuffix('.txt')}, is under these terms:\n\n".encode() + text
+        for name, text in sorted(licenses.items())
+    )
+
+
+def metadata(catalog: Catalog, names: WheelNames, licensed: bool) -> bytes:
     """METADATA of a bundle's wheel.
 
     Args:
         catalog: of the bundle.
         names: that follow from it.
-        licenses: files of the licences, from the folder ``licenses`` of the metadata.
+        licensed: whether the bundle has texts of licences.
     """
     count = plural(sum(group.count for group in catalog.groups), "kernel")
     part = f", part {catalog.part}" if catalog.part else ""
@@ -142,7 +169,7 @@ def metadata(catalog: Catalog, names: WheelNames, licenses: Sequence[str]) -> by
         f"cutlass-aot{_same_minor(__version__, from_minor=True)}",
         f"apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
     ]
-    return _metadata(catalog, names, summary, requires, licenses)
+    return _metadata(catalog, names, summary, requires, [LICENSES_NAME] if licensed else [])
 
 
 def whole_metadata(parts: Sequence[Catalog], names: WheelNames) -> bytes:
@@ -169,7 +196,7 @@ def _metadata(
         "Classifier: Environment :: GPU :: NVIDIA CUDA",
         "Classifier: Operating System :: POSIX :: Linux",
         "Classifier: Programming Language :: Python :: 3 :: Only",
-        # No License-Expression: whose kernels these are, the manifest does not say. The texts are here.
+        # No License-Expression: whose kernels these are, the manifest does not say.
         *(f"License-File: {path}" for path in licenses),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {requirement}" for requirement in requires),

@@ -40,7 +40,7 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
     """
     try:
         with wheel.open("rb") as file:
-            _check_directory(file, wheel)
+            check_directory(file, wheel)
             with zipfile.ZipFile(file) as archive:
                 return _catalog(archive, wheel)
     except _ZIP_ERRORS as error:
