@@ -73,8 +73,8 @@ def build_wheels(
     """Pack a bundle as wheels. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
 
     Args:
-        bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is packed
-            as it is; a wheel for one host of several, or for a part, has a bundle of its own.
+        bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is
+            packed as it is: a wheel for one host of several, or for a part, has a bundle of its own.
         output: directory for the wheels, made if it is not there.
         by: how to split it, of :data:`~cutlass_aot.bundle.split.SPLITS`; None leaves it whole.
         limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
