@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 from cutlass_aot.bundle.apply import plan_of
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
+from cutlass_aot.bundle.sign import Signer, sign_bundle
 from cutlass_aot.bundle.split import SPLITS, for_host, split
 from cutlass_aot.bundle.wheel_names import (
     LICENSES_NAME,
@@ -52,7 +53,7 @@ from cutlass_aot.runtime.files import (
 )
 from cutlass_aot.runtime.signatures import examine
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Catalog
-from cutlass_aot.schema.signature import Signature
+from cutlass_aot.schema.signature import SIGNATURES, Signature
 from cutlass_aot.words import size
 
 BUNDLE_FOLDER = "bundle"
@@ -68,7 +69,12 @@ _Date = tuple[int, int, int, int, int, int]
 
 
 def build_wheels(
-    bundle: Path, output: Path, *, by: str | None = None, limit: int | None = None
+    bundle: Path,
+    output: Path,
+    *,
+    by: str | None = None,
+    limit: int | None = None,
+    signer: Signer | None = None,
 ) -> list[Path]:
     """Pack a bundle as wheels. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
 
@@ -78,6 +84,7 @@ def build_wheels(
         output: directory for the wheels, made if it is not there.
         by: how to split it, of :data:`~cutlass_aot.bundle.split.SPLITS`; None leaves it whole.
         limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
+        signer: signs the bundle in each wheel.
 
     Returns:
         The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
@@ -85,7 +92,8 @@ def build_wheels(
     Raises:
         BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses; or if kernels that
             cannot be parted have more bytes than ``limit``.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there; or if the signer gives
+            no signature.
     """
     plan = plan_of(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
@@ -100,7 +108,11 @@ def build_wheels(
                 catalogs = []
                 for part in parts:
                     packed = for_host(part, host)
-                    source = bundle if packed is plan else _written(packed, folder)
+                    source = bundle
+                    if packed is not plan or signer is not None:
+                        source = _written(packed, folder)
+                    if signer is not None:
+                        sign_bundle(source, signer)
                     catalogs.append(read_catalog(source))
                     made.append(_pack(source, folder, date))
             if parts[0] is not plan:
@@ -109,6 +121,11 @@ def build_wheels(
             for path in made:
                 path.replace(output / path.name)
     return sorted(output / path.name for path in made)
+
+
+def is_signed(bundle: Path) -> bool:
+    """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
+    return (bundle / SIGNATURES).is_dir()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.sign import signer_of, signer_options
 from cutlass_aot.words import size
 
 _UNITS = {
@@ -55,15 +56,34 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     metavar="SIZE",
     help="Most bytes a wheel may have, such as 100MB; a bundle of more is split.",
 )
-def command(bundle: Path, output: Path, by: str | None, limit: int | None) -> int:
+@signer_options
+def command(
+    bundle: Path,
+    output: Path,
+    by: str | None,
+    limit: int | None,
+    key: Path | None,
+    program: str | None,
+    public_key: Path | None,
+    timeout: float,
+) -> int:
     """Verify BUNDLE and pack it into a wheel for each of its hosts.
 
     A wheel needs the runtime side and nothing of the build side. A bundle that is split gives a wheel for
     each part, and one that needs them all; cutlass_aot.open_installed opens the parts as one bundle. Equal
     bundles give equal wheels; SOURCE_DATE_EPOCH sets the date of their files.
-    """
-    from cutlass_aot.bundle.wheel import build_wheels
 
-    for wheel in build_wheels(bundle, output, by=by, limit=limit):
+    The signatures of BUNDLE go along where all of it is one wheel. What is for one host of several, or a
+    part, is a bundle of its own: --key, or --command, signs it.
+    """
+    from cutlass_aot.bundle.wheel import build_wheels, is_signed
+
+    signer = signer_of(key, program, public_key, timeout)
+    wheels = build_wheels(bundle, output, by=by, limit=limit, signer=signer)
+    for wheel in wheels:
         click.echo(f"{wheel}: {size(wheel.stat().st_size)}")
+    if is_signed(bundle) and signer is None and len(wheels) > 1:
+        click.echo(
+            f"{bundle} is signed, and these wheels are not: sign them with --key or --command", err=True
+        )
     return 0
