@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import cutlass_aot
 from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.sign import KeyFile
 from cutlass_aot.bundle.split import SPLITS, for_host, split
-from cutlass_aot.bundle.verify import verify_path, verify_wheel
+from cutlass_aot.bundle.verify import look_at, verify_path, verify_wheel
 from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
 from cutlass_aot.cli import main
@@ -27,7 +28,9 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.part import Part
+from cutlass_aot.runtime.signatures import read_public_key
 from cutlass_aot.schema.kernel import Kernel
+from tests.unit.signing import make_key
 from tests.unit.synthetic import exports, group, kernels, launcher, packed, plan, ranking, shared_object
 
 TARGETS = ("sm_100a", "sm_103a", "sm_90a")
@@ -471,3 +474,30 @@ def files_of(made: BundlePlan) -> list[PackedFile]:
     return [item.code for item in made.groups] + [
         library for item in made.groups for own in item.libraries.values() for library in own
     ]
+
+
+# -- signatures ---------------------------------------------------------------------------------------------
+
+
+def test_wheels_of_a_part_or_a_host_are_signed_as_they_are_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, other = make_key(tmp_path / "keys", 1), make_key(tmp_path / "keys", 2)
+    bundle = write(tmp_path, targets=("sm_90a", "sm_100a"))
+    other.sign(bundle)
+    out = str(tmp_path / "wheels")
+    assert status("wheel", str(bundle), "-o", out, "--split", "targets") == 0
+    assert "is signed, and these wheels are not: sign them with --key" in capsys.readouterr().err
+    arguments = ["wheel", str(bundle), "-o", out, "--split", "targets", "--key", str(key.path)]
+    assert status(*arguments) == 0
+    assert not capsys.readouterr().err
+    trusted = [read_public_key(key.public)]
+    for wheel in (tmp_path / "wheels").iterdir():
+        findings = look_at(wheel, trusted)
+        if wheel.name.endswith("any.whl"):
+            assert [problem.found for problem in findings.problems] == ["no bundle, and so no signature"]
+        else:
+            assert (findings.problems, findings.signers) == ([], [key.id])
+    (wheel,) = build_wheels(bundle, tmp_path / "whole", signer=KeyFile(key.path, str))
+    assert look_at(wheel, trusted).signers == [key.id]
+    assert look_at(bundle).signers == [other.id]

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cutlass_aot
+from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CorruptFile, Incompatible, KernelNotFound
 from cutlass_aot.runtime.assembled import installed_report
 from cutlass_aot.runtime.bundle import Bundle
@@ -327,3 +328,27 @@ def test_a_report_of_nothing_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installed_report() == ((), (), (), ())
     with pytest.raises(BundleError, match="no bundle is installed"):
         cutlass_aot.open_installed()
+
+
+# -- the command --------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_is_found_and_what_is_not(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["installed", *arguments])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    write_bundle(tree / "good", of("f16"), part="one", parts=("one", "two"))
+    write_bundle(tree / "host", of("bf16"), name="host", hosts=("s390x",))
+    lines = run().splitlines()
+    assert lines[0] == f"small 0.1.0 part one: 3 kernels in 1 groups for sm_90a ({tree / 'good'})"
+    assert lines[1].startswith(f"unusable: host 0.1.0 ({tree / 'host'}): ")
+    assert lines[2] == "missing: small 0.1.0 part two is not installed"
+    assert "host" not in run("small")
+    assert run("other", "--path", str(tree)) == "no bundle other is installed\n"
+    record = json.loads(run("--json"))
+    assert [item["part"] for item in record["used"]] == ["one"]
