@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cutlass_aot.bundle.elf import SharedObject, read_shared_object
 from cutlass_aot.errors import BundleError
-from cutlass_aot.schema.catalog import MAX_FILE_BYTES
+from cutlass_aot.schema.catalog import MAX_LIBRARY_BYTES
 from cutlass_aot.schema.compression import decompressed
 
 OLDEST = (2, 17)
@@ -65,7 +65,7 @@ def glibc_of(libraries: Iterable[Path]) -> str:
         OSError: if one cannot be read.
     """
     read = {
-        path: read_shared_object(decompressed(path.read_bytes(), MAX_FILE_BYTES), path.name)
+        path: read_shared_object(decompressed(path.read_bytes(), MAX_LIBRARY_BYTES), path.name)
         for path in sorted(set(libraries))
     }
     return promised_glibc(needed_glibc(library, path.name) for path, library in read.items())

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import errno
-import hashlib
-import io
-import itertools
-import stat
-import struct
 import tempfile
 import zipfile
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
 
+from cutlass_aot.bundle.archive import ZIP_ERRORS, digest_of, entry_problems, record_problems, text_of
 from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
-from cutlass_aot.bundle.wheel import BUNDLE_FOLDER, record_digest, record_to_text
+from cutlass_aot.bundle.wheel import BUNDLE_FOLDER
 from cutlass_aot.bundle.wheel_names import (
     LICENSES_NAME,
     WHOLE_INIT,
@@ -40,9 +32,7 @@ from cutlass_aot.runtime.wheel_catalog import check_directory
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
-    MAX_FILE_BYTES,
     Catalog,
-    check_relative,
 )
 
 __all__ = [
@@ -56,17 +46,7 @@ __all__ = [
     "verify_wheel",
 ]
 
-MAX_WHEEL_BYTES = 4 << 30
-MAX_METADATA_BYTES = 1 << 26
 MAX_INIT_BYTES = 1 << 12
-_READ_BYTES = 1 << 20
-_ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
-_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
-# What the standard library's reader raises for archives that were truncated, altered or made to harm.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +95,10 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
             try:
                 check_directory(file, wheel)
                 archive = zipfile.ZipFile(file)
-            except (CorruptFile, *_ZIP_ERRORS) as error:
+            except (CorruptFile, *ZIP_ERRORS) as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                findings = Findings(list(_entries(archive)))
+                findings = Findings(list(entry_problems(archive)))
                 if not findings.problems:
                     findings.problems = list(
                         _contents(archive, wheel.name, Path(folder), keys, findings.signers)
@@ -131,52 +111,6 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         raise BundleError(
             f"cannot verify {wheel}: {error.filename or wheel}: {error.strerror or error}"
         ) from error
-
-
-def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
-    """What is wrong with the archive's list of files: nothing of it is read before this is clean."""
-    infos = archive.infolist()
-    counts = Counter(info.filename for info in infos)
-    for name, count in sorted(counts.items()):
-        if count > 1:
-            yield Problem(name, f"{count} entries of this name", "one")
-        try:
-            check_relative(name)
-        except CorruptFile as error:
-            yield Problem(name, str(error), "a path in the wheel")
-            continue
-        parts = name.split("/")
-        if not all(part.isprintable() and part.isascii() for part in parts):
-            yield Problem(name, "a name with other characters", "printable ASCII")
-        if any("/".join(parts[:length]) in counts for length in range(1, len(parts))):
-            yield Problem(name, "a file below what is a file itself", "a directory above it")
-    for info in infos:
-        mode = info.external_attr >> 16
-        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-            yield Problem(info.filename, f"file mode {mode:#o}", "a plain file")
-        if info.flag_bits & 1 or info.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):
-            yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
-            continue
-        most = info.compress_size * (_MOST_DEFLATED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
-        if info.file_size > MAX_FILE_BYTES:
-            yield Problem(info.filename, f"{info.file_size} bytes unpacked", f"at most {MAX_FILE_BYTES}")
-        elif info.file_size > most:
-            yield Problem(
-                info.filename,
-                f"{info.file_size} bytes unpacked of {info.compress_size} packed",
-                f"at most {most}",
-            )
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    for one, following in itertools.pairwise(ordered):
-        end = one.header_offset + _ENTRY_BYTES + len(one.filename.encode()) + one.compress_size
-        if end > following.header_offset:
-            yield Problem(following.filename, f"data that {one.filename} has too", "data of its own")
-    total = sum(info.file_size for info in infos)
-    if total > MAX_WHEEL_BYTES:
-        yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
 
 
 def _contents(
@@ -201,10 +135,10 @@ def _contents(
     for name in sorted(sizes):
         within = name.removeprefix(root) if name.startswith(root) else None
         try:
-            digests[name] = _read(archive, name, folder / within if within else None)
-        except _ZIP_ERRORS as error:
+            digests[name] = digest_of(archive, name, folder / within if within else None)
+        except ZIP_ERRORS as error:
             yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
-    yield from _record(archive, records[0], sizes, digests)
+    yield from record_problems(archive, records[0], sizes, digests)
     inside = look_at_bundle(folder, keys)
     signers += inside.signers
     for problem in inside.problems:
@@ -250,7 +184,7 @@ def _start(archive: zipfile.ZipFile, name: str) -> str:
     try:
         with archive.open(name) as file:
             return file.read(MAX_INIT_BYTES).decode("utf-8", "replace")
-    except (KeyError, *_ZIP_ERRORS):
+    except (KeyError, *ZIP_ERRORS):
         return ""
 
 
@@ -261,10 +195,10 @@ def _whole(
     digests: dict[str, str] = {}
     for name in sorted(sizes):
         try:
-            digests[name] = _read(archive, name, None)
-        except _ZIP_ERRORS as error:
+            digests[name] = digest_of(archive, name, None)
+        except ZIP_ERRORS as error:
             yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
-    yield from _record(archive, record, sizes, digests)
+    yield from record_problems(archive, record, sizes, digests)
     dist_info = record.removesuffix("/RECORD")
     package, _, version = dist_info.removesuffix(".dist-info").partition("-")
     expected = {
@@ -281,7 +215,7 @@ def _whole(
     if file_name != f"{package}-{version}-py3-none-any.whl":
         yield Problem(file_name, "this file name", f"{package}-{version}-py3-none-any.whl")
     try:
-        texts = [_text(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL")]
+        texts = [text_of(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL")]
     except CorruptFile as error:
         yield Problem(dist_info, str(error), "METADATA and WHEEL")
         return
@@ -296,74 +230,6 @@ def _whole(
     whole = [f"{distribution}-{part}=={version}" for part in ours if PART_NAME.fullmatch(part)]
     if not needs or whole != needs:
         yield Problem(f"{dist_info}/METADATA", f"needs {needs}", f"the parts of {distribution} {version}")
-
-
-def _read(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
-    """Digest of one file, in RECORD's form; its bytes go to ``target`` if there is one.
-
-    The archive's reader stops at the size that its index gives, which was bounded before.
-    """
-    hasher = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        source = stack.enter_context(archive.open(name))
-        output = None
-        if target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(target.open("xb"))
-        while block := source.read(_READ_BYTES):
-            hasher.update(block)
-            if output is not None:
-                output.write(block)
-    return record_digest(hasher.digest())
-
-
-def _record(
-    archive: zipfile.ZipFile, record: str, sizes: Mapping[str, int], digests: Mapping[str, str]
-) -> Iterator[Problem]:
-    try:
-        text = _text(archive, record)
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except (csv.Error, CorruptFile) as error:
-        yield Problem(record, str(error), "rows of path, digest and size")
-        return
-    if text != record_to_text(rows):
-        yield Problem(record, "other bytes than its rows give", "its canonical form")
-    listed: set[str] = set()
-    for row in rows:
-        if len(row) != 3 or row[0] in listed:
-            yield Problem(record, f"the row {row!r}", "a path, digest and size, each path once")
-            continue
-        path, digest, size = row
-        listed.add(path)
-        if path not in sizes:
-            yield Problem(path, "nothing", "the file that RECORD lists")
-        elif path == record:
-            if digest or size:
-                yield Problem(record, "its own digest or size", "neither")
-        elif size != str(sizes[path]):
-            yield Problem(path, f"{sizes[path]} bytes", f"{size!r}, as RECORD says")
-        # What could not be read is a problem already.
-        elif path in digests and digest != digests[path]:
-            yield Problem(path, digests[path], f"{digest}, as RECORD says")
-    for path in sorted(set(sizes) - listed):
-        yield Problem(path, "a file that RECORD does not list", "no such file")
-
-
-def _text(archive: zipfile.ZipFile, name: str) -> str:
-    """A small text of the wheel.
-
-    Raises:
-        CorruptFile: if it is large, or no text, or cannot be unpacked.
-    """
-    try:
-        size = archive.getinfo(name).file_size
-        if size > MAX_METADATA_BYTES:
-            raise CorruptFile(f"{size} bytes, more than {MAX_METADATA_BYTES}")
-        return archive.read(name).decode()
-    except KeyError:
-        raise CorruptFile("no such file") from None
-    except _ZIP_ERRORS as error:
-        raise CorruptFile(f"unreadable data ({error})") from None
 
 
 def _surroundings(
@@ -389,7 +255,7 @@ def _surroundings(
     }
     for path in sorted({*exact, *headers}):
         try:
-            text = _text(archive, path)
+            text = text_of(archive, path)
         except CorruptFile as error:
             yield Problem(path, str(error), "a file that every bundle's wheel has")
             continue

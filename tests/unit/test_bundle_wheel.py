@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlass_aot.bundle import verify
+from cutlass_aot.bundle import archive, verify
 from cutlass_aot.bundle.verify import verify_path, verify_wheel
 from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime import wheel_catalog
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
 from tests.unit.synthetic import plan
@@ -352,7 +353,7 @@ def test_another_file_name_is_found(wheel):
 )
 def test_unsafe_names_are_found_before_anything_is_unpacked(sound, tmp_path, path, monkeypatch):
     bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
-    monkeypatch.setattr(verify, "_read", None)
+    monkeypatch.setattr(verify, "digest_of", None)
     problems = verify_wheel(bad)
     assert problems
     assert all(str(problem).isprintable() for problem in problems)
@@ -392,8 +393,8 @@ def test_a_symbolic_link_is_found(sound, tmp_path):
 def test_a_bomb_is_refused_before_it_is_read(sound, tmp_path, monkeypatch, bound, expected):
     bad = rewritten(tmp_path, {**contents(sound), "bomb": bytes(1 << 20)})
     assert bad.stat().st_size < 1 << 16
-    monkeypatch.setattr(verify, bound, 1 << 19)
-    monkeypatch.setattr(verify, "_read", None)
+    monkeypatch.setattr(archive, bound, 1 << 19)
+    monkeypatch.setattr(verify, "digest_of", None)
     (problem,) = verify_wheel(bad)
     assert expected in problem.found
 
@@ -407,6 +408,48 @@ def test_a_size_that_the_index_makes_up_is_refused(sound, tmp_path):
     data[entry + 24 : entry + 28] = (0xFFFFFFFE).to_bytes(4, "little")
     bad.write_bytes(data)
     assert [problem.path for problem in verify_wheel(bad)] == ["bomb", "the wheel"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_more_bytes_than_packed_ones_can_stand_for_are_refused(sound, tmp_path, stored, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    method = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(bad, "a") as made:
+        made.writestr("bomb", b"x" * 100, method)
+    data = bytearray(bad.read_bytes())
+    entry = data.rindex(b"bomb") - 46
+    data[entry + 24 : entry + 28] = (101 if stored else 1 << 20).to_bytes(4, "little")
+    bad.write_bytes(data)
+    monkeypatch.setattr(verify, "digest_of", None)
+    (problem,) = verify_wheel(bad)
+    assert problem.path == "bomb"
+    assert "bytes unpacked of" in problem.found
+
+
+def test_files_that_share_their_data_are_refused(sound, tmp_path, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    with zipfile.ZipFile(bad, "a") as made:
+        made.writestr("one", bytes(100))
+        made.writestr("two", bytes(100))
+    data = bytearray(bad.read_bytes())
+    first, second = (data.rindex(name) - 46 for name in (b"one", b"two"))
+    # Where the data of an entry begins, as the central directory has it.
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    bad.write_bytes(data)
+    monkeypatch.setattr(verify, "digest_of", None)
+    (problem,) = verify_wheel(bad)
+    assert (problem.path, problem.found) == ("two", "data that one has too")
+
+
+def test_an_index_that_is_too_large_is_refused_before_it_is_read(sound, tmp_path, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    monkeypatch.setattr(wheel_catalog, "MAX_DIRECTORY_BYTES", 100)
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    (problem,) = verify_wheel(bad)
+    assert "an index of more than 100 bytes" in problem.found
 
 
 def test_other_compressions_are_refused(sound, tmp_path):
