@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import TuningError as TuningError
     from cutlass_aot.errors import UntrustedBundle as UntrustedBundle
     from cutlass_aot.runtime import policy as policy
+    from cutlass_aot.runtime.assembled import open_installed as open_installed
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.declared import kernel as kernel
     from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
-    from cutlass_aot.runtime.installed import open_installed as open_installed
     from cutlass_aot.runtime.trust import trust as trust
     from cutlass_aot.runtime.view import view_as as view_as
     from cutlass_aot.schema.declaration import Operand as Operand
@@ -80,7 +80,7 @@ _PUBLIC = {
     "errors": ("cutlass_aot.errors", None),
     "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
-    "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
+    "open_installed": ("cutlass_aot.runtime.assembled", "open_installed"),
     "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
     "trust": ("cutlass_aot.runtime.trust", "trust"),

@@ -199,11 +199,11 @@ def build(path: Path, store: Path, out: Path) -> float:
 
 def part_size(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
     """Bytes of a kernel in a wheel, and installed."""
-    from cutlass_aot.bundle.wheel import build_wheel
+    from cutlass_aot.bundle.wheel import build_wheels
 
     count = sum(group.count for group in built.bundle.groups)
     with tempfile.TemporaryDirectory() as name:
-        wheel = build_wheel(built.path, Path(name)).stat().st_size / count
+        wheel = sum(path.stat().st_size for path in build_wheels(built.path, Path(name))) / count
         archive = Path(name) / "plain.zip"
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
             for path in built.plain():

@@ -139,7 +139,7 @@ def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> 
     from cutlass_aot.builder.pipeline import build
     from cutlass_aot.builder.pool import Pool
     from cutlass_aot.builder.settings import Settings
-    from cutlass_aot.bundle.wheel import build_wheel
+    from cutlass_aot.bundle.wheel import build_wheels
 
     sys.executable = interpreter
     os.umask(surroundings.umask)
@@ -175,7 +175,7 @@ def build_once(surroundings: Surroundings, manifest: Path, interpreter: str) -> 
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     if surroundings.epoch:
         os.environ["SOURCE_DATE_EPOCH"] = ZIP_EPOCH
-    wheel = build_wheel(bundle, Path("wheels"))
+    (wheel,) = build_wheels(bundle, Path("wheels"))
     ((name, described),) = describe_files([wheel], wheel.parent).items()
     built = Built(
         files=describe_files(bundle.rglob("*"), bundle),

@@ -12,6 +12,7 @@ from cutlass_aot.builder.plan import kernel_entries
 from cutlass_aot.builder.recipe import Origins, Recipe
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.tuned import measured_rankings
+from cutlass_aot.bundle.platform_tags import glibc_of
 from cutlass_aot.bundle.write import BundlePlan, Outcome, write_bundle
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
@@ -48,6 +49,11 @@ def assemble(
     """
     entries = kernel_entries(selection.kernels, keys, artifacts, origins, libraries.entry)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
+    groups, launchers = libraries.groups(entries), libraries.launchers()
+    linked = [
+        *launchers.values(),
+        *(file for group in groups for own in group.libraries.values() for file in own),
+    ]
     outcome = write_bundle(
         BundlePlan(
             name=recipe.name,
@@ -58,11 +64,11 @@ def assemble(
             needs=Needs(
                 cuda_driver=CUDA_DRIVER,
                 tvm_ffi=linker.tvm_ffi_version,
-                glibc=linker.glibc,
+                glibc=glibc_of(file.path for file in linked),
             ),
-            provenance=origins.provenance,
-            groups=libraries.groups(entries),
-            launchers=libraries.launchers(),
+            provenance={**linker.versions, **origins.provenance},
+            groups=groups,
+            launchers=launchers,
             licenses=linker.licenses(),
             rankings=(*selection.rankings, *measured),
         ),

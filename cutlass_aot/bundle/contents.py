@@ -9,6 +9,8 @@ from pathlib import Path
 
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_bytes
+from cutlass_aot.bundle.platform_tags import needed_glibc
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, kernels_of_bill, kernels_of_index
 from cutlass_aot.bundle.write import FILE_NAME
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
@@ -33,6 +35,7 @@ from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBO
 from cutlass_aot.schema.ranking import Ranking, holds_for
 from cutlass_aot.schema.signature import SIGNATURES
 from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.versions import major_minor
 
 ALLOWED_LIBRARIES = frozenset(
     {
@@ -213,10 +216,12 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         for reference in files
         if references.get(reference.path) == reference and reference.path not in damaged
     }
+    entries: list[KernelEntry] | None = []
     libraries: dict[FileReference, _Expected] = {}
     codes: dict[FileReference, dict[CodeSpan, str]] = {}
     for group in groups:
         index = (yield from _group(bundle, group, sound)) if group.child.path in sound else None
+        entries = None if entries is None or index is None else [*entries, *index]
         spans = codes.setdefault(group.code, {})
         for entry in index or ():
             spans.setdefault(entry.code, f"{group.child.path}: {entry.kernel.name}")
@@ -228,14 +233,31 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
     for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
         if reference.path in sound:
-            yield from _library(bundle, reference, expected)
+            yield from _library(bundle, reference, expected, catalog.needs.glibc)
     for reference, spans in sorted(codes.items(), key=lambda item: item[0].path):
         if reference.path in sound:
             yield from _code(bundle, reference, spans)
-    used = {CATALOG_NAME, *(reference.path for reference in files)}
+    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    if bill is not None and bill.path not in damaged and entries is not None:
+        yield from _bill(bundle, bill, entries)
+    used = {CATALOG_NAME, f"{BILL_FOLDER}/{BILL_NAME}", *(reference.path for reference in files)}
     for path in references:
         if path not in used and not path.startswith("licenses/"):
             yield Problem(path, "a file that the catalog does not name", "no such file")
+
+
+def _bill(bundle: Path, reference: FileReference, entries: Sequence[KernelEntry]) -> Iterator[Problem]:
+    """Hold the bill of materials against the indices of all groups."""
+    try:
+        listed = kernels_of_bill(_index(bundle, reference), reference.path)
+    except CutlassAotError as error:
+        yield Problem(reference.path, str(error), "a bill of materials that this release reads")
+        return
+    different = sorted(name for name, *_ in listed ^ kernels_of_index(entries))
+    if different:
+        yield Problem(
+            reference.path, f"other kernels than in the indices: {_few(different)}", "the bundle's kernels"
+        )
 
 
 def _symbols(index: GroupIndex, library: int) -> set[str]:
@@ -382,7 +404,7 @@ def _code(bundle: Path, reference: FileReference, spans: Mapping[CodeSpan, str])
         yield Problem(reference.path, str(error), "GPU code as one zstd frame")
 
 
-def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Iterator[Problem]:
+def _library(bundle: Path, reference: FileReference, expected: _Expected, glibc: str) -> Iterator[Problem]:
     path, host = reference.path, expected.host
     if not expected.same_host:
         yield Problem(path, "a library for several hosts in the catalog", "one for each host")
@@ -401,6 +423,15 @@ def _library(bundle: Path, reference: FileReference, expected: _Expected) -> Ite
     foreign = sorted(set(library.needed) - ALLOWED_LIBRARIES)
     if foreign:
         yield Problem(path, f"a need for {_few(foreign)}", "none beside libtvm_ffi.so and glibc")
+    try:
+        major, minor = needed_glibc(library, path)
+    except BundleError as error:
+        yield Problem(path, str(error), "versions of glibc's symbols alone")
+        return
+    if (major, minor) > major_minor(glibc):
+        yield Problem(
+            path, f"symbols of glibc {major}.{minor}", f"none newer than {glibc}, which is promised"
+        )
 
 
 def _few(values: Iterable[str]) -> str:

@@ -1,9 +1,10 @@
-"""What a shared library exports, read from its dynamic segment as the loader does, at bounded memory.
+"""What a shared library exports and needs, read from its dynamic segment as the loader does, bounded.
 
 Verification runs where no build tool is installed, so this reader needs the standard library alone. It reads
 64-bit little-endian ELF and trusts no offset: each is held against the file's length before it is followed.
 Formats: System V gABI, chapters 4 and 5; https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, and
-for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``.
+for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``; for version needs the Linux
+Standard Base, "Symbol Versioning".
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ MAX_SYMBOLS = 1 << 20
 MAX_STRING_BYTES = 1 << 26
 MAX_SEGMENTS = 1 << 10
 MAX_DYNAMIC_ENTRIES = 1 << 12
+MAX_VERSIONS = 1 << 10
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_VERSIONS_OF_A_LIBRARY = struct.Struct("<HHIII")
+_VERSION = struct.Struct("<IHHII")
 _SHARED_OBJECT = 3
 _LOAD, _DYNAMIC_SEGMENT = 1, 2
 _NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT = 0, 1, 4, 5, 6, 10, 11
-_GNU_HASH = 0x6FFFFEF5
+_RELR = 36
+_GNU_HASH, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFE, 0x6FFFFFFF
+_WEAK_VERSION = 2  # one that may be missing: the loader warns of it alone
 _UNDEFINED = 0
 _VISIBLE_BINDINGS = (1, 2, 10)  # global, weak, unique
 _VISIBLE = (0, 3)  # default, protected
@@ -46,11 +52,16 @@ class SharedObject:
         host: CPU architecture, such as ``x86_64``, or ``machine 40`` where it is not one we know.
         exported: names of the defined symbols that others can bind to.
         needed: libraries it needs, in its order.
+        versions: versions of the symbols of those libraries that they have to know, such as ``GLIBC_2.17``;
+            the loader refuses the library without.
+        packed_relocations: whether it has relocations of the packed form (``DT_RELR``).
     """
 
     host: str
     exported: frozenset[str]
     needed: tuple[str, ...]
+    versions: frozenset[str] = frozenset()
+    packed_relocations: bool = False
 
 
 def read_shared_object(data: bytes, what: str) -> SharedObject:
@@ -129,6 +140,8 @@ class _Reader:
             host=MACHINES.get(machine, f"machine {machine}"),
             exported=frozenset(self._exported(entries, strings)),
             needed=tuple(self._name(strings, offset) for offset in needed),
+            versions=frozenset(self._versions(entries, strings)),
+            packed_relocations=_RELR in entries,
         )
 
     def _dynamic(self, offset: int, length: int) -> tuple[dict[int, int], list[int]]:
@@ -177,6 +190,26 @@ class _Reader:
             visible = info >> 4 in _VISIBLE_BINDINGS and other & 3 in _VISIBLE
             if visible and section != _UNDEFINED:
                 yield self._name(strings, name)
+
+    def _versions(self, entries: dict[int, int], strings: bytes) -> Iterator[str]:
+        if _VERNEED not in entries:
+            return
+        address, libraries = entries[_VERNEED], self._entry(entries, _VERNEEDNUM, "DT_VERNEEDNUM")
+        seen = 0
+        for _ in range(libraries):
+            record = self._table(address, _VERSIONS_OF_A_LIBRARY.size, "version needs")
+            _, versions, _, first, following = _VERSIONS_OF_A_LIBRARY.unpack(record)
+            seen += 1 + versions
+            if seen > MAX_VERSIONS:
+                raise self._corrupt(f"it needs more than {MAX_VERSIONS} versions of symbols")
+            at = address + first
+            for _ in range(versions):
+                version = _VERSION.unpack(self._table(at, _VERSION.size, "version needs"))
+                _, flags, _, name, step = version
+                if not flags & _WEAK_VERSION:
+                    yield self._name(strings, name)
+                at += step
+            address += following
 
     def _symbol_count(self, entries: dict[int, int]) -> int:
         """No field of the dynamic segment holds the count: it follows from either hash table."""

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import errno
-import hashlib
-import io
-import stat
-import struct
 import tempfile
 import zipfile
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
 
+from cutlass_aot.bundle.archive import ZIP_ERRORS, digest_of, entry_problems, record_problems, text_of
 from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
-from cutlass_aot.bundle.wheel import (
-    BUNDLE_FOLDER,
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
+from cutlass_aot.bundle.wheel import BUNDLE_FOLDER
+from cutlass_aot.bundle.wheel_names import (
+    LICENSES_NAME,
+    WHOLE_INIT,
     WheelNames,
+    distribution_of,
     entry_points,
+    licenses_text,
     package_init,
-    record_digest,
-    record_to_text,
     wheel_names,
 )
+from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files import read_catalog
+from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.runtime.signatures import PublicKey
+from cutlass_aot.runtime.wheel_catalog import check_directory
 from cutlass_aot.schema.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
-    MAX_FILE_BYTES,
     Catalog,
-    check_relative,
 )
 
 __all__ = [
@@ -50,14 +46,7 @@ __all__ = [
     "verify_wheel",
 ]
 
-MAX_WHEEL_BYTES = 4 << 30
-MAX_METADATA_BYTES = 1 << 26
-_READ_BYTES = 1 << 20
-# What the standard library's reader raises for archives that were truncated, altered or made to harm.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError,
-)  # fmt: skip
+MAX_INIT_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,8 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     """Hold everything in a bundle's wheel against everything else.
 
     Names, sizes and RECORD are checked before the bundle inside is unpacked into a private temporary
-    directory and verified; what stands around it has to be what :func:`build_wheel` writes.
+    directory and verified; what stands around it has to be what
+    :func:`~cutlass_aot.bundle.wheel.build_wheels` writes.
 
     Args:
         wheel: the file.
@@ -103,11 +93,12 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     try:
         with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
             try:
+                check_directory(file, wheel)
                 archive = zipfile.ZipFile(file)
-            except _ZIP_ERRORS as error:
+            except (CorruptFile, *ZIP_ERRORS) as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                findings = Findings(list(_entries(archive)))
+                findings = Findings(list(entry_problems(archive)))
                 if not findings.problems:
                     findings.problems = list(
                         _contents(archive, wheel.name, Path(folder), keys, findings.signers)
@@ -122,39 +113,6 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         ) from error
 
 
-def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
-    """What is wrong with the archive's list of files: nothing of it is read before this is clean."""
-    infos = archive.infolist()
-    counts = Counter(info.filename for info in infos)
-    for name, count in sorted(counts.items()):
-        if count > 1:
-            yield Problem(name, f"{count} entries of this name", "one")
-        try:
-            check_relative(name)
-        except CorruptFile as error:
-            yield Problem(name, str(error), "a path in the wheel")
-            continue
-        parts = name.split("/")
-        if not all(part.isprintable() and part.isascii() for part in parts):
-            yield Problem(name, "a name with other characters", "printable ASCII")
-        if any("/".join(parts[:length]) in counts for length in range(1, len(parts))):
-            yield Problem(name, "a file below what is a file itself", "a directory above it")
-    for info in infos:
-        mode = info.external_attr >> 16
-        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-            yield Problem(info.filename, f"file mode {mode:#o}", "a plain file")
-        if info.flag_bits & 1 or info.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):
-            yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
-        if info.file_size > MAX_FILE_BYTES:
-            yield Problem(info.filename, f"{info.file_size} bytes unpacked", f"at most {MAX_FILE_BYTES}")
-    total = sum(info.file_size for info in infos)
-    if total > MAX_WHEEL_BYTES:
-        yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
-
-
 def _contents(
     archive: zipfile.ZipFile, file_name: str, folder: Path, keys: Sequence[PublicKey], signers: list[str]
 ) -> Iterator[Problem]:
@@ -164,6 +122,11 @@ def _contents(
         yield Problem(file_name, f"{len(records)} files *.dist-info/RECORD", "one")
         return
     manifests = [name for name in sizes if name.endswith(f"/{BUNDLE_FOLDER}/{MANIFEST_NAME}")]
+    if not manifests and any(WHOLE_INIT.fullmatch(_start(archive, name)) for name in sizes):
+        yield from _whole(archive, file_name, records[0], sizes)
+        if keys:
+            yield Problem(file_name, "no bundle, and so no signature", "a wheel of a bundle that is signed")
+        return
     if len(manifests) != 1 or manifests[0].count("/") != 2:
         yield Problem(file_name, f"{len(manifests)} bundles", f"one, in PACKAGE/{BUNDLE_FOLDER}")
         return
@@ -172,10 +135,10 @@ def _contents(
     for name in sorted(sizes):
         within = name.removeprefix(root) if name.startswith(root) else None
         try:
-            digests[name] = _read(archive, name, folder / within if within else None)
-        except _ZIP_ERRORS as error:
+            digests[name] = digest_of(archive, name, folder / within if within else None)
+        except ZIP_ERRORS as error:
             yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
-    yield from _record(archive, records[0], sizes, digests)
+    yield from record_problems(archive, records[0], sizes, digests)
     inside = look_at_bundle(folder, keys)
     signers += inside.signers
     for problem in inside.problems:
@@ -186,79 +149,96 @@ def _contents(
     except CutlassAotError as error:
         yield Problem(f"{root}{CATALOG_NAME}", str(error), "a bundle that can be a wheel")
         return
-    yield from _surroundings(archive, file_name, catalog, names, set(sizes))
+    about = _from_bundle(folder, catalog, names)
+    yield from _surroundings(archive, file_name, catalog, names, set(sizes), about)
 
 
-def _read(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
-    """Digest of one file, in RECORD's form; its bytes go to ``target`` if there is one.
+def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str, str]:
+    """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
+    try:
+        references = read_manifest(folder)
+        licenses = {
+            path.removeprefix("licenses/"): read_file(folder, reference)
+            for path, reference in references.items()
+            if path.startswith("licenses/")
+        }
+    except CutlassAotError:
+        # Which is a problem of the bundle already.
+        return {}
+    found: dict[str, str] = {}
+    if licenses:
+        text = licenses_text(licenses).decode("utf-8", "replace")
+        found[f"{names.dist_info}/licenses/{LICENSES_NAME}"] = text
+    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    if bill is not None:
+        where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
+        text = bill_of_wheel(catalog, names.distribution, where, bill.sha256).decode()
+        found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
+    return found
 
-    The archive's reader stops at the size that its index gives, which was bounded before.
-    """
-    hasher = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        source = stack.enter_context(archive.open(name))
-        output = None
-        if target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(target.open("xb"))
-        while block := source.read(_READ_BYTES):
-            hasher.update(block)
-            if output is not None:
-                output.write(block)
-    return record_digest(hasher.digest())
+
+def _start(archive: zipfile.ZipFile, name: str) -> str:
+    """The beginning of a package's own module, ``""`` of any other file."""
+    if not name.endswith("/__init__.py") or name.count("/") != 1:
+        return ""
+    try:
+        with archive.open(name) as file:
+            return file.read(MAX_INIT_BYTES).decode("utf-8", "replace")
+    except (KeyError, *ZIP_ERRORS):
+        return ""
 
 
-def _record(
-    archive: zipfile.ZipFile, record: str, sizes: Mapping[str, int], digests: Mapping[str, str]
+def _whole(
+    archive: zipfile.ZipFile, file_name: str, record: str, sizes: Mapping[str, int]
 ) -> Iterator[Problem]:
+    """What is wrong with the wheel that needs all parts of a bundle, and has nothing of its own."""
+    digests: dict[str, str] = {}
+    for name in sorted(sizes):
+        try:
+            digests[name] = digest_of(archive, name, None)
+        except ZIP_ERRORS as error:
+            yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
+    yield from record_problems(archive, record, sizes, digests)
+    dist_info = record.removesuffix("/RECORD")
+    package, _, version = dist_info.removesuffix(".dist-info").partition("-")
+    expected = {
+        f"{package}/__init__.py",
+        *(f"{dist_info}/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
+    }
+    for path in sorted(expected ^ set(sizes)):
+        found, wanted = ("nothing", "a file") if path in expected else ("a file", "no such file")
+        yield Problem(path, found, f"{wanted}, in a wheel that needs the parts of a bundle")
+    match = WHOLE_INIT.fullmatch(_start(archive, f"{package}/__init__.py"))
+    distribution = distribution_of(match[1]) if match else ""
+    if distribution.replace("-", "_") != package:
+        yield Problem(f"{package}/__init__.py", f"the name {distribution!r}", f"{package!r}, as the wheel's")
+    if file_name != f"{package}-{version}-py3-none-any.whl":
+        yield Problem(file_name, "this file name", f"{package}-{version}-py3-none-any.whl")
     try:
-        text = _text(archive, record)
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except (csv.Error, CorruptFile) as error:
-        yield Problem(record, str(error), "rows of path, digest and size")
+        texts = [text_of(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL")]
+    except CorruptFile as error:
+        yield Problem(dist_info, str(error), "METADATA and WHEEL")
         return
-    if text != record_to_text(rows):
-        yield Problem(record, "other bytes than its rows give", "its canonical form")
-    listed: set[str] = set()
-    for row in rows:
-        if len(row) != 3 or row[0] in listed:
-            yield Problem(record, f"the row {row!r}", "a path, digest and size, each path once")
-            continue
-        path, digest, size = row
-        listed.add(path)
-        if path not in sizes:
-            yield Problem(path, "nothing", "the file that RECORD lists")
-        elif path == record:
-            if digest or size:
-                yield Problem(record, "its own digest or size", "neither")
-        elif size != str(sizes[path]):
-            yield Problem(path, f"{sizes[path]} bytes", f"{size!r}, as RECORD says")
-        # What could not be read is a problem already.
-        elif path in digests and digest != digests[path]:
-            yield Problem(path, digests[path], f"{digest}, as RECORD says")
-    for path in sorted(set(sizes) - listed):
-        yield Problem(path, "a file that RECORD does not list", "no such file")
-
-
-def _text(archive: zipfile.ZipFile, name: str) -> str:
-    """A small text of the wheel.
-
-    Raises:
-        CorruptFile: if it is large, or no text, or cannot be unpacked.
-    """
-    try:
-        size = archive.getinfo(name).file_size
-        if size > MAX_METADATA_BYTES:
-            raise CorruptFile(f"{size} bytes, more than {MAX_METADATA_BYTES}")
-        return archive.read(name).decode()
-    except KeyError:
-        raise CorruptFile("no such file") from None
-    except _ZIP_ERRORS as error:
-        raise CorruptFile(f"unreadable data ({error})") from None
+    about, wheel = (Parser().parsestr(text, headersonly=True) for text in texts)
+    for name, value, message in (
+        ("Name", distribution, about), ("Version", version, about), ("Tag", "py3-none-any", wheel),
+    ):  # fmt: skip
+        if message.get_all(name) != [value]:
+            yield Problem(dist_info, f"{name} {message.get_all(name)}", repr(value))
+    needs = about.get_all("Requires-Dist") or []
+    ours = [item.removeprefix(f"{distribution}-").removesuffix(f"=={version}") for item in needs]
+    whole = [f"{distribution}-{part}=={version}" for part in ours if PART_NAME.fullmatch(part)]
+    if not needs or whole != needs:
+        yield Problem(f"{dist_info}/METADATA", f"needs {needs}", f"the parts of {distribution} {version}")
 
 
 def _surroundings(
-    archive: zipfile.ZipFile, file_name: str, catalog: Catalog, names: WheelNames, files: set[str]
+    archive: zipfile.ZipFile,
+    file_name: str,
+    catalog: Catalog,
+    names: WheelNames,
+    files: set[str],
+    about: Mapping[str, str],
 ) -> Iterator[Problem]:
     """What stands around the bundle: an install runs or trusts it, so nothing foreign is let pass."""
     if file_name != names.file_name:
@@ -267,14 +247,15 @@ def _surroundings(
     exact = {
         f"{package}__init__.py": package_init(catalog).decode(),
         f"{dist_info}entry_points.txt": entry_points(catalog, names).decode(),
+        **about,
     }
     headers = {
-        f"{dist_info}METADATA": {"Name": names.distribution, "Version": catalog.version},
-        f"{dist_info}WHEEL": {"Tag": names.tag, "Root-Is-Purelib": "false"},
+        f"{dist_info}METADATA": {"Name": [names.distribution], "Version": [catalog.version]},
+        f"{dist_info}WHEEL": {"Tag": list(names.tags), "Root-Is-Purelib": ["false"]},
     }
     for path in sorted({*exact, *headers}):
         try:
-            text = _text(archive, path)
+            text = text_of(archive, path)
         except CorruptFile as error:
             yield Problem(path, str(error), "a file that every bundle's wheel has")
             continue
@@ -282,11 +263,10 @@ def _surroundings(
             yield Problem(path, repr(text[:200]), repr(exact[path]))
         message = Parser().parsestr(text, headersonly=True)
         for name, expected in headers.get(path, {}).items():
-            if message.get_all(name) != [expected]:
-                yield Problem(path, f"{name} {message.get_all(name)}", f"{expected!r}")
-    allowed = (f"{package}{BUNDLE_FOLDER}/", f"{dist_info}licenses/")
+            if message.get_all(name) != expected:
+                yield Problem(path, f"{name} {message.get_all(name)}", f"{expected}")
     for path in sorted(files - {*exact, *headers, f"{dist_info}RECORD"}):
-        if not path.startswith(allowed):
+        if not path.startswith(f"{package}{BUNDLE_FOLDER}/"):
             yield Problem(path, "a file that is no part of a bundle's wheel", "no such file")
 
 

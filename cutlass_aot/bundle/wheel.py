@@ -1,7 +1,12 @@
-"""Pack a bundle as a wheel that installs beside the runtime and needs nothing of the build side.
+"""Pack a bundle as wheels that install beside the runtime and need nothing of the build side.
 
-Formats: the binary distribution format and core metadata specifications of the Python Packaging Authority,
-https://packaging.python.org/en/latest/specifications/
+There is a wheel for each host of the bundle, with its libraries and the GPU code, which is the same for all;
+and, where the bundle is split, a wheel for each part and one that needs them all. What a wheel holds is a
+bundle: the one that is packed, or a smaller one that says which part it is.
+
+Formats: the binary distribution format of the Python Packaging Authority,
+https://packaging.python.org/en/latest/specifications/binary-distribution-format/; bills of materials as PEP
+770 has them.
 """
 
 from __future__ import annotations
@@ -16,11 +21,28 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from cutlass_aot import __version__
-from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
+from cutlass_aot.bundle.sign import Signer, sign_bundle
+from cutlass_aot.bundle.split import SPLITS, for_host, split
+from cutlass_aot.bundle.wheel_names import (
+    LICENSES_NAME,
+    WheelNames,
+    entry_points,
+    licenses_text,
+    metadata,
+    package_init,
+    wheel_file,
+    wheel_names,
+    whole_init,
+    whole_metadata,
+    whole_names,
+)
+from cutlass_aot.bundle.write import BundlePlan, write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import (
     MAX_MANIFEST_BYTES,
@@ -30,176 +52,207 @@ from cutlass_aot.runtime.files import (
     read_file,
 )
 from cutlass_aot.runtime.signatures import examine
-from cutlass_aot.schema.catalog import BUNDLE_NAME, MANIFEST_NAME, Catalog
-from cutlass_aot.schema.signature import Signature
-from cutlass_aot.schema.versions import major_minor
+from cutlass_aot.schema.catalog import MANIFEST_NAME, Catalog
+from cutlass_aot.schema.signature import SIGNATURES, Signature
+from cutlass_aot.words import size
 
-ENTRY_POINT_GROUP = "cutlass_aot.bundles"
 BUNDLE_FOLDER = "bundle"
 """Name of the bundle's directory in the wheel's package."""
 
-_NUMBER = "(?:0|[1-9][0-9]*)"
-_VERSION = re.compile(
-    rf"(?:[1-9][0-9]*!)?{_NUMBER}(?:\.{_NUMBER})*(?:(?:a|b|rc){_NUMBER})?"
-    rf"(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
-)
-"""The normal form of a version. Source: version specifiers specification (PEP 440), "Normalization"."""
-
-_GLIBC = re.compile(r"2\.[1-9][0-9]*")
 _FIRST_SECOND = 315532800  # 1980-01-01 00:00 UTC, where a zip file's calendar begins
 _LAST_SECOND = 4354819199  # 2107-12-31 23:59:59 UTC, where it ends
 _COMPRESSION_LEVEL = 6
+_COMPRESSED = ".zst"
+_LICENSES = "licenses/"
 
 _Date = tuple[int, int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class WheelNames:
-    """Every name in a bundle's wheel.
-
-    Attributes:
-        distribution: project name, such as ``cutlass-aot-bundle-sm100-dense``.
-        package: import name, such as ``cutlass_aot_bundle_sm100_dense``.
-        dist_info: directory of the metadata.
-        tag: compatibility tag, such as ``py3-none-manylinux_2_28_x86_64``.
-        file_name: the wheel's own.
-    """
-
-    distribution: str
-    package: str
-    dist_info: str
-    tag: str
-    file_name: str
-
-
-def wheel_names(catalog: Catalog) -> WheelNames:
-    """The names that follow from a bundle's catalog.
-
-    Raises:
-        BundleError: if its name, version, hosts or glibc cannot be those of a wheel.
-    """
-    if not BUNDLE_NAME.fullmatch(catalog.name):
-        raise BundleError(
-            f"bundle name {catalog.name!r} cannot name a wheel: expected lower-case letters, digits, '.', "
-            "'_' and '-', beginning and ending with a letter or a digit; change bundle.name in the manifest"
-        )
-    if not _VERSION.fullmatch(catalog.version):
-        raise BundleError(
-            f"bundle version {catalog.version!r} cannot be a wheel's: expected a normalised version such as "
-            "1.2.0, 1.2rc1, 1.2.post1 or 1.2+cu13 (PEP 440); change bundle.version in the manifest"
-        )
-    if len(catalog.hosts) != 1:
-        raise BundleError(
-            f"bundle {catalog.name!r} has libraries for {', '.join(catalog.hosts) or 'no host'}, a wheel is "
-            "for one host: build a bundle for each"
-        )
-    if not _GLIBC.fullmatch(catalog.needs.glibc):
-        raise BundleError(
-            f"bundle {catalog.name!r} was linked for glibc {catalog.needs.glibc!r}; expected a version "
-            "such as 2.28: build it again"
-        )
-    # Names are compared in this form. Source: names and normalization specification (PEP 503).
-    distribution = "cutlass-aot-bundle-" + re.sub(r"[-_.]+", "-", catalog.name)
-    package = distribution.replace("-", "_")
-    platform = f"manylinux_{catalog.needs.glibc.replace('.', '_')}_{catalog.hosts[0]}"
-    tag = f"py3-none-{platform}"
-    return WheelNames(
-        distribution=distribution,
-        package=package,
-        dist_info=f"{package}-{catalog.version}.dist-info",
-        tag=tag,
-        file_name=f"{package}-{catalog.version}-{tag}.whl",
-    )
-
-
-def package_init(catalog: Catalog) -> bytes:
-    """The package's only module: a docstring."""
-    summary = f"Kernels of the cutlass-aot bundle {catalog.name}; see cutlass_aot.open_installed."
-    return f'"""{summary}"""\n'.encode()
-
-
-def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
-    """The file by which ``open_installed`` finds the bundle."""
-    return f"[{ENTRY_POINT_GROUP}]\n{catalog.name} = {names.package}\n".encode()
-
-
-def build_wheel(bundle: Path, output: Path) -> Path:
-    """Pack a bundle as a wheel. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
+def build_wheels(
+    bundle: Path,
+    output: Path,
+    *,
+    by: str | None = None,
+    limit: int | None = None,
+    signer: Signer | None = None,
+) -> list[Path]:
+    """Pack a bundle as wheels. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
 
     Args:
-        bundle: the bundle's directory; it is verified first. Its signatures go along.
-        output: directory for the wheel, made if it is not there.
+        bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is
+            packed as it is: a wheel for one host of several, or for a part, has a bundle of its own.
+        output: directory for the wheels, made if it is not there.
+        by: how to split it, of :data:`~cutlass_aot.bundle.split.SPLITS`; None leaves it whole.
+        limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
+        signer: signs the bundle in each wheel.
 
     Returns:
-        The wheel's path; a wheel of that name is replaced.
+        The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
 
     Raises:
-        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there.
+        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses; or if kernels that
+            cannot be parted have more bytes than ``limit``.
+        SignatureError: if it is signed, and the package ``cryptography`` is not there; or if the signer gives
+            no signature.
     """
-    problems = verify_bundle(bundle)
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    plan = plan_of(bundle)
+    date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
+    label = None if by is None else SPLITS[by]
+    parts = split(plan, label=label, limit=limit)
+    made: list[Path] = []
+    with _disk(output):
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as name:
+            folder = Path(name)
+            for host in sorted(plan.hosts):
+                catalogs = []
+                for part in parts:
+                    packed = for_host(part, host)
+                    source = bundle
+                    if packed is not plan or signer is not None:
+                        source = _written(packed, folder)
+                    if signer is not None:
+                        sign_bundle(source, signer)
+                    catalogs.append(read_catalog(source))
+                    made.append(_pack(source, folder, date))
+            if parts[0] is not plan:
+                made.append(_pack_whole(catalogs, folder, date))
+            _check_sizes(made, limit)
+            for path in made:
+                path.replace(output / path.name)
+    return sorted(output / path.name for path in made)
+
+
+def is_signed(bundle: Path) -> bool:
+    """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
+    return (bundle / SIGNATURES).is_dir()
+
+
+@contextmanager
+def _disk(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = error.filename2 or error.filename or output
         raise BundleError(
-            f"{bundle} is not sound: {problems[0]}{more}; see `cutlass-aot verify`, and build it again"
-        )
+            f"cannot write {where}: {error.strerror or error}; make room, or name another output"
+        ) from error
+
+
+def _check_sizes(wheels: Sequence[Path], limit: int | None) -> None:
+    for wheel in wheels:
+        found = wheel.stat().st_size
+        if limit is not None and found > limit:
+            raise BundleError(
+                f"{wheel.name} has {size(found)}, the limit is {size(limit)}: allow more, or build fewer "
+                "kernels a group (max_per_group in the manifest)"
+            )
+
+
+def _written(plan: BundlePlan, folder: Path) -> Path:
+    """Write the bundle of a wheel."""
+    path = folder / f"{plan.part or 'bundle'}-{plan.hosts[0]}"
+    write_bundle(plan, path)
+    return path
+
+
+def _pack(bundle: Path, folder: Path, date: _Date) -> Path:
+    """A bundle for one host as a wheel in ``folder``."""
     catalog = read_catalog(bundle)
     names = wheel_names(catalog)
-    date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
-    temporary: Path | None = None
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".wheel-", dir=output)
-        temporary = Path(name)
-        with os.fdopen(descriptor, "w+b") as file:
-            _write(file, bundle, catalog, names, date)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        temporary.replace(output / names.file_name)
-    except OSError as error:
-        raise BundleError(
-            f"cannot write {output / names.file_name}: {error.strerror or error}; "
-            "make room, or name another output"
-        ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-    return output / names.file_name
+    with _archive(folder / names.file_name, names, date) as archive:
+        archive.add(f"{names.package}/__init__.py", package_init(catalog))
+        _add_bundle(archive, bundle, catalog, names)
+    return folder / names.file_name
 
 
-def _write(file: io.BufferedRandom, bundle: Path, catalog: Catalog, names: WheelNames, date: _Date) -> None:
+def _pack_whole(parts: Sequence[Catalog], folder: Path, date: _Date) -> Path:
+    """The wheel that needs all parts, for any host."""
+    names = whole_names(parts[0])
+    with _archive(folder / names.file_name, names, date) as archive:
+        archive.add(f"{names.package}/__init__.py", whole_init(parts[0].name))
+        archive.add(f"{names.dist_info}/METADATA", whole_metadata(parts, names))
+        archive.add(f"{names.dist_info}/WHEEL", wheel_file(names))
+    return folder / names.file_name
+
+
+def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelNames) -> None:
     manifest = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
     references = parse_manifest(manifest, str(bundle / MANIFEST_NAME))
     folder = f"{names.package}/{BUNDLE_FOLDER}"
-    licenses = [path for path in references if path.startswith("licenses/")]
-    rows: list[tuple[str, str, int | str]] = []
-    with zipfile.ZipFile(file, "w") as archive:
+    archive.add(f"{folder}/{MANIFEST_NAME}", manifest)
+    for path, reference in sorted(references.items()):
+        # Held against its digest once more: the bundle may have changed since it was verified.
+        archive.add(f"{folder}/{path}", read_file(bundle, reference))
+    for signature in _signatures(bundle, manifest):
+        archive.add(f"{folder}/{signature.path}", signature.to_bytes())
+    licenses = {
+        path.removeprefix(_LICENSES): read_file(bundle, reference)
+        for path, reference in references.items()
+        if path.startswith(_LICENSES)
+    }
+    about = {
+        "METADATA": metadata(catalog, names, bool(licenses)),
+        "WHEEL": wheel_file(names),
+        "entry_points.txt": entry_points(catalog, names),
+    }
+    if licenses:
+        about[f"{_LICENSES}{LICENSES_NAME}"] = licenses_text(licenses)
+    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    if bill is not None:
+        # The kernels stand in the bundle's own bill, which is not packed twice.
+        where = f"../../{folder}/{bill.path}"
+        about[f"sboms/{BILL_NAME}"] = bill_of_wheel(catalog, names.distribution, where, bill.sha256)
+    for path, data in sorted(about.items()):
+        archive.add(f"{names.dist_info}/{path}", data)
 
-        def add(path: str, data: bytes) -> None:
-            info = zipfile.ZipInfo(path, date)
-            info.create_system = 3  # Unix, so that the mode counts
-            info.external_attr = 0o100644 << 16
-            archive.writestr(info, data, zipfile.ZIP_DEFLATED, _COMPRESSION_LEVEL)
-            rows.append((path, record_digest(hashlib.sha256(data).digest()), len(data)))
 
-        add(f"{names.package}/__init__.py", package_init(catalog))
-        add(f"{folder}/{MANIFEST_NAME}", manifest)
-        for path, reference in sorted(references.items()):
-            # Held against its digest once more: the bundle may have changed since it was verified.
-            add(f"{folder}/{path}", read_file(bundle, reference))
-        for signature in _signatures(bundle, manifest):
-            add(f"{folder}/{signature.path}", signature.to_bytes())
-        metadata = {
-            "METADATA": _metadata(catalog, names, licenses),
-            "WHEEL": _wheel(names),
-            "entry_points.txt": entry_points(catalog, names),
-            **{path: read_file(bundle, references[path]) for path in licenses},
-        }
-        for path, data in sorted(metadata.items()):
-            add(f"{names.dist_info}/{path}", data)
-        record = f"{names.dist_info}/RECORD"
-        add(record, record_to_text([*rows, (record, "", "")]).encode())
+class _Archive:
+    """A wheel in the making.
+
+    Args:
+        archive: the zip file.
+        date: of all files.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, date: _Date) -> None:
+        self._archive = archive
+        self._date = date
+        self.rows: list[tuple[str, str, int | str]] = []
+
+    def add(self, path: str, data: bytes) -> None:
+        """Add a file; RECORD will list it."""
+        self._put(path, data)
+        self.rows.append((path, record_digest(hashlib.sha256(data).digest()), len(data)))
+
+    def close(self, record: str) -> None:
+        """Add RECORD, the last file."""
+        self._put(record, record_to_text([*self.rows, (record, "", "")]).encode())
+
+    def _put(self, path: str, data: bytes) -> None:
+        info = zipfile.ZipInfo(path, self._date)
+        info.create_system = 3  # Unix, so that the mode counts
+        info.external_attr = 0o100644 << 16
+        # What is compressed already would only grow.
+        method = zipfile.ZIP_STORED if path.endswith(_COMPRESSED) else zipfile.ZIP_DEFLATED
+        self._archive.writestr(info, data, method, _COMPRESSION_LEVEL)
+
+
+@contextmanager
+def _archive(path: Path, names: WheelNames, date: _Date) -> Iterator[_Archive]:
+    with path.open("xb") as file:
+        # The process's umask must not show in a wheel.
+        os.fchmod(file.fileno(), 0o644)
+        with zipfile.ZipFile(file, "w") as archive:
+            made = _Archive(archive, date)
+            yield made
+            made.close(f"{names.dist_info}/RECORD")
+        _synchronise(file)
+
+
+def _synchronise(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _signatures(bundle: Path, manifest: bytes) -> Iterator[Signature]:
@@ -220,39 +273,6 @@ def record_to_text(rows: Iterable[Sequence[str | int]]) -> str:
 def record_digest(sha256: bytes) -> str:
     """A digest as RECORD writes it."""
     return "sha256=" + base64.urlsafe_b64encode(sha256).rstrip(b"=").decode()
-
-
-def _metadata(catalog: Catalog, names: WheelNames, licenses: list[str]) -> bytes:
-    count = sum(group.count for group in catalog.groups)
-    lines = [
-        "Metadata-Version: 2.4",
-        f"Name: {names.distribution}",
-        f"Version: {catalog.version}",
-        f"Summary: cutlass-aot bundle {catalog.name}: {count} kernels for {' '.join(catalog.targets)}",
-        # No License-Expression: whose kernels these are, the manifest does not say. The texts are here.
-        *(f"License-File: {path.removeprefix('licenses/')}" for path in licenses),
-        "Requires-Python: >=3.10",
-        f"Requires-Dist: cutlass-aot{_same_minor(__version__, from_minor=True)}",
-        f"Requires-Dist: apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
-    ]
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _wheel(names: WheelNames) -> bytes:
-    return (
-        f"Wheel-Version: 1.0\nGenerator: cutlass-aot {__version__}\n"
-        f"Root-Is-Purelib: false\nTag: {names.tag}\n"
-    ).encode()
-
-
-def _same_minor(version: str, *, from_minor: bool = False) -> str:
-    """Version specifier for what shares the minor version, from its beginning or from ``version`` on."""
-    if not _VERSION.fullmatch(version):
-        raise BundleError(f"{version!r} is not a version: expected one such as 0.1.15; build again")
-    major, minor = major_minor(version)
-    # A local version cannot be compared with. Source: PEP 440, "Inclusive ordered comparison".
-    first = f"{major}.{minor}" if from_minor else version.split("+")[0]
-    return f">={first},<{major}.{minor + 1}"
 
 
 def _date(epoch: str | None) -> _Date:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import filelock
 
 from cutlass_aot.bundle.files import digest_file, exchange, is_exactly, manifest_to_bytes
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import (
@@ -38,8 +39,9 @@ from cutlass_aot.schema.ranking import Ranking
 from cutlass_aot.schema.signature import SIGNATURES
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 TOP_LEVEL = frozenset(
-    {CATALOG_NAME, MANIFEST_NAME, SIGNATURES, "code", "groups", "lib", "licenses", "rankings"}
+    {CATALOG_NAME, MANIFEST_NAME, BILL_FOLDER, SIGNATURES, "code", "groups", "lib", "licenses", "rankings"}
 )
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""
 
@@ -94,6 +96,8 @@ class BundlePlan:
         launchers: host to the library through which kernels are launched.
         licenses: file name to text, of what is linked in.
         rankings: speeds of groups' kernels, in any order; each names a group of the bundle.
+        part: which part of a bundle this is, by its name among ``parts``; ``""`` for the whole of it.
+        parts: names of all parts, in any order.
     """
 
     name: str
@@ -107,6 +111,8 @@ class BundlePlan:
     launchers: Mapping[str, PackedFile]
     licenses: Mapping[str, bytes]
     rankings: Sequence[Ranking] = ()
+    part: str = ""
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +211,8 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
         used.update(reference.path for reference in opened.launchers.values())
     except (OSError, CutlassAotError):
         return False
-    # The licences are listed in the manifest alone.
-    if any(path not in used and not path.startswith("licenses/") for path in references):
+    # These are listed in the manifest alone.
+    if any(path not in used and not path.startswith(("licenses/", f"{BILL_FOLDER}/")) for path in references):
         return False
     return is_exactly(output, references)
 
@@ -298,8 +304,12 @@ def _contents(plan: BundlePlan) -> _Contents:
         },
         groups=Groups.of(groups),
         alignment=common_alignment(groups),
+        part=plan.part,
+        parts=tuple(sorted(plan.parts)),
     )
     add(CATALOG_NAME, catalog.to_bytes())
+    kernels = [entry for group in plan.groups for entry in group.entries]
+    add(f"{BILL_FOLDER}/{BILL_NAME}", bill_of_materials(catalog, kernels))
     return _Contents(sources, references, manifest_to_bytes(references))
 
 
@@ -317,6 +327,12 @@ def _check_plan(plan: BundlePlan) -> None:
         )
     if not plan.groups:
         raise BundleError(f"bundle {plan.name!r} has no kernels: nothing to write")
+    names_part = PART_NAME.fullmatch(plan.part) and plan.part in plan.parts
+    if (plan.part or plan.parts) and not names_part:
+        raise BundleError(
+            f"bundle {plan.name!r} cannot have a part {plan.part!r} of {', '.join(plan.parts) or 'none'}: "
+            "expected one of the parts, of lower-case letters and digits, with '-' between them"
+        )
     for what, values in (
         ("target", plan.targets),
         ("host", plan.hosts),

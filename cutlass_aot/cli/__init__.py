@@ -22,6 +22,7 @@ _COMMANDS = {
     "check": "Find what a declared kernel depends on undeclared.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",
     "generators": "List the known generators.",
+    "installed": "List the bundles that a program would find, and why not others.",
     "key": "Make keys to sign bundles with.",
     "ls": "List the kernels of a bundle.",
     "plan": "Say what a build would do, and why.",
@@ -30,7 +31,7 @@ _COMMANDS = {
     "store": "Look into a store, check it, and take away what nobody needs.",
     "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
-    "wheel": "Pack a bundle into an installable wheel.",
+    "wheel": "Pack a bundle into installable wheels.",
 }
 
 

@@ -4,26 +4,63 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE, passphrase_of_environment
-from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.options import Function, bundle_argument
 from cutlass_aot.errors import SignatureError
+
+if TYPE_CHECKING:
+    from cutlass_aot.bundle.sign import Signer
+
+
+def signer_options(function: Function) -> Function:
+    """Options that say who signs."""
+    path = click.Path(path_type=Path)
+    options = (
+        click.option("--key", type=path, help="The private key's file."),
+        click.option("--command", "program", help="Instead of --key: a program with arguments that signs."),
+        click.option("--public-key", type=path, help="Of --command: whose signature it gives."),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0.1),
+            default=60.0,
+            show_default=True,
+            help="Seconds that the program may take.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def signer_of(
+    key: Path | None, program: str | None, public_key: Path | None, timeout: float
+) -> Signer | None:
+    """Who signs, by the options of :func:`signer_options`; None if they name nobody.
+
+    Raises:
+        click.UsageError: if they do not go together.
+    """
+    if key is not None and program is not None:
+        raise click.UsageError("expected one of --key and --command")
+    if (program is None) != (public_key is None):
+        raise click.UsageError("--command and --public-key go together")
+    if key is None and program is None:
+        return None
+    from cutlass_aot.bundle.sign import Command, KeyFile
+    from cutlass_aot.runtime.signatures import read_public_key
+
+    if key is not None:
+        return KeyFile(key, lambda: _passphrase(key))
+    return Command(program or "", read_public_key(public_key or Path()), timeout)
 
 
 @click.command("sign")
 @bundle_argument
-@click.option("--key", type=click.Path(path_type=Path), help="The private key's file.")
-@click.option("--command", "program", help="Instead of --key: a program with arguments that signs.")
-@click.option("--public-key", type=click.Path(path_type=Path), help="Of --command: whose signature it gives.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.1),
-    default=60.0,
-    show_default=True,
-    help="Seconds that the program may take.",
-)
+@signer_options
 def command(
     bundle: Path, key: Path | None, program: str | None, public_key: Path | None, timeout: float
 ) -> int:
@@ -33,18 +70,11 @@ def command(
     unsigned. --command gets the message on standard input and writes the signature to standard output: 64 raw
     bytes, hexadecimal or base64.
     """
-    if (key is None) == (program is None):
+    signer = signer_of(key, program, public_key, timeout)
+    if signer is None:
         raise click.UsageError("expected one of --key and --command")
-    if (program is None) != (public_key is None):
-        raise click.UsageError("--command and --public-key go together")
-    from cutlass_aot.bundle.sign import Command, KeyFile, Signer, sign_bundle
-    from cutlass_aot.runtime.signatures import read_public_key
+    from cutlass_aot.bundle.sign import sign_bundle
 
-    signer: Signer
-    if key is not None:
-        signer = KeyFile(key, lambda: _passphrase(key))
-    else:
-        signer = Command(program or "", read_public_key(public_key or Path()), timeout)
     click.echo(f"{sign_bundle(bundle, signer)}: signed")
     return 0
 

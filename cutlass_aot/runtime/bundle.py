@@ -22,6 +22,7 @@ from cutlass_aot.schema.catalog import Catalog
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
+    from cutlass_aot.runtime.report import LeftOut, Report
     from cutlass_aot.runtime.signatures import PublicKey
 
 _opened: list[weakref.ref[Bundle]] = []
@@ -78,10 +79,14 @@ class Bundle:
         parts: the directories that it lies in, at least one.
         name: of the bundle; if left out, what its first directory says.
         version: likewise.
+        left_out: what was at hand and not opened.
     """
 
-    def __init__(self, parts: Sequence[Part], name: str = "", version: str = "") -> None:
+    def __init__(
+        self, parts: Sequence[Part], name: str = "", version: str = "", left_out: LeftOut | None = None
+    ) -> None:
         self.parts = tuple(parts)
+        self._left_out = left_out
         self.name = name or parts[0].catalog.name
         self.version = version or parts[0].catalog.version
         self._search = Search(self.name, parts)
@@ -133,6 +138,16 @@ class Bundle:
         count = sum(group.count for group in self.groups)
         kernels = f"{count} kernel{'' if count == 1 else 's'}"
         return f"<Bundle {self.name} {self.version}: {kernels}, {', '.join(self.targets)}>"
+
+    def report(self) -> Report:
+        """Its directories, and what was at hand and left out, with the reasons; see :func:`open_installed`.
+
+        Raises:
+            CorruptFile: if the index of a directory is malformed.
+        """
+        from cutlass_aot.runtime.report import LeftOut, report_of
+
+        return report_of(self.parts, self._left_out or LeftOut())
 
     # -- lookup -----------------------------------------------------------------------------------------
 

@@ -32,12 +32,14 @@ from cutlass_aot.runtime.handle import KernelHandle, Launch
 from cutlass_aot.runtime.installed import installed_bundles
 from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
 from cutlass_aot.schema.kernel import DesignValue
-from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 
 MAX_COMBINATIONS = 4096
 """Most values of all parameters together."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+_EXACT = (0, 0)
+"""The preference of a target that is made for one GPU alone; nothing comes before it."""
 # What a file name may have: parameters stand in the names of a bundle's files.
 _TEXT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _declared: dict[str, DeclaredKernel] = {}
@@ -281,11 +283,17 @@ class PrebuiltFunction:
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = device.compute_capability(ordinal)
         at_hand = BundlesAtHand()
+        best: tuple[tuple[int, int], KernelHandle] | None = None
         for bundle in at_hand:
             kernels = self._kernels_of(bundle)
-            for target in runnable_targets(sorted({kernel.target for kernel in kernels}), capability):
-                kernel = next(kernel for kernel in kernels if kernel.target == target)
-                return kernel.launch, tuple(operand.name for operand in kernel.group.operands)
+            for target in runnable_targets({kernel.target for kernel in kernels}, capability)[:1]:
+                preference = Target.parse(target).preference(capability)
+                if best is None or preference < best[0]:
+                    best = preference, next(kernel for kernel in kernels if kernel.target == target)
+            if best is not None and best[0] == _EXACT:
+                break
+        if best is not None:
+            return best[1].launch, tuple(operand.name for operand in best[1].group.operands)
         where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
         return policy.on_declared_miss(self._missing(where, at_hand), self.declared, self.values, ordinal)
 
@@ -327,9 +335,9 @@ class BundlesAtHand:
 
     def __iter__(self) -> Iterator[Bundle]:
         self.seen, self.problems = [], []
-        paths = set()
+        paths: set[Path] = set()
         for bundle in opened_bundles():
-            paths.add(bundle.path.absolute())
+            paths.update(part.path.absolute() for part in bundle.parts)
             yield self._seen(bundle)
         for installed in installed_bundles():
             path = installed.path

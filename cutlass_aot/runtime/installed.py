@@ -1,34 +1,46 @@
-"""Bundles that are installed as wheels: found by entry point, without importing their packages.
+"""Bundles at hand: those that were installed as wheels, and those in directories of the search path.
 
-A wheel of a bundle has an entry point in the group ``cutlass_aot.bundles``: its name is the bundle's, its
-value a package, which has the bundle's files in the folder ``bundle``.
+A wheel of a bundle, or of a part of one, has an entry point in the group ``cutlass_aot.bundles``: its name is
+the bundle's, its value a package, which has the bundle's files in the folder ``bundle``. It is found without
+importing the package.
+
+A directory of the search path is a bundle, or holds some: as they were built (``DIRECTORY/NAME``), or as a
+wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.bundle import Bundle, open_bundle
-from cutlass_aot.runtime.trust import KeyFiles
+from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.runtime.files import read_catalog
+from cutlass_aot.schema.catalog import MANIFEST_NAME
+from cutlass_aot.schema.versions import order
 
 ENTRY_POINTS = "cutlass_aot.bundles"
 FOLDER = "bundle"
 
+ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
+"""Directories of the search path, between ``os.pathsep``; read at each search."""
 
-@dataclass(frozen=True, slots=True, order=True)
+
+@dataclass(frozen=True, slots=True)
 class InstalledBundle:
-    """An installed bundle.
+    """A bundle at hand, or a part of one.
 
     Attributes:
-        name: of the bundle.
-        version: of the distribution it was installed from.
-        distribution: name of that distribution.
-        package: package that holds its files.
+        name: of the bundle; of its directory, where that cannot be read.
+        version: of the distribution it was installed from, or of the bundle in a directory.
+        distribution: name of that distribution; ``""`` in a directory of the search path.
+        package: package that holds its files; likewise.
         path: the bundle's directory; None if it is not there.
+        place: where on the search path it was found, 0 first.
+        problem: why its name and version could not be read; ``""`` if they could.
     """
 
     name: str
@@ -36,62 +48,61 @@ class InstalledBundle:
     distribution: str
     package: str
     path: Path | None
+    place: int = 0
+    problem: str = ""
 
 
-def installed_bundles() -> list[InstalledBundle]:
-    """Every installed bundle, sorted by name and version."""
-    # A distribution that is found twice (a path listed twice) counts once.
-    found = {
-        (point.name, point.dist.version if point.dist else "", point.value): point
-        for point in metadata.entry_points(group=ENTRY_POINTS)
-    }
+def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
+    """Every bundle at hand, sorted by name, version and place.
+
+    Args:
+        paths: directories that come before those of ``CUTLASS_AOT_BUNDLE_PATH``, which come before what is
+            installed.
+    """
+    listed = os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)
+    directories = [Path(path) for path in (*paths, *filter(None, listed))]
+    found: dict[str, InstalledBundle] = {}
+    for place, directory in enumerate(directories):
+        for bundle in _in_directory(directory, place):
+            found.setdefault(os.path.realpath(bundle.path or directory), bundle)
+    for bundle in _of_wheels(len(directories)):
+        # A distribution that is found twice (a path listed twice) counts once.
+        where = os.path.realpath(bundle.path) if bundle.path else f"{bundle.package} {bundle.version}"
+        found.setdefault(where, bundle)
     return sorted(
-        InstalledBundle(name, version, point.dist.name if point.dist else "", package, _folder(package))
-        for (name, version, package), point in found.items()
+        found.values(), key=lambda item: (item.name, order(item.version), item.place, str(item.path))
     )
 
 
-def open_installed(
-    name: str, version: str | None = None, *, check: bool = True, keys: KeyFiles | None = None
-) -> Bundle:
-    """Open a bundle that was installed as a wheel.
+def _of_wheels(place: int) -> Iterator[InstalledBundle]:
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        version = point.dist.version if point.dist else ""
+        distribution = point.dist.name if point.dist else ""
+        yield InstalledBundle(point.name, version, distribution, point.value, _folder(point.value), place)
 
-    Args:
-        name: of the bundle.
-        version: of the bundle; None takes the one that is installed.
-        check: see :func:`cutlass_aot.open`.
-        keys: likewise.
 
-    Raises:
-        BundleError: if there is none of that name and version, with what is installed; or more than one.
-        CorruptFile: if a file is truncated, altered or foreign.
-        SchemaTooNew: if a newer release wrote it.
-        Incompatible: if this machine cannot load it.
-        UntrustedBundle: if keys are required and none of them has signed it.
-        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
-    """
-    installed = installed_bundles()
-    named = [bundle for bundle in installed if bundle.name == name]
-    if version is not None:
-        named = [bundle for bundle in named if bundle.version == version]
-    wanted = name if version is None else f"{name} {version}"
-    if not named:
-        listed = ", ".join(f"{bundle.name} {bundle.version}" for bundle in installed)
-        raise BundleError(
-            f"bundle {wanted!r} is not installed: installed are {listed or 'no bundles'}; install its "
-            "wheel, or open a directory with cutlass_aot.open"
-        )
-    if len(named) > 1:
-        listed = ", ".join(f"{bundle.distribution} {bundle.version}" for bundle in named)
-        raise BundleError(
-            f"bundle {wanted!r} is installed more than once ({listed}): name a version, or uninstall one"
-        )
-    if named[0].path is None:
-        raise BundleError(
-            f"bundle {wanted!r} is installed by {named[0].distribution}, but package "
-            f"{named[0].package} has no folder {FOLDER!r}: install the wheel again"
-        )
-    return open_bundle(named[0].path, check=check, keys=keys)
+def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
+    """What a directory of the search path holds; itself with a problem, if that is nothing."""
+    try:
+        inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
+    except OSError as error:
+        yield _unreadable(directory, place, f"cannot be read: {error.strerror or error}")
+        return
+    candidates = [directory, *(item for folder in inside for item in (folder, folder / FOLDER))]
+    bundles = [folder for folder in candidates if os.path.lexists(folder / MANIFEST_NAME)]
+    if not bundles:
+        yield _unreadable(directory, place, f"holds no bundle: expected {MANIFEST_NAME} in it or below it")
+    for folder in bundles:
+        try:
+            catalog = read_catalog(folder)
+        except CutlassAotError as error:
+            yield InstalledBundle(folder.name, "", "", "", folder, place, str(error))
+            continue
+        yield InstalledBundle(catalog.name, catalog.version, "", "", folder, place)
+
+
+def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
+    return InstalledBundle(directory.name, "", "", "", directory, place, f"{directory} {problem}")
 
 
 def _folder(package: str) -> Path | None:

@@ -40,7 +40,7 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
     """
     try:
         with wheel.open("rb") as file:
-            _check_directory(file, wheel)
+            check_directory(file, wheel)
             with zipfile.ZipFile(file) as archive:
                 return _catalog(archive, wheel)
     except _ZIP_ERRORS as error:
@@ -49,8 +49,12 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
         raise BundleError(f"{wheel} cannot be read: {error.strerror or error}") from None
 
 
-def _check_directory(file: BinaryIO, wheel: Path) -> None:
-    """Refuse an index that is too large before the standard library reads the whole of it."""
+def check_directory(file: BinaryIO, wheel: Path) -> None:
+    """Refuse an index that is too large before the standard library reads the whole of it.
+
+    Raises:
+        CorruptFile: then, or if the file's end is not that of a zip file.
+    """
     size = file.seek(0, 2)
     file.seek(max(size - _END.size - _MAX_COMMENT - _LARGE_END_BYTES, 0))
     tail = file.read(_END.size + _MAX_COMMENT + _LARGE_END_BYTES)

@@ -9,6 +9,7 @@ Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
     code/*.zst             GPU code of one group or several of one target, the same for every host
     lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
     licenses/*             licences of what is linked in
+    sbom/*                 bill of materials
     signatures/*           who vouches for the manifest; the only files that it does not list
 
 GPU code is what the kernels' fat binaries are, one after the other; equal ones stand there once. Code and
@@ -305,6 +306,8 @@ class Catalog:
         launchers: host to the library through which kernels are launched.
         groups: by name.
         alignment: bytes; addresses matter to what serves an operand modulo this number.
+        part: which part of the bundle this is, by its name among ``parts``; ``""`` for the whole of it.
+        parts: names of all parts that the bundle was split into, sorted; empty for the whole of it.
     """
 
     name: str
@@ -317,6 +320,8 @@ class Catalog:
     launchers: Mapping[str, FileReference]
     groups: Groups
     alignment: int = field(default=1)
+    part: str = ""
+    parts: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The parent's file."""
@@ -335,6 +340,8 @@ class Catalog:
             "launchers": {host: ref.to_record() for host, ref in self.launchers.items()},
             "groups": self.groups.to_record(),
             "alignment": self.alignment,
+            "part": self.part,
+            "parts": self.parts,
         }
         return seal(CATALOG_KIND, SCHEMA, body)
 
@@ -370,6 +377,8 @@ class Catalog:
                 },
                 groups=Groups(records, what),
                 alignment=_positive(body["alignment"]),
+                part=str(body["part"]),
+                parts=tuple(str(part) for part in body["parts"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None

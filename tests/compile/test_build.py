@@ -17,7 +17,7 @@ import cutlass_aot
 from cutlass_aot.builder.audit import disassemble
 from cutlass_aot.builder.native.kernel_object import KIND
 from cutlass_aot.bundle.verify import verify_path
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.store.store import Store
 
 pytestmark = pytest.mark.compile
@@ -72,8 +72,8 @@ def test_a_build_in_another_place_with_one_worker_gives_the_same_bytes(built, tm
     result = command("build", SMOKE, "--store", store, "--out", out, "-j", 1, env=environment)
     assert result.returncode == 0, result.stderr
     assert contents(out / "smoke") == contents(built / "out" / "smoke")
-    first = build_wheel(built / "out" / "smoke", tmp_path / "first")
-    second = build_wheel(out / "smoke", tmp_path / "second")
+    (first,) = build_wheels(built / "out" / "smoke", tmp_path / "first")
+    (second,) = build_wheels(out / "smoke", tmp_path / "second")
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.bundle.verify import Findings, look_at
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.runtime.signatures import read_public_keys
 from tests.unit.signing import make_key
 
@@ -96,7 +96,8 @@ def test_one_flipped_byte_of_any_file_is_found(signed: Path) -> None:
 def test_the_wheel_is_signed_and_the_environment_asks_for_it(signed: Path, tmp_path: Path) -> None:
     bundle = signed / "build" / "bundles" / "signed"
     keys = read_public_keys([signed / "key-1.pub"])
-    assert look_at(build_wheel(bundle, tmp_path), keys) == Findings([], [keys[0].id])
+    (wheel,) = build_wheels(bundle, tmp_path)
+    assert look_at(wheel, keys) == Findings([], [keys[0].id])
     make_key(tmp_path, 2)
     for name, status in (("key-1.pub", 0), (tmp_path / "key-2.pub", 3)):
         environment = {**os.environ, "CUTLASS_AOT_TRUSTED_KEYS": str(name)}

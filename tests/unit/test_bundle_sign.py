@@ -21,7 +21,7 @@ from cutlass_aot.bundle.contents import Findings, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.bundle.sign import Command, KeyFile, new_key, sign_bundle
 from cutlass_aot.bundle.verify import look_at
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CutlassAotError, SignatureError
@@ -432,7 +432,7 @@ def test_a_wheel_carries_signatures_and_is_verified_with_them(
     bundle: Path, tmp_path: Path, key: Key, other: Key
 ) -> None:
     key.sign(bundle)
-    wheel = build_wheel(bundle, tmp_path / "wheels")
+    (wheel,) = build_wheels(bundle, tmp_path / "wheels")
     assert look_at(wheel, keys_of(key)) == Findings([], [key.id])
     findings = look_at(wheel, keys_of(other))
     assert [problem.path for problem in findings.problems] == ["cutlass_aot_bundle_small/bundle/signatures"]
@@ -443,7 +443,7 @@ def test_a_wheel_is_not_made_with_a_wrong_signature(bundle: Path, tmp_path: Path
     path = key.sign(bundle)
     path.write_bytes(key.signature(b"something else").to_bytes())
     with pytest.raises(BundleError, match="a signature of something else"):
-        build_wheel(bundle, tmp_path / "wheels")
+        build_wheels(bundle, tmp_path / "wheels")
 
 
 # -- a program that signs ---------------------------------------------------------------------------------

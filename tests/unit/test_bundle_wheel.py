@@ -13,20 +13,20 @@ import platform
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlass_aot.bundle import verify
+from cutlass_aot.bundle import archive, verify
 from cutlass_aot.bundle.verify import verify_path, verify_wheel
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime import wheel_catalog
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
-from tests.unit.synthetic import exports, group, kernels, launcher, packed, plan, shared_object
+from tests.unit.synthetic import plan
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 PACKAGE, DIST_INFO = "cutlass_aot_bundle_small", "cutlass_aot_bundle_small-0.1.0.dist-info"
@@ -40,6 +40,11 @@ def _no_epoch(monkeypatch):
 def make(folder, **changes):
     write_bundle(plan(folder / "linked", **changes), folder / "bundle")
     return folder / "bundle"
+
+
+def build_wheel(bundle, output):
+    (wheel,) = build_wheels(bundle, output)
+    return wheel
 
 
 @pytest.fixture
@@ -92,7 +97,8 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     assert set(files) - set(inside) == {
         f"{PACKAGE}/__init__.py",
         *(f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")),
-        f"{DIST_INFO}/licenses/cutlass-aot.txt",
+        f"{DIST_INFO}/licenses/LICENSES.txt",
+        f"{DIST_INFO}/sboms/bundle.cdx.json",
     }
     assert files[f"{DIST_INFO}/entry_points.txt"] == (
         b"[cutlass_aot.bundles]\nsmall = cutlass_aot_bundle_small\n"
@@ -100,7 +106,7 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     metadata = files[f"{DIST_INFO}/METADATA"].decode().splitlines()
     assert "Name: cutlass-aot-bundle-small" in metadata
     assert "Version: 0.1.0" in metadata
-    assert "License-File: cutlass-aot.txt" in metadata
+    assert "License-File: LICENSES.txt" in metadata
     assert "Requires-Python: >=3.10" in metadata
     assert "Requires-Dist: apache-tvm-ffi>=0.1.15.post2,<0.2" in metadata
     assert any(line.startswith("Requires-Dist: cutlass-aot>=0.") for line in metadata)
@@ -219,7 +225,7 @@ def test_names_are_normalised(tmp_path, name, package):
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):
     needs = Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="two")
-    with pytest.raises(BundleError, match=r"is not sound: .*'two' is not a version"):
+    with pytest.raises(BundleError, match=r"is damaged: .*'two' is not a version"):
         build_wheel(make(tmp_path / "glibc", needs=needs), tmp_path)
     needs = Needs(cuda_driver="12.0", tvm_ffi="main", glibc="2.28")
     with pytest.raises(BundleError, match="'main' is not a version"):
@@ -228,24 +234,10 @@ def test_what_cannot_be_a_wheel_is_refused(tmp_path):
     assert not list(tmp_path.glob(".wheel-*"))
 
 
-def test_a_bundle_for_two_hosts_is_refused(tmp_path):
-    (tmp_path / "linked").mkdir()
-    one = group(tmp_path / "linked", kernels())
-    other = packed(tmp_path / "linked", "other", "so.zst", shared_object(exports(kernels()), machine=183))
-    both = replace(one, libraries={**one.libraries, "aarch64": (other,)})
-    launchers = {
-        "x86_64": launcher(tmp_path / "linked"),
-        "aarch64": launcher(tmp_path / "linked", "aarch64-launcher", machine=183),
-    }
-    bundle = make(tmp_path, hosts=("x86_64", "aarch64"), groups=(both,), launchers=launchers)
-    with pytest.raises(BundleError, match="aarch64, x86_64, a wheel is for one host"):
-        build_wheel(bundle, tmp_path)
-
-
 def test_a_damaged_bundle_is_not_packed(bundle, tmp_path):
     library = next((bundle / "lib/x86_64").iterdir())
     library.write_bytes(library.read_bytes()[:-1])
-    with pytest.raises(BundleError, match=rf"is not sound: lib/x86_64/{library.name}: found \d+ bytes"):
+    with pytest.raises(BundleError, match=rf"is damaged: lib/x86_64/{library.name}: found \d+ bytes"):
         build_wheel(bundle, tmp_path / "wheels")
     assert not (tmp_path / "wheels").exists()
 
@@ -361,7 +353,7 @@ def test_another_file_name_is_found(wheel):
 )
 def test_unsafe_names_are_found_before_anything_is_unpacked(sound, tmp_path, path, monkeypatch):
     bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
-    monkeypatch.setattr(verify, "_read", None)
+    monkeypatch.setattr(verify, "digest_of", None)
     problems = verify_wheel(bad)
     assert problems
     assert all(str(problem).isprintable() for problem in problems)
@@ -401,8 +393,8 @@ def test_a_symbolic_link_is_found(sound, tmp_path):
 def test_a_bomb_is_refused_before_it_is_read(sound, tmp_path, monkeypatch, bound, expected):
     bad = rewritten(tmp_path, {**contents(sound), "bomb": bytes(1 << 20)})
     assert bad.stat().st_size < 1 << 16
-    monkeypatch.setattr(verify, bound, 1 << 19)
-    monkeypatch.setattr(verify, "_read", None)
+    monkeypatch.setattr(archive, bound, 1 << 19)
+    monkeypatch.setattr(verify, "digest_of", None)
     (problem,) = verify_wheel(bad)
     assert expected in problem.found
 
@@ -416,6 +408,48 @@ def test_a_size_that_the_index_makes_up_is_refused(sound, tmp_path):
     data[entry + 24 : entry + 28] = (0xFFFFFFFE).to_bytes(4, "little")
     bad.write_bytes(data)
     assert [problem.path for problem in verify_wheel(bad)] == ["bomb", "the wheel"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_more_bytes_than_packed_ones_can_stand_for_are_refused(sound, tmp_path, stored, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    method = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(bad, "a") as made:
+        made.writestr("bomb", b"x" * 100, method)
+    data = bytearray(bad.read_bytes())
+    entry = data.rindex(b"bomb") - 46
+    data[entry + 24 : entry + 28] = (101 if stored else 1 << 20).to_bytes(4, "little")
+    bad.write_bytes(data)
+    monkeypatch.setattr(verify, "digest_of", None)
+    (problem,) = verify_wheel(bad)
+    assert problem.path == "bomb"
+    assert "bytes unpacked of" in problem.found
+
+
+def test_files_that_share_their_data_are_refused(sound, tmp_path, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    with zipfile.ZipFile(bad, "a") as made:
+        made.writestr("one", bytes(100))
+        made.writestr("two", bytes(100))
+    data = bytearray(bad.read_bytes())
+    first, second = (data.rindex(name) - 46 for name in (b"one", b"two"))
+    # Where the data of an entry begins, as the central directory has it.
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    bad.write_bytes(data)
+    monkeypatch.setattr(verify, "digest_of", None)
+    (problem,) = verify_wheel(bad)
+    assert (problem.path, problem.found) == ("two", "data that one has too")
+
+
+def test_an_index_that_is_too_large_is_refused_before_it_is_read(sound, tmp_path, monkeypatch):
+    bad = tmp_path / NAME
+    bad.write_bytes(sound.read_bytes())
+    monkeypatch.setattr(wheel_catalog, "MAX_DIRECTORY_BYTES", 100)
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    (problem,) = verify_wheel(bad)
+    assert "an index of more than 100 bytes" in problem.found
 
 
 def test_other_compressions_are_refused(sound, tmp_path):

@@ -65,12 +65,14 @@ def test_nothing_installed(site: Path) -> None:
         cutlass_aot.open_installed("small")
 
 
-def test_two_of_one_name_need_a_version(site: Path) -> None:
-    install(site, "cutlass-aot-small", "small")
-    second = install(site, "vendor-small", "small", "0.2.0")
-    with pytest.raises(BundleError, match="installed more than once"):
-        cutlass_aot.open_installed("small")
-    assert cutlass_aot.open_installed("small", "0.2.0").path == second
+def test_of_two_versions_of_one_name_the_newer_is_opened(site: Path) -> None:
+    first = install(site, "cutlass-aot-small", "small", "0.9.0")
+    second = install(site, "vendor-small", "small", "0.10.0")
+    bundle = cutlass_aot.open_installed("small")
+    assert bundle.path == second
+    (shadowed,) = bundle.report().shadowed
+    assert (shadowed.path, shadowed.by, shadowed.reason) == (str(first), str(second), "it is newer")
+    assert cutlass_aot.open_installed("small", "0.9.0").path == first
 
 
 def test_a_wheel_without_its_files(site: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.verify import Findings, look_at, verify_path
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import TOP_LEVEL, write_bundle
 from cutlass_aot.runtime.signatures import read_public_keys
 from cutlass_aot.schema.catalog import MANIFEST_NAME
@@ -37,7 +37,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, key: Key) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(bundle: Path) -> Path:
-    return build_wheel(bundle, bundle.parent / "wheels")
+    (wheel,) = build_wheels(bundle, bundle.parent / "wheels")
+    return wheel
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

@@ -1,0 +1,248 @@
+"""The bill of materials of a bundle: every package that it was made with, every kernel and where it is from.
+
+Format: CycloneDX 1.6 in JSON, https://cyclonedx.org/docs/1.6/json/. It has neither times nor a random serial
+number, so that equal bundles have equal bills. Kernels stand in their target, targets in their generator::
+
+    generator, with the digest of its sources
+      GPU code target, with the assembler's version and the compiler's fingerprint
+        kernel, with the SHA-256 of its GPU code, and that of the object that compiling it gave
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.catalog import Catalog
+from cutlass_aot.schema.group_index import KernelEntry
+
+BILL_FOLDER = "sbom"
+BILL_NAME = "bundle.cdx.json"
+"""Of the file in a bundle, and in a wheel's metadata (PEP 770)."""
+
+SPECIFICATION = "1.6"
+_OBJECT = "cutlass-aot:object-sha256"
+_FAR = 64
+"""How deep a bill's components may be nested; ours are three deep."""
+
+
+class _Package(NamedTuple):
+    """What is known of a package that bundles are made with.
+
+    Attributes:
+        role: what it does for a bundle.
+        license: as SPDX names it, or in the words of its own metadata.
+        spdx: whether it is a name of SPDX's.
+        scope: ``required`` if it is in the bundle or needed to load it, ``excluded`` if it built it alone.
+    """
+
+    role: str
+    license: str
+    spdx: bool = True
+    scope: str = "excluded"
+
+
+_COMPILER = _Package("compiles kernels", "Other/Proprietary License", spdx=False)
+_HEADERS = _Package("headers of CUDA", "LicenseRef-NVIDIA-Proprietary", spdx=False)
+# The versions of these are pinned where they decide the bytes, and their licences with them.
+_PACKAGES: Mapping[str, _Package] = {
+    "apache-tvm-ffi": _Package(
+        "calling convention; loaded beside the libraries", "Apache-2.0", scope="required"
+    ),
+    "cutlass-aot": _Package("shim and launcher, linked in", "Apache-2.0", scope="required"),
+    "nvidia-cuda-crt": _HEADERS,
+    "nvidia-cuda-runtime": _HEADERS,
+    "nvidia-cutlass-dsl": _COMPILER,
+    "nvidia-cutlass-operators": _Package("sources of kernels", "BSD-3-Clause"),
+    "ziglang": _Package("compiles and links host code; the C library's interface", "MIT"),
+}
+
+
+def bill_of_materials(catalog: Catalog, kernels: Iterable[KernelEntry]) -> bytes:
+    """The bill of a bundle; the only bytes for it.
+
+    Args:
+        catalog: of the bundle.
+        kernels: every kernel of it, in any order.
+    """
+    packages = _packages(catalog)
+    bundle = {
+        "type": "library",
+        "bom-ref": "bundle",
+        "name": catalog.name,
+        "version": catalog.version,
+        "properties": _properties(
+            {
+                "cutlass-aot:device": catalog.device,
+                "cutlass-aot:hosts": " ".join(catalog.hosts),
+                "cutlass-aot:part": catalog.part,
+                "cutlass-aot:targets": " ".join(catalog.targets),
+            }
+        ),
+    }
+    generators = _generators(kernels)
+    everything = [item["bom-ref"] for item in (*packages, *generators)]
+    return _text(bundle, [*packages, *generators], [{"ref": "bundle", "dependsOn": everything}])
+
+
+def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
+    """The bill of a bundle's wheel: its packages, and where in the wheel the bundle's own bill is.
+
+    Args:
+        catalog: of the bundle.
+        name: of the distribution.
+        path: of the bundle's bill, from the folder that this one is in.
+        sha256: its digest.
+    """
+    packages = _packages(catalog)
+    wheel = {
+        "type": "library",
+        "bom-ref": "wheel",
+        "name": name,
+        "version": catalog.version,
+        "purl": _purl(name, catalog.version),
+        "externalReferences": [
+            {
+                "type": "bom",
+                "url": path,
+                "comment": "every kernel, with its provenance",
+                "hashes": [{"alg": "SHA-256", "content": sha256}],
+            }
+        ],
+    }
+    return _text(wheel, packages, [{"ref": "wheel", "dependsOn": [item["bom-ref"] for item in packages]}])
+
+
+def kernels_of_bill(data: bytes, what: str) -> set[tuple[str, str, str]]:
+    """Name, digest of the GPU code and digest of the object of every kernel that a bill lists.
+
+    Args:
+        data: the bill.
+        what: how to call it in an error.
+
+    Raises:
+        CorruptFile: if it is no bill that this release reads.
+    """
+    try:
+        body = json.loads(data.decode("utf-8"))
+        if (body["bomFormat"], body["specVersion"]) != ("CycloneDX", SPECIFICATION):
+            raise CorruptFile(f"{what} is no bill of materials of CycloneDX {SPECIFICATION}")
+        return set(_listed(body["components"], 0))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFile(f"{what} is no readable bill of materials: {error!r}") from None
+
+
+def _listed(components: Sequence[Mapping[str, Any]], depth: int) -> Iterator[tuple[str, str, str]]:
+    if depth > _FAR:
+        raise ValueError("components nested too deep")
+    for component in components:
+        for item in component.get("properties", ()):
+            if item["name"] == _OBJECT:
+                yield str(component["name"]), str(component["hashes"][0]["content"]), str(item["value"])
+        yield from _listed(component.get("components", ()), depth + 1)
+
+
+def kernels_of_index(kernels: Iterable[KernelEntry]) -> set[tuple[str, str, str]]:
+    """The same of the kernels of a bundle, by its index."""
+    return {(entry.kernel.name, entry.code.sha256, entry.object_sha256) for entry in kernels}
+
+
+def _packages(catalog: Catalog) -> list[dict[str, Any]]:
+    """What the bundle was made with, and what it needs to be loaded."""
+    versions = {name: version for name, version in catalog.provenance.items() if name != "toolchain"}
+    versions.setdefault("apache-tvm-ffi", catalog.needs.tvm_ffi)
+    return [_component(name, version) for name, version in sorted(versions.items())]
+
+
+def _component(name: str, version: str) -> dict[str, Any]:
+    # Parts of the compiler come as packages whose names begin with its own.
+    known = _PACKAGES.get(name) or (_COMPILER if name.startswith("nvidia-cutlass-dsl-") else None)
+    component: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": f"package {name}",
+        "name": name,
+        "version": version,
+        "purl": _purl(name, version),
+    }
+    if known is not None:
+        license = {"id": known.license} if known.spdx else {"name": known.license}
+        component |= {
+            "scope": known.scope,
+            "licenses": [{"license": license}],
+            "properties": _properties({"cutlass-aot:role": known.role}),
+        }
+    return component
+
+
+def _purl(name: str, version: str) -> str:
+    """Source: https://github.com/package-url/purl-spec; a ``+`` in a version is written as its code."""
+    return f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
+
+
+def _generators(kernels: Iterable[KernelEntry]) -> list[dict[str, Any]]:
+    tree: dict[tuple[str, str], dict[tuple[str, str, str], list[KernelEntry]]] = {}
+    for entry in kernels:
+        version = entry.provenance.get("generator_version", "")
+        toolchain = entry.provenance.get("toolchain", "")
+        targets = tree.setdefault((entry.kernel.generator, version), {})
+        by = entry.kernel.target, entry.facts.ptxas_version, toolchain
+        targets.setdefault(by, []).append(entry)
+    return [_generator(name, version, targets) for (name, version), targets in sorted(tree.items())]
+
+
+def _generator(
+    name: str, version: str, targets: Mapping[tuple[str, str, str], Sequence[KernelEntry]]
+) -> dict[str, Any]:
+    number, _, sources = version.partition("+")
+    return {
+        "type": "application",
+        "bom-ref": f"generator {name} {version}",
+        "name": name,
+        "version": number,
+        "properties": _properties({"cutlass-aot:sources-digest": sources}),
+        "components": [
+            {
+                "type": "platform",
+                "name": target,
+                "properties": _properties(
+                    {"cutlass-aot:ptxas-version": ptxas, "cutlass-aot:toolchain-sha256": toolchain}
+                ),
+                "components": [_kernel(entry) for entry in sorted(entries, key=_in_order)],
+            }
+            for (target, ptxas, toolchain), entries in sorted(targets.items())
+        ],
+    }
+
+
+def _in_order(entry: KernelEntry) -> tuple[str, str]:
+    return entry.kernel.name, entry.kernel.digest
+
+
+def _kernel(entry: KernelEntry) -> dict[str, Any]:
+    return {
+        "type": "library",
+        "name": entry.kernel.name,
+        "hashes": [{"alg": "SHA-256", "content": entry.code.sha256}],
+        "properties": _properties({_OBJECT: entry.object_sha256}),
+    }
+
+
+def _properties(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items() if value]
+
+
+def _text(
+    subject: Mapping[str, Any], components: Sequence[Mapping[str, Any]], dependencies: Sequence[Any]
+) -> bytes:
+    body = {
+        "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": SPECIFICATION,
+        "version": 1,
+        "metadata": {"lifecycles": [{"phase": "build"}], "component": subject},
+        "components": components,
+        "dependencies": dependencies,
+    }
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
