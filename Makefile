@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture clean
+.PHONY: bundle test emulator check bench bench-gpu torture registry clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -31,6 +31,13 @@ bench: bundle
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
 torture: $(VENV)/.installed
 	$(BIN)/python tools/torture.py
+
+# A registry for the tests of bundle push and pull, which are skipped without one. Debian's; needs no root.
+registry: build/docker-registry/usr/bin/docker-registry
+
+build/docker-registry/usr/bin/docker-registry:
+	mkdir -p build/docker-registry
+	cd build/docker-registry && apt-get download docker-registry && dpkg -x docker-registry_*.deb .
 
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed

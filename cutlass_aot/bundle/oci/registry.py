@@ -298,7 +298,7 @@ class Registry:
             )
         if code == 404:
             return RegistryError(
-                f"{registry} has no {what} (status 404): look at the name, the tag and the digest"
+                f"{what} is not in {registry} (status 404): look at the name, the tag and the digest"
             )
         if code == 413:
             return RegistryError(
@@ -323,7 +323,10 @@ class Registry:
                 f"{registry} has no certificate that is trusted here: expected one; for authorities of your "
                 "own set REQUESTS_CA_BUNDLE, for a registry without TLS give --plain-http"
             )
-        if isinstance(error, (requests.Timeout, urllib3.exceptions.TimeoutError)):
+        # After the last attempt the client gives what each of them ended in.
+        reason = getattr(error.args[0] if error.args else None, "reason", error)
+        nobody = isinstance(reason, urllib3.exceptions.NewConnectionError)
+        if isinstance(reason, (requests.Timeout, urllib3.exceptions.TimeoutError)) and not nobody:
             return RegistryError(f"{registry} was silent for {self._timeout:g} seconds: try again later")
         return RegistryError(
             f"{registry} cannot be reached, or broke the connection off ({type(error).__name__}): look at "
