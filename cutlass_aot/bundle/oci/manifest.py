@@ -111,11 +111,12 @@ class Contents:
     """What an OCI manifest lists, looked at.
 
     Attributes:
-        config: the config, its path ``""``.
+        config: the config, its path ``""``; ``None`` if it is of a type that is not ours, as what ``oras push``
+            makes has.
         files: every file of the bundle by its path.
     """
 
-    config: FileReference
+    config: FileReference | None
     files: Mapping[str, FileReference]
 
     @property
@@ -163,7 +164,8 @@ def parse_oci_manifest(data: bytes, what: str) -> Contents:
         if file.path in files:
             raise CorruptFile(f"{what} lists {file.path} twice: {_AGAIN}")
         files[file.path] = file
-    contents = Contents(_reference(config, "", MAX_CONFIG_BYTES, what), files)
+    own = isinstance(config, dict) and config.get("mediaType") == CONFIG_TYPE
+    contents = Contents(_reference(config, "", MAX_CONFIG_BYTES, what) if own else None, files)
     _check_bounds(contents, what)
     return contents
 

@@ -149,7 +149,8 @@ def _fill(
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CorruptFile(f"what was pulled is no sound bundle: {problems[0]}{more}; push one that is")
-    _check_config(registry, contents.config, config_of(read_catalog(folder)))
+    if contents.config is not None:
+        _check_config(registry, contents.config, config_of(read_catalog(folder)))
 
 
 def _fetch(registry: Registry, reference: FileReference, folder: Path) -> None:
