@@ -111,8 +111,7 @@ class Contents:
     """What an OCI manifest lists, looked at.
 
     Attributes:
-        config: the config, its path ``""``; ``None`` if it is of a type that is not ours, as what ``oras push``
-            makes has.
+        config: the config, its path ``""``; ``None`` where its type is not ours, as in what ``oras push`` made.
         files: every file of the bundle by its path.
     """
 
