@@ -246,7 +246,7 @@ def test_a_manifest_that_is_not_what_the_registry_says_is_refused(fake, there):
     refused(fake, there, CorruptFile, "it was altered")
 
 
-LIBRARY = "lib/x86_64/launcher.so"
+LIBRARY = "lib/x86_64/launcher.so.zst"
 
 
 def flipped(request, data):
@@ -406,7 +406,7 @@ def drop(path):
         (titled("lib/x86_64/../../../evil"), CorruptFile, "leads out of the bundle"),
         (titled("lib\\evil"), CorruptFile, "leads out of the bundle"),
         (titled("lib/\x1b[2J"), CorruptFile, "leads out of the bundle"),
-        (titled("lib/x86_64/other.so"), CorruptFile, "expected"),
+        (titled("lib/x86_64/other.so.zst"), CorruptFile, "expected"),
         (titled(CATALOG_NAME), CorruptFile, "twice"),
         (titled(7), CorruptFile, "without a title"),
         (layers(lambda layer: layer.pop("annotations")), CorruptFile, "without a title"),
