@@ -3,13 +3,13 @@
     python tools/fuzz_readers.py BUNDLE [--inputs 1000000] [--seed 0] [--workers 2] [--reader NAME]
     python tools/fuzz_readers.py BUNDLE --reader NAME --input FILE
 
-BUNDLE is a sound bundle of a few kernels (the manifest ``smoke``); samples of every kind of file are made from
-it by the package's own writers. Needs the build extra, no GPU.
+BUNDLE is a sound bundle of a few kernels (the manifest ``smoke``); samples of every kind of file are made
+from it by the package's own writers. Needs the extra ``dev``, no GPU.
 
 A reader may return, or raise what the package raises on purpose. Anything else is a finding: another
 exception, lack of memory (each process may have 256 MiB more than at its start), more than five seconds for
-one input, a crash. A finding is told with its place in the code, and its input is kept in ``--keep``; the second
-form feeds one again. Exits with 1 if there was any.
+one input, a crash. A finding is told with its place in the code, and its input is kept in ``--keep``; the
+second form feeds one again. Exits with 1 if there was any.
 
 Inputs are drawn from the seed, the reader's name and a number, so that a run can be repeated. They are read
 in child processes, some thousands in each. Prints a table in Markdown.
@@ -50,6 +50,10 @@ FILE_BYTES = 1 << 30
 """Most of a file that a reader may write."""
 CHUNK = 20_000
 """Inputs a process."""
+LOST = "not told"
+"""Outcome of inputs before one that took the process with it: they were read, how is not known."""
+PATIENCE = 60.0
+"""Seconds beyond that after which an input that no signal interrupts is given up, with its process."""
 _SHOWN = 3
 
 
@@ -219,7 +223,7 @@ class Child:
         if pid == 0:
             if number != self._seen:
                 self._seen, self._since = number, time.monotonic()
-            elif time.monotonic() - self._since > 60 + 4 * self._seconds:
+            elif time.monotonic() - self._since > PATIENCE + self._seconds:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 return self._ended("a hang that no signal interrupts", number)
@@ -240,7 +244,7 @@ class Child:
             raise click.ClickException(f"{self.name}: its samples cannot be made, see above")
         done = number - self.first
         return {
-            "outcomes": {"lost": done, "finding": 1},
+            "outcomes": {LOST: done, "finding": 1},
             "findings": {what: [number]},
             "seconds": 0.0,
             "slowest": 0.0,
@@ -300,7 +304,7 @@ def run(
                 continue
             children.remove(child)
             found[child.name].add(answer)
-            if "lost" in answer["outcomes"] and child.rest[1] > 0:
+            if LOST in answer["outcomes"] and child.rest[1] > 0:
                 waiting.append((child.name, *child.rest))
         time.sleep(0.01)
     return found
@@ -322,16 +326,17 @@ def table(found: dict[str, Findings]) -> Iterator[str]:
             f"| {name} | {row['inputs']:,} | {rate} | {row['read']:,} | {refused} | {row['findings']} | "
             f"{item.slowest * 1e3:.1f} | {item.growth / 2**20:.0f} |"
         )
-    yield f"| all | {total['inputs']:,} | | {total['read']:,} | {total['refused']:,} | {total['findings']} | | |"
+    inputs, read, refused = (f"{total[word]:,}" for word in ("inputs", "read", "refused"))
+    yield f"| all | {inputs} | | {read} | {refused} | {total['findings']} | | |"
 
 
 def _refused(item: Findings) -> set[str]:
-    return set(item.outcomes) - {"read", "finding", "lost"}
+    return set(item.outcomes) - {"read", "finding", LOST}
 
 
 def _row(item: Findings) -> dict[str, int]:
     return {
-        "inputs": item.outcomes.total() - item.outcomes["lost"],
+        "inputs": item.outcomes.total(),
         "read": item.outcomes["read"],
         "refused": sum(item.outcomes[word] for word in _refused(item)),
         "findings": item.outcomes["finding"],

@@ -1,23 +1,24 @@
-"""The readers that are fuzzed, each with valid files made by the package's own writers, and how they are damaged.
+"""The readers that are fuzzed, each with valid files by the package's own writers, and how they are damaged.
 
-A file that carries its own digests is sealed again after a change inside, so that what is behind the digests is
-reached too.
+A file that carries its own digests is sealed again after a change inside, so that what is behind the digests
+is reached too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgpack
-from fuzz_mutate import bytes_of, elf_of, pack, text_of, to_json, tree_of
+from fuzz_mutate import bytes_of, claiming, elf_of, pack, text_of, to_json, tree_of
 
 from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.recipe import Origins, Recipe
@@ -31,7 +32,7 @@ from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.verify import verify_wheel
 from cutlass_aot.bundle.wheel import build_wheel, record_digest, record_to_text
-from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest as parse_toml_manifest
 from cutlass_aot.runtime.bundle import open_bundle
@@ -42,6 +43,7 @@ from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.group_index import KernelEntry, group_from_bytes
+from cutlass_aot.schema.operands import describe
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.shapes import parse_shapes
 from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
@@ -127,7 +129,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
 
     record = Record("kernel", "ab" * 32, {"kernel": entries[0].kernel.to_record(), "size": 7}, {"cd" * 32: 7})
     catalog_file = (bundle / CATALOG_NAME).read_bytes()
-    found = [
+    return [
         Reader("catalog", _sealed([catalog_file]), decode_catalog, 8),
         Reader("group index", _sealed([child]), decode_group, 8),
         Reader("ranking", _sealed([ranking.to_bytes()]), lambda data: Ranking.from_bytes(data, "it"), 12),
@@ -145,7 +147,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             8,
         ),
         Reader("kernel object", _packed([item.to_bytes() for item in objects]), decode_object, 8),
-        Reader("compressed file", _compressed(packed), lambda d: _decompressed(d, packed), 8),
+        Reader("compressed file", _compressed(packed), _decompressed, 8),
         Reader("shared library", _bytes(smallest, elf_of), lambda d: read_shared_object(d, "it"), 10),
         Reader(
             "manifest TOML",
@@ -174,13 +176,14 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         _wheel_reader(bundle, folder / "wheel"),
         _bundle_reader(bundle, folder / "bundle"),
     ]
-    return found
 
 
 # -- how inputs are made -------------------------------------------------------------------------------------
 
 
-def _bytes(samples: Sequence[bytes], damage: Callable[[random.Random, bytes, bytes], bytes]) -> Any:
+def _bytes(
+    samples: Sequence[bytes], damage: Callable[[random.Random, bytes, bytes], bytes]
+) -> Callable[[random.Random], bytes]:
     def make(source: random.Random) -> bytes:
         return damage(source, source.choice(samples), source.choice(samples))
 
@@ -227,6 +230,8 @@ def _sealed(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
             return pack(tree_of(source, envelopes[at], parts))
         if kind == 2:
             body = bytes_of(source, envelopes[at]["body"], envelopes[at]["body"])
+            if source.randrange(20) == 0:
+                body = claiming(source)
         else:
             body = _closed(tree_of(source, bodies[at], parts))
         return pack({**envelopes[at], "body": body, "sha256": digest(body)})
@@ -282,7 +287,8 @@ def _compressed(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
         if source.randrange(3):
             return bytes_of(source, source.choice(samples), source.choice(samples))
         # A frame that is right, of much or of little.
-        content = bytes_of(source, b"code" * 20, b"") * source.choice((1, 100, 20_000))
+        content = bytes_of(source, b"code" * 20, b"")
+        content *= source.choice((1, 100, max((4 << 20) // (len(content) + 1), 1)))
         return compress(content, 1) + source.choice((b"", b"", b"x"))
 
     return make
@@ -291,9 +297,9 @@ def _compressed(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
 # -- readers that take a few lines ---------------------------------------------------------------------------
 
 
-def _decompressed(data: bytes, samples: Iterable[bytes]) -> None:
-    decompressed(data, _LIMIT)
-    opened(data, "0" * 64, 5000)
+def _decompressed(data: bytes) -> None:
+    content = decompressed(data, _LIMIT)
+    opened(data, digest(content), len(content))
 
 
 def _formula(data: bytes) -> None:
@@ -452,6 +458,8 @@ def _bundle_reader(bundle: Path, root: Path) -> Reader:
     body = _opened(envelope["body"])
     inside = {path: _inside(path, contents[path]) for path in small if path != CATALOG_NAME}
     manifest = (bundle / MANIFEST_NAME).read_bytes()
+    dtypes = [operand.dtype for operand in read_catalog(bundle).groups[0].operands]
+    operands = [describe((512, 512), dtype) for dtype in dtypes]
     dirty: set[str] = set()
 
     def make(source: random.Random) -> bytes:
@@ -488,6 +496,9 @@ def _bundle_reader(bundle: Path, root: Path) -> Reader:
         opened = open_bundle(root, check=False)
         for kernel in opened.kernels():
             str(kernel)
+        with contextlib.suppress(KernelNotFound):
+            opened.find(*operands)
+            opened.choose(*operands, target=opened.targets[0], gpu="NVIDIA H200")
         return problems
 
     return Reader("bundle", make, read, 1)
@@ -522,9 +533,16 @@ def _referring(tree: Any, reference: FileReference) -> Any:
 
 
 _SHAPES = b"""
-problems = [[1, 512, 1024, 2048], [512, 1024, 2048]]
 m = [1, 16, 4096]
-nk = [[4096, 4096], [14336, 4096]]
+
+[layers]
+nk = [[4096, 7168], [2112, 7168]]
+batch = 4
+m = 32
+
+[grouped]
+groups = 8
+nk = [[4096, 4096]]
 """
 _FORMULAS = (
     b"D = alpha * accum + beta * C", b"F = accum + bias; D = relu(F)", b"D = sum(accum)", b"D = accum",
@@ -545,8 +563,6 @@ define i32 @__tvm_ffi_k(ptr %0, ptr %1, i32 %2, ptr %3) {
 }
 """
 _HOST_WORDS = [
-    "@" * 3000, "define " + "@a" * 3000, '@"' * 3000, "@a = " + "constant " * 2000, "declare " + "x " * 4000, "\n@a = global" * 500,
-    'define @"' + "a" * 5000, "@a = " + "(" * 4000 + " global ", _HOST_CODE * 20,
+    "@" * 3000, "define " + "@a" * 3000, '@"' * 3000, "@a = " + "constant " * 2000, "declare " + "x " * 4000,
+    "\n@a = global" * 500, 'define @"' + "a" * 5000, "@a = " + "(" * 4000 + " global ", _HOST_CODE * 20,
 ]  # fmt: skip
-
-KNOWN: Mapping[type[BaseException], str] = {CutlassAotError: "refused"}

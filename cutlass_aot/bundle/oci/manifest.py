@@ -25,7 +25,7 @@ from cutlass_aot.schema.catalog import (
     FileReference,
     check_relative,
 )
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import digest, shown
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cutlass-aot.bundle.v1"
@@ -111,7 +111,7 @@ class Contents:
     """What an OCI manifest lists, looked at.
 
     Attributes:
-        config: the config, its path ``""``; ``None`` where its type is not ours, as in what ``oras push`` made.
+        config: the config, its path ``""``; ``None`` where its type is not ours (what ``oras push`` makes).
         files: every file of the bundle by its path.
     """
 
@@ -144,14 +144,14 @@ def parse_oci_manifest(data: bytes, what: str) -> Contents:
     body = _json(data, MAX_OCI_MANIFEST_BYTES, what)
     if body.get("mediaType", MANIFEST_TYPE) != MANIFEST_TYPE or body.get("schemaVersion") != 2:
         raise RegistryError(
-            f"{what} is of media type {ascii(body.get('mediaType'))[:100]}; expected an OCI image manifest "
+            f"{what} is of media type {shown(body.get('mediaType'))}; expected an OCI image manifest "
             f"with artifactType {ARTIFACT_TYPE}: name what cutlass-aot bundle push put there"
         )
     config = body.get("config")
     found = body.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else None)
     if found not in (ARTIFACT_TYPE, CONFIG_TYPE):
         raise RegistryError(
-            f"{what} is an artifact of type {ascii(found)[:100]}, not a bundle; expected {ARTIFACT_TYPE}: "
+            f"{what} is an artifact of type {shown(found)}, not a bundle; expected {ARTIFACT_TYPE}: "
             "name what cutlass-aot bundle push put there"
         )
     layers = body.get("layers")
@@ -209,7 +209,7 @@ def _reference(descriptor: Any, path: str, limit: int, what: str) -> FileReferen
     name = descriptor.get("digest") if isinstance(descriptor, dict) else None
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= limit:
         raise CorruptFile(
-            f"{what}: {path or 'its config'} has {ascii(size)[:40]} as its size, expected at most {limit}: "
+            f"{what}: {path or 'its config'} has {shown(size)} as its size, expected at most {limit}: "
             f"{_AGAIN}"
         )
     if not isinstance(name, str) or not DIGEST.fullmatch(name):

@@ -25,7 +25,7 @@ from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError
 from cutlass_aot.runtime.files import parse_manifest, read_catalog
 from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import digest, shown
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.oci.registry import Registry
@@ -173,6 +173,6 @@ def _check_config(registry: Registry, reference: FileReference, expected: bytes)
     for key, value in own.items():
         if found.get(key) != value:
             raise CorruptFile(
-                f"the config says {key} {ascii(found.get(key))[:100]}, the bundle has {ascii(value)[:100]}: "
+                f"the config says {key} {shown(found.get(key))}, the bundle has {shown(value)}: "
                 "push the bundle again"
             )
