@@ -7,6 +7,7 @@ import csv
 import errno
 import hashlib
 import io
+import os
 import stat
 import struct
 import tempfile
@@ -107,7 +108,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
             except _ZIP_ERRORS as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                findings = Findings(list(_entries(archive)))
+                findings = Findings(list(_entries(archive, os.fstat(file.fileno()).st_size)))
                 if not findings.problems:
                     findings.problems = list(
                         _contents(archive, wheel.name, Path(folder), keys, findings.signers)
@@ -122,8 +123,13 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         ) from error
 
 
-def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
-    """What is wrong with the archive's list of files: nothing of it is read before this is clean."""
+def _entries(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
+    """What is wrong with the archive's list of files: nothing of it is read before this is clean.
+
+    Args:
+        archive: the wheel.
+        size: bytes of its file.
+    """
     infos = archive.infolist()
     counts = Counter(info.filename for info in infos)
     for name, count in sorted(counts.items()):
@@ -148,6 +154,9 @@ def _entries(archive: zipfile.ZipFile) -> Iterator[Problem]:
             zipfile.ZIP_DEFLATED,
         ):
             yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
+        # The archive's reader takes room for what an entry claims before it looks whether it is there.
+        if info.header_offset + info.compress_size > size:
+            yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"part of its {size}")
         if info.file_size > MAX_FILE_BYTES:
             yield Problem(info.filename, f"{info.file_size} bytes unpacked", f"at most {MAX_FILE_BYTES}")
     total = sum(info.file_size for info in infos)
