@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture registry clean
+.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -31,6 +31,11 @@ bench: bundle
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
 torture: $(VENV)/.installed
 	$(BIN)/python tools/torture.py
+
+# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/fuzz-results.md
+fuzz: $(VENV)/.installed
+	$(BIN)/cutlass-aot build manifests/smoke.toml
+	$(BIN)/python tools/fuzz_readers.py build/bundles/smoke
 
 # A registry for the tests of bundle push and pull, which are skipped without one. Debian's; needs no root.
 registry: build/docker-registry/usr/bin/docker-registry

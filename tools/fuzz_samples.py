@@ -37,6 +37,7 @@ from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest as parse_toml_manifest
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files import parse_manifest, read_catalog, read_file, read_manifest
+from cutlass_aot.runtime.signatures import read_public_key
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog, FileReference
 from cutlass_aot.schema.compression import compress, decompressed
@@ -46,6 +47,7 @@ from cutlass_aot.schema.group_index import KernelEntry, group_from_bytes
 from cutlass_aot.schema.operands import describe
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.shapes import parse_shapes
+from cutlass_aot.schema.signature import Signature
 from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.blobs import opened
@@ -127,6 +129,11 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         (folder / "device.toml").write_bytes(data)
         load_profile("device.toml", folder)
 
+    def public_key(data: bytes) -> None:
+        (folder / "key.pub").write_bytes(data)
+        read_public_key(folder / "key.pub")
+
+    signature = Signature(bytes(range(32)), bytes(range(64)))
     record = Record("kernel", "ab" * 32, {"kernel": entries[0].kernel.to_record(), "size": 7}, {"cd" * 32: 7})
     catalog_file = (bundle / CATALOG_NAME).read_bytes()
     return [
@@ -146,6 +153,8 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             lambda d: Record.from_bytes(d, "kernel", "ab" * 32, "it"),
             8,
         ),
+        Reader("signature", _json([signature.to_bytes()]), lambda d: Signature.from_bytes(d, "it"), 6),
+        Reader("public key", _bytes([_KEY], text_of), public_key, 3),
         Reader("kernel object", _packed([item.to_bytes() for item in objects]), decode_object, 8),
         Reader("compressed file", _compressed(packed), _decompressed, 8),
         Reader("shared library", _bytes(smallest, elf_of), lambda d: read_shared_object(d, "it"), 10),
@@ -458,6 +467,8 @@ def _bundle_reader(bundle: Path, root: Path) -> Reader:
     body = _opened(envelope["body"])
     inside = {path: _inside(path, contents[path]) for path in small if path != CATALOG_NAME}
     manifest = (bundle / MANIFEST_NAME).read_bytes()
+    made_up = Signature(bytes(32), bytes(64))
+    sign = _json([made_up.to_bytes()])
     dtypes = [operand.dtype for operand in read_catalog(bundle).groups[0].operands]
     operands = [describe((512, 512), dtype) for dtype in dtypes]
     dirty: set[str] = set()
@@ -471,13 +482,15 @@ def _bundle_reader(bundle: Path, root: Path) -> Reader:
             path = source.choice(list(inside))
             changed[path] = inside[path](source)
             tree = _referring(body, FileReference(path, len(changed[path]), digest(changed[path])))
-        if source.randrange(10) == 0:
-            changed[source.choice(("lib/x", "signatures/a.json", "licenses/b", "evil"))] = b"new"
+        added: dict[str, bytes] = {}
+        if source.randrange(5) == 0:
+            place = source.choice(("lib/x", "signatures/a.json", "licenses/b", "evil", made_up.path))
+            added[place] = source.choice((b"new", sign(source), made_up.to_bytes()))
         packed = _closed(tree)
         changed[CATALOG_NAME] = pack({**envelope, "body": packed, "sha256": digest(packed)})
         listed = {**references, **{p: FileReference(p, len(d), digest(d)) for p, d in changed.items()}}
         changed[MANIFEST_NAME] = manifest_to_bytes(listed)
-        return pack(changed)
+        return pack({**changed, **added})
 
     def read(data: bytes) -> object:
         for path in dirty:
@@ -532,6 +545,10 @@ def _referring(tree: Any, reference: FileReference) -> Any:
     return tree
 
 
+_KEY = b"""-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
+-----END PUBLIC KEY-----
+"""
 _SHAPES = b"""
 m = [1, 16, 4096]
 

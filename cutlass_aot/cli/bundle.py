@@ -100,16 +100,25 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float | None, as_js
     required=True,
     help="The bundle's directory; a bundle that is there is replaced.",
 )
+@click.option(
+    "--key",
+    "keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
+)
 @registry_options
 @json_option
-def pull(name: str, output: Path, plain_http: bool, timeout: float | None, as_json: bool) -> int:
+def pull(
+    name: str, output: Path, keys: tuple[Path, ...], plain_http: bool, timeout: float | None, as_json: bool
+) -> int:
     """Fetch a bundle from an OCI registry, and put it in place once every byte is verified.
 
     By digest (REGISTRY/REPOSITORY@sha256:...) it is exactly the bundle that was pushed.
     """
     from cutlass_aot.bundle.oci.pull import pull_bundle
 
-    pulled = pull_bundle(name, output, plain_http=plain_http, timeout=timeout)
+    pulled = pull_bundle(name, output, keys=keys, plain_http=plain_http, timeout=timeout)
     if as_json:
         print_json(
             {"name": pulled.name, "written": pulled.written, "files": pulled.files, "bytes": pulled.size}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ import pytest
 pytest.importorskip("oras")
 
 from cutlass_aot.bundle.elf import MAX_NAME_BYTES, read_shared_object
+from cutlass_aot.bundle.verify import verify_wheel
+from cutlass_aot.bundle.wheel import build_wheel
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import CorruptFile, ManifestError
 from cutlass_aot.manifest.toml import parse_toml
 from cutlass_aot.runtime.files import parse_manifest
 from cutlass_aot.schema.encoding import check_schema, decode, shown
+from cutlass_aot.store.files import read_found
 from tests.unit.synthetic import plan, shared_object
 
 TOOL = Path(__file__).parents[2] / "tools" / "fuzz_readers.py"
@@ -188,3 +192,25 @@ def test_a_symbol_with_a_name_that_is_too_long():
     assert read_shared_object(shared_object([longest]), "it").exported == {longest}
     with pytest.raises(CorruptFile, match="has more than 4096 bytes"):
         read_shared_object(shared_object([longest + "a"]), "it")
+
+
+def test_an_entry_of_a_wheel_that_claims_more_than_the_file_has(bundle, tmp_path):
+    wheel = build_wheel(bundle, tmp_path)
+    data = bytearray(wheel.read_bytes())
+    last = data.rindex(b"PK\x01\x02")
+    data[last + 20 : last + 24] = (570_000_000).to_bytes(4, "little")
+    wheel.write_bytes(data)
+    (problem,) = verify_wheel(wheel)
+    assert problem.path.endswith("/RECORD")
+    assert problem.found == "570000000 bytes in the zip"
+
+
+def test_a_small_file_of_a_store_costs_little(tmp_path):
+    (tmp_path / "small").write_bytes(b"0123456789")
+    tracemalloc.start()
+    try:
+        assert read_found(tmp_path / "small", 1 << 28)[0] == b"0123456789"
+        assert read_found(tmp_path / "small", 4)[0] == b"01234"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

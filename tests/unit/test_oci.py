@@ -30,8 +30,11 @@ from cutlass_aot.errors import (
     CutlassAotError,
     RegistryError,
     RegistryNameError,
+    SignatureError,
     ToolchainError,
+    UntrustedBundle,
 )
+from cutlass_aot.runtime import trust
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from tests.unit.registries import (
     PASSWORD,
@@ -477,25 +480,69 @@ def test_a_disk_that_is_full_after_all(fake, there, monkeypatch):
     refused(fake, there, BundleError, "No space left on device.* pull again")
 
 
-def test_a_check_is_asked_before_anything_large_is_fetched(fake, there):
-    seen = []
+@pytest.fixture
+def key(tmp_path):
+    """A private key; its public one is beside it."""
+    pytest.importorskip("cryptography")
+    from cutlass_aot.bundle.sign import new_key
 
-    def check(folder):
-        seen.append(sorted(tree(folder)))
-        raise CutlassAotError("not signed")
-
-    refused(fake, there, CutlassAotError, "not signed", check=check)
-    assert seen == [[MANIFEST_NAME]]
-    assert len(fake.fetched()) == 1
+    (tmp_path / "keys").mkdir()
+    for name in ("ours", "other"):
+        new_key(tmp_path / "keys" / f"{name}.pem")
+    return tmp_path / "keys" / "ours.pem"
 
 
-def test_a_check_is_asked_for_a_bundle_that_is_there_too(fake, there):
+def sign(bundle, key):
+    from cutlass_aot.bundle.sign import KeyFile, sign_bundle
+
+    sign_bundle(bundle, KeyFile(key, lambda: ""))
+
+
+def public(key, name="ours"):
+    (found,) = (path for path in key.parent.iterdir() if path.name.startswith(name) and path.suffix == ".pub")
+    return found
+
+
+def test_signatures_go_along(fake, bundle, tmp_path, key):
+    sign(bundle, key)
+    push_bundle(bundle, f"{fake.name}/k/small:1", plain_http=True)
+    do_pull(fake, tmp_path / "out", keys=[public(key)])
+    assert tree(tmp_path / "out") == tree(bundle)
+    assert any(path.startswith("signatures/") for path in tree(bundle))
+    assert not do_pull(fake, tmp_path / "out", keys=[public(key)]).written
+    # Unsigned since: another bundle, though its manifest is the same.
+    shutil.rmtree(bundle / "signatures")
+    push_bundle(bundle, f"{fake.name}/k/small:1", plain_http=True)
+    assert do_pull(fake, tmp_path / "out").written
+    assert tree(tmp_path / "out") == tree(bundle)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_what_nobody_trusted_has_signed_is_refused_before_anything_large_is_fetched(
+    fake, there, bundle, key, signed
+):
+    if signed:
+        sign(bundle, key)
+        push_bundle(bundle, f"{fake.name}/k/small:1", plain_http=True)
+    fake.requests.clear()
+    message = refused(fake, there, UntrustedBundle, "signed", keys=[public(key, "other")])
+    assert f"{fake.name}/k/small:1" in message
+    assert "staging" not in message
+    assert len(fake.fetched()) == 1 + signed
+    # Also one that is there already.
     do_pull(fake, there)
+    refused(fake, there, UntrustedBundle, "signed", keys=[public(key, "other")])
 
-    def check(folder):
-        raise CutlassAotError("not signed")
 
-    refused(fake, there, CutlassAotError, "not signed", check=check)
+def test_the_keys_that_programs_require_count_too(fake, there, key, monkeypatch):
+    monkeypatch.setenv("CUTLASS_AOT_TRUSTED_KEYS", str(public(key)))
+    monkeypatch.setattr(trust, "_process", trust._Process())
+    refused(fake, there, UntrustedBundle, "CUTLASS_AOT_TRUSTED_KEYS")
+
+
+def test_a_key_that_cannot_be_read_is_told_first(fake, there, key):
+    refused(fake, there, SignatureError, "cannot be read", keys=[key.parent / "none.pub"])
+    assert fake.requests == []
 
 
 def test_an_interrupt_leaves_nothing(fake, there, monkeypatch):

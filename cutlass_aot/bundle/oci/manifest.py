@@ -26,18 +26,15 @@ from cutlass_aot.schema.catalog import (
     check_relative,
 )
 from cutlass_aot.schema.encoding import digest, shown
+from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES, SIGNATURES
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cutlass-aot.bundle.v1"
 CONFIG_TYPE = "application/vnd.cutlass-aot.bundle.config.v1+json"
 TITLE = "org.opencontainers.image.title"
-SIGNATURES = "signatures/"
-"""Where a bundle's signatures are: the one folder that ``MANIFEST.json`` does not list."""
 MAX_OCI_MANIFEST_BYTES = 1 << 22
 """What every registry takes: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests"""
 MAX_CONFIG_BYTES = 1 << 16
-MAX_SIGNATURE_BYTES = 1 << 16
-MAX_SIGNATURES = 64
 MAX_BUNDLE_BYTES = 1 << 36
 """Bytes of all files of a bundle together."""
 
@@ -50,7 +47,7 @@ _TYPES = {
     "lib": "application/vnd.cutlass-aot.bundle.library.v1",
     "licenses": "application/vnd.cutlass-aot.bundle.license.v1",
     "rankings": "application/vnd.cutlass-aot.bundle.ranking.v1",
-    "signatures": "application/vnd.cutlass-aot.bundle.signature.v1+json",
+    SIGNATURES: "application/vnd.cutlass-aot.bundle.signature.v1+json",
 }
 _AGAIN = "push the bundle again, or pull by the digest of one that is whole"
 
@@ -106,6 +103,10 @@ def media_type(path: str) -> str:
     return _TYPES.get(path.partition("/")[0], _PLAIN)
 
 
+def _is_of_signatures(path: str) -> bool:
+    return path.startswith(f"{SIGNATURES}/")
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What an OCI manifest lists, looked at.
@@ -120,8 +121,8 @@ class Contents:
 
     @property
     def signatures(self) -> tuple[FileReference, ...]:
-        """Those of the files that ``MANIFEST.json`` does not list, nor is."""
-        return tuple(file for path, file in self.files.items() if path.startswith(SIGNATURES))
+        """Those that ``MANIFEST.json`` does not list: what is in the folder of signatures."""
+        return tuple(file for path, file in self.files.items() if _is_of_signatures(path))
 
     @property
     def size(self) -> int:
@@ -199,8 +200,8 @@ def _layer(layer: Any, what: str) -> FileReference:
     limit = MAX_FILE_BYTES
     if title == MANIFEST_NAME:
         limit = MAX_MANIFEST_BYTES
-    elif title.startswith(SIGNATURES):
-        limit = MAX_SIGNATURE_BYTES
+    elif _is_of_signatures(title):
+        limit = MAX_SIGNATURE_FILE
     return _reference(layer, title, limit, what)
 
 
@@ -246,7 +247,7 @@ def check_same_files(contents: Contents, listed: Mapping[str, FileReference], wh
     own = {
         path: file
         for path, file in contents.files.items()
-        if path != MANIFEST_NAME and not path.startswith(SIGNATURES)
+        if path != MANIFEST_NAME and not _is_of_signatures(path)
     }
     for path in sorted({*own, *listed}):
         if own.get(path) != listed.get(path):

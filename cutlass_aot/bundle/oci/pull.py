@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ from cutlass_aot.bundle.oci.manifest import (
 from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
-from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError
+from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
+from cutlass_aot.runtime import trust
 from cutlass_aot.runtime.files import parse_manifest, read_catalog
 from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
 from cutlass_aot.schema.encoding import digest, shown
@@ -55,7 +56,7 @@ def pull_bundle(
     name: str,
     output: Path,
     *,
-    check: Check | None = None,
+    keys: Sequence[Path] = (),
     plain_http: bool = False,
     timeout: float | None = None,
 ) -> Pulled:
@@ -68,7 +69,9 @@ def pull_bundle(
     Args:
         name: ``registry/repository:tag`` or ``registry/repository@sha256:...``.
         output: the bundle's directory.
-        check: asked before anything else than ``MANIFEST.json`` and signatures is fetched; see :data:`Check`.
+        keys: files of public keys, and directories of them, of which one has to have signed it; whether one
+            has is seen before anything but ``MANIFEST.json`` and signatures is fetched. If there are none,
+            those count that a program here would require (:mod:`cutlass_aot.runtime.trust`).
         plain_http: whether to speak plain HTTP.
         timeout: seconds that the registry may be silent; a default if ``None``.
 
@@ -78,7 +81,8 @@ def pull_bundle(
         CorruptFile: if anything is not as its digest or as the bundle's manifest says.
         BundleError: if something else than a bundle is at ``output``, or the disk refuses.
         ToolchainError: if the client is not installed.
-        CutlassAotError: what ``check`` raises.
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if a key cannot be read, or the package ``cryptography`` is needed and not installed.
     """
     reference = Reference.parse(name)
     if not reference.asked:
@@ -86,6 +90,8 @@ def pull_bundle(
             f"{name} names neither a tag nor a digest: expected registry/repository:tag or "
             "registry/repository@sha256:..."
         )
+    # What is wrong with a key is told before anything is asked for.
+    trust.required(keys or None)
     with open_registry(reference, plain_http=plain_http, timeout=timeout) as registry:
         data = registry.manifest()
         whole = reference.at(f"sha256:{digest(data)}")
@@ -93,6 +99,14 @@ def pull_bundle(
         bundle_manifest = _in_memory(registry, contents.files[MANIFEST_NAME])
         listed = parse_manifest(bundle_manifest, f"{MANIFEST_NAME} of {reference}")
         check_same_files(contents, listed, f"the manifest of {reference}")
+
+        def check(folder: Path) -> None:
+            try:
+                trust.check(folder, bundle_manifest, keys or None)
+            except UntrustedBundle as error:
+                # Where it is on its way is gone when this is read.
+                raise UntrustedBundle(str(error).replace(str(folder), str(reference))) from None
+
         try:
             written = replace_bundle(
                 output,
@@ -104,9 +118,7 @@ def pull_bundle(
     return Pulled(whole, written, len(contents.files), contents.size)
 
 
-def _is_there(
-    folder: Path, contents: Contents, listed: dict[str, FileReference], check: Check | None
-) -> bool:
+def _is_there(folder: Path, contents: Contents, listed: dict[str, FileReference], check: Check) -> bool:
     """Whether exactly this bundle is there, with these signatures, and passes the check."""
     if not is_exactly(folder, listed):
         return False
@@ -115,14 +127,11 @@ def _is_there(
             return False
     except (OSError, CutlassAotError):
         return False
-    if check is not None:
-        check(folder)
+    check(folder)
     return True
 
 
-def _fill(
-    folder: Path, registry: Registry, contents: Contents, bundle_manifest: bytes, check: Check | None
-) -> None:
+def _fill(folder: Path, registry: Registry, contents: Contents, bundle_manifest: bytes, check: Check) -> None:
     """Fetch every file, and verify all of it; on the disk when this returns."""
     free = shutil.disk_usage(folder.parent).free
     if contents.size > free:
@@ -137,8 +146,7 @@ def _fill(
         os.fsync(file.fileno())
     for reference in contents.signatures:
         _fetch(registry, reference, folder)
-    if check is not None:
-        check(folder)
+    check(folder)
     early = {MANIFEST_NAME, *(reference.path for reference in contents.signatures)}
     for path, reference in sorted(contents.files.items()):
         if path not in early:

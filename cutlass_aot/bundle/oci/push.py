@@ -10,12 +10,13 @@ from pathlib import Path
 from cutlass_aot.bundle.contents import verify_bundle
 from cutlass_aot.bundle.files import digest_beneath, list_files
 from cutlass_aot.bundle.oci.client import open_registry
-from cutlass_aot.bundle.oci.manifest import SIGNATURES, config_of, manifest_of
+from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.errors import BundleError, RegistryNameError
 from cutlass_aot.runtime.files import open_beneath, read_catalog, read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.signature import SIGNATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
 
 def files_of(bundle: Path) -> list[FileReference]:
     """Every file of a bundle, ``MANIFEST.json`` and signatures too, by path."""
-    unlisted = [path for path in list_files(bundle).regular if path.startswith(SIGNATURES)]
+    unlisted = [path for path in list_files(bundle).regular if path.startswith(f"{SIGNATURES}/")]
     files = list(read_manifest(bundle).values())
     for path in (MANIFEST_NAME, *unlisted):
         sha256, size = digest_beneath(bundle, path)
