@@ -36,6 +36,7 @@ from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest as parse_toml_manifest
 from cutlass_aot.runtime.bundle import open_bundle
+from cutlass_aot.runtime.facts import facts_record, parse_facts
 from cutlass_aot.runtime.files import parse_manifest, read_catalog, read_file, read_manifest
 from cutlass_aot.runtime.signatures import read_public_key
 from cutlass_aot.schema.artifact import Artifact
@@ -166,6 +167,13 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         ),
         Reader("shapes TOML", _bytes([_SHAPES], text_of), lambda d: parse_shapes(d, "it"), 5),
         Reader("device profile", _bytes(profiles, text_of), profile, 3),
+        Reader("facts of a machine", _bytes([_FACTS], text_of), lambda d: parse_facts(d, "it"), 4),
+        Reader(
+            "facts in JSON",
+            _json([json.dumps(facts_record(parse_facts(_FACTS, "it"))).encode()]),
+            lambda d: parse_facts(d, "it"),
+            4,
+        ),
         Reader("epilogue formula", _bytes(_FORMULAS, text_of), lambda d: _formula(d), 5),
         Reader(
             "OCI manifest",
@@ -548,6 +556,20 @@ def _referring(tree: Any, reference: FileReference) -> Any:
 _KEY = b"""-----BEGIN PUBLIC KEY-----
 MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
 -----END PUBLIC KEY-----
+"""
+_FACTS = b"""host = "aarch64"
+libc = "glibc 2.39"
+python = "3.12.3"
+tvm_ffi = "0.1.15.post2"
+torch_cuda = "13.0"
+
+[driver]
+cuda = "13.0"
+release = "580.126.09"
+
+[[gpus]]
+name = "NVIDIA GB300"
+compute_capability = "10.3"
 """
 _SHAPES = b"""
 m = [1, 16, 4096]
