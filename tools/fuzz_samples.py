@@ -467,7 +467,7 @@ def _wheel_reader(bundle: Path, root: Path) -> Reader:
         wheel.write_bytes(data)
         return verify_wheel(wheel)
 
-    return Reader("wheel", make, read, 1)
+    return Reader("wheel", make, read, 2)
 
 
 def _sha256(data: bytes) -> bytes:
@@ -531,7 +531,7 @@ def _bundle_reader(bundle: Path, root: Path) -> Reader:
             opened.choose(*operands, target=opened.targets[0], gpu="NVIDIA H200")
         return problems
 
-    return Reader("bundle", make, read, 1)
+    return Reader("bundle", make, read, 2)
 
 
 def _inside(path: str, data: bytes) -> Callable[[random.Random], bytes]:
