@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from fuzz_samples import Reader, readers
+from fuzz_inputs import Reader
+from fuzz_samples import readers
 
 from cutlass_aot.errors import CutlassAotError
 
