@@ -97,8 +97,27 @@ def elf_of(source: random.Random, data: bytes, other: bytes) -> bytes:
 def tree_of(source: random.Random, tree: Any, others: Sequence[Any]) -> Any:
     """A copy of plain data with a few of its values exchanged, dropped, added, repeated or nested."""
     for _ in range(source.choice((1, 1, 1, 1, 2, 3, 5))):
-        tree = _changed(source, tree, others)
+        changed = _changed(source, tree, others)
+        # What is repeated may be repeated again.
+        if _is_larger(changed, MAX_BYTES):
+            break
+        tree = changed
     return tree
+
+
+def _is_larger(tree: Any, limit: int) -> bool:
+    """Whether a tree has more values and characters than that, counted no further."""
+    stack, size = [tree], 0
+    while stack and size <= limit:
+        value = stack.pop()
+        size += 1
+        if isinstance(value, (str, bytes)):
+            size += len(value)
+        elif isinstance(value, dict):
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
+    return size > limit
 
 
 def _changed(source: random.Random, tree: Any, others: Sequence[Any]) -> Any:
