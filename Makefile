@@ -10,6 +10,7 @@ bundle: $(VENV)/.installed
 
 test: bundle
 	-$(BIN)/python tools/emulator.py
+	-$(MAKE) registry
 	$(BIN)/python -m pytest
 
 # What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
@@ -37,7 +38,8 @@ fuzz: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/smoke.toml
 	$(BIN)/python tools/fuzz_readers.py build/bundles/smoke
 
-# A registry for the tests of bundle push and pull, which are skipped without one. Debian's; needs no root.
+# A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it
+# cannot be had.
 registry: build/docker-registry/usr/bin/docker-registry
 
 build/docker-registry/usr/bin/docker-registry:
