@@ -629,6 +629,19 @@ def test_blobs_may_lie_on_another_host_which_sees_no_password(fake, there, bundl
     assert tree(there) == tree(bundle)
 
 
+def test_uploads_may_go_to_another_host_which_sees_no_password(fake, bundle, tmp_path):
+    with fake_registry() as storage:
+        fake.login = "basic"
+        log_in(tmp_path / "docker", fake.name)
+        elsewhere = f"http://{storage.name}/v2/k/small/blobs/uploads/x"
+        fake.fault = lambda request: (
+            request.command == "POST" and request._may() and not request.answer(202, Location=elsewhere)
+        )
+        push_bundle(bundle, f"{fake.name}/k/small:1", plain_http=True)
+        assert len(storage.blobs) == len(tree(bundle)) + 1
+        assert not any("Authorization" in headers for headers in storage.headers)
+
+
 @pytest.mark.parametrize("login", ["basic", "bearer"])
 def test_credentials_are_dockers(fake, bundle, tmp_path, login):
     fake.login = login

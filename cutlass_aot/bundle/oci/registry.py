@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import oras.auth
 import oras.auth.utils
@@ -251,13 +251,13 @@ class Registry:
     def _answer(
         self, method: str, url: str, headers: dict[str, str], body: bytes | BinaryIO | None, stream: bool
     ) -> requests.Response:
-        if self._basic is not None:
-            headers.update(self._basic.get_auth_header())
-        else:
-            headers.update(self._tokens.get_auth_header())
+        # Where a registry sends an upload elsewhere, its credentials are nobody's business there.
+        own = urlsplit(url).netloc == self._reference.registry
+        if own:
+            headers.update((self._basic or self._tokens).get_auth_header())
         answer = self._session.request(method, url, headers=headers, data=body, stream=stream)
         # 401 for a token that has expired too, 403 by registries for one of another scope.
-        if answer.status_code not in (401, 403) or not self._authenticate(answer, headers):
+        if not own or answer.status_code not in (401, 403) or not self._authenticate(answer, headers):
             return answer
         answer.close()
         if body is not None and not isinstance(body, bytes):
