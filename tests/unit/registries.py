@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FETCHED = REPOSITORY / "build" / "docker-registry"
 """Where `make registry` puts the distribution's."""
 USER, PASSWORD, TOKEN = "somebody", "open-sesame", "a-token-that-nobody-may-see"
+PASSWORD_HASH = "$2b$04$051yhpisII7X3efvHB2qZOp20fwmupEEUaseFbQck8CyjYEHkBcNi"
+"""The password by bcrypt, as the real registry wants it."""
 
 
 class FakeRegistry(ThreadingHTTPServer):
@@ -177,18 +179,24 @@ def real_registry_program() -> str | None:
 
 
 @contextmanager
-def real_registry(program: str, folder: Path) -> Iterator[str]:
-    """The distribution's registry, listening on this machine alone; its host and port."""
+def real_registry(program: str, folder: Path, *, login: bool = False) -> Iterator[str]:
+    """The distribution's registry, listening on this machine alone; its host and port.
+
+    With ``login`` it knows :data:`USER` with :data:`PASSWORD`, and nobody else.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder.mkdir()
-    config = {
+    config: dict[str, Any] = {
         "version": "0.1",
         "log": {"level": "error", "accesslog": {"disabled": True}},
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
         "http": {"addr": f"127.0.0.1:{port}"},
     }
+    if login:
+        (folder / "users").write_text(f"{USER}:{PASSWORD_HASH}\n")
+        config["auth"] = {"htpasswd": {"realm": "a registry", "path": str(folder / "users")}}
     # JSON is YAML.
     (folder / "config.yml").write_text(json.dumps(config))
     with (folder / "log").open("wb") as log:

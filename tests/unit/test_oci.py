@@ -771,12 +771,31 @@ def test_the_commands(fake, bundle, tmp_path, capsys):
     assert "small@" not in printed.err
 
 
-def test_a_real_registry(bundle, tmp_path):
-    program = real_registry_program()
-    if program is None:
+@pytest.fixture
+def program():
+    found = real_registry_program()
+    if found is None:
         pytest.skip(
             "no docker-registry: install the distribution's, or `make registry` (Debian, needs no root)"
         )
+    return found
+
+
+def test_a_real_registry_that_wants_a_login(program, bundle, tmp_path):
+    with real_registry(program, tmp_path / "registry", login=True) as host:
+        name = f"{host}/team/small:1.0"
+        with pytest.raises(RegistryError, match=r"refuses access .*\(status 401\)"):
+            push_bundle(bundle, name, plain_http=True)
+        log_in(tmp_path / "docker", host, "a-wrong-password")
+        with pytest.raises(RegistryError, match=r"refuses access .*\(status 401\)"):
+            push_bundle(bundle, name, plain_http=True)
+        log_in(tmp_path / "docker", host)
+        pushed = push_bundle(bundle, name, plain_http=True)
+        assert pull_bundle(name, tmp_path / "out", plain_http=True).name == pushed.name
+        assert tree(tmp_path / "out") == tree(bundle)
+
+
+def test_a_real_registry(program, bundle, tmp_path):
     with real_registry(program, tmp_path / "registry") as host:
         pushed = push_bundle(bundle, f"{host}/team/small:1.0", plain_http=True)
         assert push_bundle(bundle, f"{host}/team/small:latest", plain_http=True).uploaded == 0
