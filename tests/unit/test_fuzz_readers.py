@@ -22,6 +22,7 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import CorruptFile, ManifestError
 from cutlass_aot.manifest.toml import parse_toml
 from cutlass_aot.runtime.files import parse_manifest
+from cutlass_aot.runtime.wheel_catalog import read_wheel_catalog
 from cutlass_aot.schema.encoding import check_schema, decode, shown
 from cutlass_aot.store.files import read_found
 from tests.unit.synthetic import plan, shared_object
@@ -214,3 +215,14 @@ def test_a_small_file_of_a_store_costs_little(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_the_same_of_what_is_read_without_unpacking(bundle, tmp_path):
+    wheel = build_wheel(bundle, tmp_path)
+    data = bytearray(wheel.read_bytes())
+    name = data.rindex(b"bundle/MANIFEST.json")
+    entry = data.rindex(b"PK\x01\x02", 0, name)
+    data[entry + 20 : entry + 24] = (570_000_000).to_bytes(4, "little")
+    wheel.write_bytes(data)
+    with pytest.raises(CorruptFile, match="claims more bytes than the file has"):
+        read_wheel_catalog(wheel)
