@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture clean
+.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
 
 test: bundle
 	-$(BIN)/python tools/emulator.py
+	-$(MAKE) registry
 	$(BIN)/python -m pytest
 
 # What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
@@ -31,6 +32,19 @@ bench: bundle
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
 torture: $(VENV)/.installed
 	$(BIN)/python tools/torture.py
+
+# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/fuzz-results.md
+fuzz: $(VENV)/.installed
+	$(BIN)/cutlass-aot build manifests/smoke.toml
+	$(BIN)/python tools/fuzz_readers.py build/bundles/smoke
+
+# A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it
+# cannot be had.
+registry: build/docker-registry/usr/bin/docker-registry
+
+build/docker-registry/usr/bin/docker-registry:
+	mkdir -p build/docker-registry
+	cd build/docker-registry && apt-get download docker-registry && dpkg -x docker-registry_*.deb .
 
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed

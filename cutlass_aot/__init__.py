@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import ManifestError as ManifestError
     from cutlass_aot.errors import OperandError as OperandError
     from cutlass_aot.errors import PolicyError as PolicyError
+    from cutlass_aot.errors import RegistryError as RegistryError
+    from cutlass_aot.errors import RegistryNameError as RegistryNameError
     from cutlass_aot.errors import ReportError as ReportError
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
     from cutlass_aot.errors import SignatureError as SignatureError
@@ -68,6 +70,8 @@ _PUBLIC = {
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
     "PolicyError": ("cutlass_aot.errors", "PolicyError"),
+    "RegistryError": ("cutlass_aot.errors", "RegistryError"),
+    "RegistryNameError": ("cutlass_aot.errors", "RegistryNameError"),
     "ReportError": ("cutlass_aot.errors", "ReportError"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
@@ -109,6 +113,8 @@ __all__ = [
     "OperandDescription",
     "OperandError",
     "PolicyError",
+    "RegistryError",
+    "RegistryNameError",
     "Rejected",
     "ReportError",
     "SchemaTooNew",

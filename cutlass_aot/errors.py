@@ -23,6 +23,8 @@ __all__ = [
     "ManifestError",
     "OperandError",
     "PolicyError",
+    "RegistryError",
+    "RegistryNameError",
     "ReportError",
     "SchemaTooNew",
     "SignatureError",
@@ -89,6 +91,16 @@ class SchemaTooNew(CutlassAotError):
 
 class BundleError(CutlassAotError):
     """A bundle or a wheel is missing, incomplete or unknown."""
+
+
+class RegistryError(CutlassAotError):
+    """A registry cannot be reached, refused, or has something other than a bundle."""
+
+
+class RegistryNameError(CutlassAotError):
+    """A name of something in a registry is malformed, or names too little for what is asked."""
+
+    exit_code = 2
 
 
 class Incompatible(CutlassAotError):

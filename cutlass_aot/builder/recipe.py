@@ -8,7 +8,7 @@ from typing import Any
 
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.encoding import MALFORMED, digest, encode
 from cutlass_aot.schema.tuning import Tuning
 
 
@@ -62,7 +62,7 @@ class Recipe:
                     for name, data in sorted(record["tuning"].items())
                 },
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"a recipe is malformed: {error!r}") from None
 
 
@@ -114,7 +114,7 @@ class Origins:
                 own_sources=str(record["own_sources"]),
                 linkers=_texts(record["linkers"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"the origins of kernels are malformed: {error!r}") from None
 
 

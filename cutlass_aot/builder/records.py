@@ -11,6 +11,7 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.schema.artifact import Artifact
+from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Ranking
 
@@ -106,7 +107,7 @@ class Selection:
                 tuple(str(remark) for remark in record["remarks"]),
                 tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
             )
-        except (KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"a selection is malformed: {error!r}") from None
 
 

@@ -19,7 +19,7 @@ from cutlass_aot.builder.records import Selection
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import MALFORMED, digest
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.artifacts import copy_artifact, read_artifact
 from cutlass_aot.store.store import Store
@@ -152,7 +152,7 @@ def read_shard(path: Path) -> Shard:
             keys=tuple(map(str, record["keys"])),
             path=path,
         )
-    except (KeyError, TypeError, ValueError, CorruptFile) as error:
+    except (*MALFORMED, CorruptFile) as error:
         raise BundleError(f"{path}: the shard's record is malformed ({error}): build it again") from None
 
 

@@ -26,6 +26,8 @@ MAX_STRING_BYTES = 1 << 26
 MAX_SEGMENTS = 1 << 10
 MAX_DYNAMIC_ENTRIES = 1 << 12
 MAX_VERSIONS = 1 << 10
+MAX_NAME_BYTES = 1 << 12
+"""Of one symbol or library: many could name one long text, and each of them would be a copy."""
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -172,9 +174,11 @@ class _Reader:
         return self._table(self._entry(entries, _STRTAB, "DT_STRTAB"), length, "string table")
 
     def _name(self, strings: bytes, offset: int) -> str:
-        end = strings.find(b"\0", offset) if offset < len(strings) else -1
+        end = strings.find(b"\0", offset, offset + MAX_NAME_BYTES) if offset < len(strings) else -1
         if end < 0:
-            raise self._corrupt(f"a name at {offset} runs out of its string table")
+            raise self._corrupt(
+                f"a name at {offset} has more than {MAX_NAME_BYTES} bytes, or runs out of its string table"
+            )
         # Bytes that are no text cannot be a name of ours; what they were must still be shown.
         return strings[offset:end].decode("utf-8", "backslashreplace")
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import filelock
-
-from cutlass_aot.bundle.files import digest_file, exchange, is_exactly, manifest_to_bytes
+from cutlass_aot.bundle.files import digest_file, is_exactly, manifest_to_bytes
+from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
@@ -36,14 +32,9 @@ from cutlass_aot.schema.catalog import (
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.ranking import Ranking
-from cutlass_aot.schema.signature import SIGNATURES
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-TOP_LEVEL = frozenset(
-    {CATALOG_NAME, MANIFEST_NAME, BILL_FOLDER, SIGNATURES, "code", "groups", "lib", "licenses", "rankings"}
-)
-"""What a bundle's directory holds. A directory with anything else in it is never replaced."""
 
 _COPY_BYTES = 1 << 20
 
@@ -153,41 +144,22 @@ def library_path(host: str, name: str) -> str:
 def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
     """Write a bundle to the directory ``output``. Equal plans give equal bytes.
 
-    An empty directory or another bundle there is replaced, with its signatures, at once and only when the new
-    one is complete; a symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock``
-    beside it, which stays. Where the file system cannot exchange two directories, there is no bundle for a
-    moment.
+    What is there is replaced as :func:`cutlass_aot.bundle.replace.replace_bundle` says.
 
     Raises:
         BundleError: for a plan that contradicts itself, for anything else at ``output``, or if the disk
             refuses; what was at ``output`` stays.
     """
-    # A link to a bundle is replaced behind the link, so that the link goes on working.
-    output = Path(os.path.realpath(output))
     try:
         contents = _contents(plan)
-        catalog_sha256 = contents.references[CATALOG_NAME].sha256
-        # Without the lock, which is a file: none is left where there is nothing to do or nothing may be done.
-        if is_exactly(output, contents.references):
-            return Outcome(False, catalog_sha256)
-        _check_replaceable(output, locked=False)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(output.parent / f".{output.name}.lock"):
-            return Outcome(_write_alone(contents, output), catalog_sha256)
+        written = replace_bundle(
+            output,
+            lambda folder: _fill(folder, contents),
+            lambda folder: is_exactly(folder, contents.references),
+        )
     except OSError as error:
-        raise _disk_error(error, output) from error
-
-
-def check_output(output: Path) -> None:
-    """Refuse what :func:`write_bundle` would not replace, before any work is done for it.
-
-    Raises:
-        BundleError: if something is at ``output`` that is neither a bundle nor an empty directory.
-    """
-    try:
-        _check_replaceable(Path(os.path.realpath(output)), locked=False)
-    except OSError as error:
-        raise _disk_error(error, output) from error
+        raise disk_error(error, output, "build again: what was compiled is kept") from error
+    return Outcome(written, contents.references[CATALOG_NAME].sha256)
 
 
 def bundle_is(output: Path, catalog_sha256: str) -> bool:
@@ -215,14 +187,6 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
     if any(path not in used and not path.startswith(("licenses/", f"{BILL_FOLDER}/")) for path in references):
         return False
     return is_exactly(output, references)
-
-
-def _disk_error(error: OSError, output: Path) -> BundleError:
-    where = error.filename if error.filename is not None else output
-    return BundleError(
-        f"cannot write the bundle {output}: {where}: {error.strerror or error}; "
-        "make room or name another output, and build again: what was compiled is kept"
-    )
 
 
 def _contents(plan: BundlePlan) -> _Contents:
@@ -410,87 +374,18 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
         )
 
 
-def _check_replaceable(output: Path, *, locked: bool = True) -> None:
-    """Refuse what is no bundle.
-
-    Args:
-        output: where the bundle is to be.
-        locked: whether no other writer is at work. One that is may be removing what was there, so that
-            half a bundle is let pass; it is looked at again with the lock.
-    """
-    try:
-        mode = output.lstat().st_mode
-        names = {path.name for path in output.iterdir()} if stat.S_ISDIR(mode) else set()
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
-        if not names or (names <= TOP_LEVEL and (not locked or names & {CATALOG_NAME, MANIFEST_NAME})):
-            return
-        extra = ", ".join(repr(name) for name in sorted(names - TOP_LEVEL)[:3])
-        found = f"a directory that holds {extra}" if extra else "a directory that is no bundle"
-    else:
-        found = "something that is no directory"
-    raise BundleError(
-        f"{output} is {found}; expected nothing, an empty directory or a bundle to replace: "
-        "name another output, or remove it yourself"
-    )
-
-
-def _write_alone(contents: _Contents, output: Path) -> bool:
-    """Write and swap in, with the lock held: whatever another writer was doing, it has finished or died."""
-    prefix = f".{output.name}.staging-"
-    _clear_up(output, prefix)
-    _check_replaceable(output)
-    if is_exactly(output, contents.references):
-        return False
-    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-    try:
-        _fill(staging / "new", contents)
-        _swap_in(staging, output)
-    finally:
-        # What could not be put back is the only copy of the bundle that was here.
-        if not (staging / "old").exists() or output.exists():
-            shutil.rmtree(staging, ignore_errors=True)
-    return True
-
-
-def _clear_up(output: Path, prefix: str) -> None:
-    """Remove what killed writers left beside ``output``, and put back the bundle that one had moved aside."""
-    # Not a prefix alone: another bundle's name may begin with all of it.
-    ours = re.compile(re.escape(prefix) + "[a-z0-9_]+")
-    for staging in sorted(output.parent.iterdir()):
-        if not ours.fullmatch(staging.name) or not stat.S_ISDIR(staging.lstat().st_mode):
-            continue
-        if (staging / "old").exists() and not output.exists():
-            (staging / "old").rename(output)
-        shutil.rmtree(staging, ignore_errors=True)
-
-
 def _fill(folder: Path, contents: _Contents) -> None:
-    """Write every file, the manifest last, with fixed modes, all of it on the disk when this returns."""
-    folders = {folder}
-    for path in sorted(contents.sources):
-        folders.update((folder / path).parents)
-    folders = {item for item in folders if item == folder or folder in item.parents}
-    for item in sorted(folders):
-        item.mkdir()
-        item.chmod(0o755)
+    """Write every file, the manifest last, all of it on the disk when this returns."""
+    folders = make_folders(folder, contents.sources)
     for path, source in sorted(contents.sources.items()):
-        with _create(folder / path) as file:
+        with create(folder / path) as file:
             sha256 = _copy(source, file)
         if sha256 != contents.references[path].sha256:
             raise BundleError(f"the source of {path} changed while it was copied: build again")
-    with _create(folder / MANIFEST_NAME) as file:
+    with create(folder / MANIFEST_NAME) as file:
         _copy(contents.manifest, file)
-    for item in sorted(folders):
-        _synchronise(item)
-
-
-def _create(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    # The process's umask must not show in a bundle.
-    os.fchmod(descriptor, 0o644)
-    return os.fdopen(descriptor, "wb")
+    for item in folders:
+        synchronise(item)
 
 
 def _copy(source: bytes | Path, file: BinaryIO) -> str:
@@ -506,41 +401,3 @@ def _copy(source: bytes | Path, file: BinaryIO) -> str:
     file.flush()
     os.fsync(file.fileno())
     return hasher.hexdigest()
-
-
-def _synchronise(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _swap_in(staging: Path, output: Path) -> None:
-    """Put ``staging/new`` at ``output``, and what was there somewhere in ``staging``, or change nothing."""
-    moved = False
-    try:
-        if output.exists() and any(output.iterdir()):
-            # Looked at again: the files were written since, and that takes time.
-            _check_replaceable(output)
-            if exchange(staging / "new", output):
-                _synchronise(output.parent)
-                return
-            moved = True
-            output.rename(staging / "old")
-        (staging / "new").rename(output)
-    except BaseException:
-        if moved and not output.exists():
-            _put_back(staging / "old", output)
-        raise
-    _synchronise(output.parent)
-
-
-def _put_back(old: Path, output: Path) -> None:
-    try:
-        old.rename(output)
-    except OSError as error:
-        raise BundleError(
-            f"the new bundle could not be put at {output}, and the old one could not be put back "
-            f"({error.strerror}): it is whole, at {old}"
-        ) from error

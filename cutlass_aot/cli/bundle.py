@@ -1,4 +1,4 @@
-"""``cutlass-aot bundle``: what is done with whole bundles, and with the shards of one."""
+"""``cutlass-aot bundle``: what is done with whole bundles: from shards to one, to and from registries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from cutlass_aot.cli.options import out_option, store_option
+from cutlass_aot.cli.options import Function, bundle_argument, out_option, store_option
+from cutlass_aot.cli.render import json_option, print_json
 from cutlass_aot.words import plural
 
 
@@ -55,4 +56,74 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     state = "written" if result.written else "up to date"
     made_of = f"{plural(result.kernels, 'kernel')}, {plural(len(shards), 'shard')}"
     click.echo(f"{result.bundle}: {made_of}, {state}")
+    return 0
+
+
+def registry_options(function: Function) -> Function:
+    """How a registry is spoken to."""
+    options = (
+        click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
+        click.option("--timeout", type=click.FloatRange(1), help="Seconds that the registry may be silent."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("push")
+@bundle_argument
+@click.argument("name", metavar="REGISTRY/REPOSITORY:TAG")
+@registry_options
+@json_option
+def push(bundle: Path, name: str, plain_http: bool, timeout: float | None, as_json: bool) -> int:
+    """Put BUNDLE into an OCI registry, and print its name there by digest.
+
+    Every byte is verified before anything is sent. Equal bundles have equal digests. Credentials are those of
+    docker login or oras login.
+    """
+    from cutlass_aot.bundle.oci.push import push_bundle
+
+    pushed = push_bundle(bundle, name, plain_http=plain_http, timeout=timeout)
+    if as_json:
+        print_json({"name": pushed.name, "uploaded": pushed.uploaded, "blobs": pushed.blobs})
+    else:
+        click.echo(f"{pushed.name}: {plural(pushed.blobs, 'blob')}, {pushed.uploaded} of them new")
+    return 0
+
+
+@command.command("pull")
+@click.argument("name", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The bundle's directory; a bundle that is there is replaced.",
+)
+@click.option(
+    "--key",
+    "keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
+)
+@registry_options
+@json_option
+def pull(
+    name: str, output: Path, keys: tuple[Path, ...], plain_http: bool, timeout: float | None, as_json: bool
+) -> int:
+    """Fetch a bundle from an OCI registry, and put it in place once every byte is verified.
+
+    By digest (REGISTRY/REPOSITORY@sha256:...) it is exactly the bundle that was pushed.
+    """
+    from cutlass_aot.bundle.oci.pull import pull_bundle
+
+    pulled = pull_bundle(name, output, keys=keys, plain_http=plain_http, timeout=timeout)
+    if as_json:
+        print_json(
+            {"name": pulled.name, "written": pulled.written, "files": pulled.files, "bytes": pulled.size}
+        )
+    else:
+        state = "written" if pulled.written else "up to date"
+        click.echo(f"{output}: {plural(pulled.files, 'file')}, {pulled.size} bytes, {state}; {pulled.name}")
     return 0

@@ -149,7 +149,8 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
 
 def _measure(request: _Request) -> int:
     from cutlass_aot.bundle.apply import plan_of, with_tuning
-    from cutlass_aot.bundle.write import check_output, write_bundle
+    from cutlass_aot.bundle.replace import check_output
+    from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.runtime import device
     from cutlass_aot.runtime.bundle import open_bundle

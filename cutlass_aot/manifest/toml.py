@@ -26,7 +26,8 @@ def parse_toml(data: bytes, what: str) -> dict[str, Any]:
         document: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    # A number of thousands of digits is a plain ValueError.
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what}: not valid TOML: {error}") from None
     return document
 

@@ -29,7 +29,7 @@ from cutlass_aot.schema.catalog import (
     FileReference,
     check_relative,
 )
-from cutlass_aot.schema.encoding import check_schema, digest
+from cutlass_aot.schema.encoding import check_schema, digest, shown
 
 MANIFEST_KIND = "cutlass-aot bundle"
 MAX_MANIFEST_BYTES = 1 << 26
@@ -211,7 +211,7 @@ def _listed(data: bytes, what: str) -> dict[str, Any]:
         ) from None
     if not isinstance(body, dict) or body.get("kind") != MANIFEST_KIND:
         found = body.get("kind") if isinstance(body, dict) else type(body).__name__
-        raise CorruptFile(f"{what} is not the manifest of a bundle (found kind {found!r})")
+        raise CorruptFile(f"{what} is not the manifest of a bundle (found kind {shown(found)})")
     check_schema(body.get("schema"), SCHEMA, what)
     files = body.get("files")
     if not isinstance(files, dict):

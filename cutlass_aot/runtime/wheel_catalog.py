@@ -93,6 +93,9 @@ def _read(archive: zipfile.ZipFile, name: str, limit: int, wheel: Path) -> bytes
     # Of the others, the standard library bounds no piece that it unpacks.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise CorruptFile(f"{wheel}: {name} is compressed otherwise than wheels are: expected deflate")
+    # The standard library takes room for what an entry claims before it looks whether it is there.
+    if info.header_offset + info.compress_size > wheel.stat().st_size:
+        raise CorruptFile(f"{wheel}: {name} claims more bytes than the file has: build or fetch it again")
     with archive.open(info) as source:
         data = source.read(limit + 1)
     if len(data) > limit:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import MALFORMED
 
 
 class Facts(NamedTuple):
@@ -47,7 +48,7 @@ class Facts(NamedTuple):
                 shared_memory_bytes=int(record["shared_memory_bytes"]),
                 cubin_bytes=int(record["cubin_bytes"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"the facts of an artifact are malformed: {error!r}") from None
 
 

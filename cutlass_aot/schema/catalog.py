@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode, seal, unseal
 from cutlass_aot.schema.kernel import (
     NO_VALUES,
     OperandConstraint,
@@ -284,7 +284,7 @@ class Groups(Sequence[GroupEntry]):
     def _decoded(self, data: bytes, word: str) -> GroupEntry:
         try:
             entry = GroupEntry.from_record(decode(data, self._what))
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
         if entry.signature != word:
             raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
@@ -380,7 +380,7 @@ class Catalog:
                 part=str(body["part"]),
                 parts=tuple(str(part) for part in body["parts"]),
             )
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 

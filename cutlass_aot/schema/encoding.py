@@ -19,6 +19,11 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew
 MAX_DEPTH = 16
 MAX_ITEMS = 4_000_000
 
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What is raised where plain data of untrusted origin is taken apart; the last by text of what is nested."""
+
+_MAX_SHOWN = 100
+
 
 _LEAVES = frozenset((str, int, bool, bytes, float, type(None)))
 
@@ -94,6 +99,19 @@ def decode(data: bytes, what: str) -> Any:
             f"{what} is not readable msgpack ({str(error) or type(error).__name__}); "
             "it is truncated or altered: build or fetch it again"
         ) from None
+    except MemoryError:
+        # Room for an array is taken when its length is read, and arrays can be inside each other.
+        raise CorruptFile(
+            f"{what} claims to hold more than there is memory for: build or fetch it again"
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """A value of untrusted origin for an error: short, printable, and of what holds others the type alone."""
+    if value is None or isinstance(value, (str, int, float)):
+        text = ascii(value[:_MAX_SHOWN] if isinstance(value, str) else value)
+        return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return f"a {type(value).__name__}"
 
 
 def digest(data: bytes) -> str:
@@ -120,7 +138,7 @@ def check_schema(version: Any, newest: int, what: str) -> int:
         SchemaTooNew: for one above ``newest``.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise CorruptFile(f"{what} has no valid schema version (found {version!r})")
+        raise CorruptFile(f"{what} has no valid schema version (found {shown(version)})")
     if version > newest:
         raise SchemaTooNew(
             f"{what} has schema version {version}, this cutlass-aot reads up to {newest}: "
@@ -145,7 +163,7 @@ def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
     envelope = decode(data, what)
     if not isinstance(envelope, dict) or envelope.get("kind") != kind:
         found = envelope.get("kind") if isinstance(envelope, dict) else type(envelope).__name__
-        raise CorruptFile(f"{what} is not a {kind!r} file (found {found!r})")
+        raise CorruptFile(f"{what} is not a {kind!r} file (found {shown(found)})")
     version = check_schema(envelope.get("schema"), schema, what)
     if version < schema:
         raise CorruptFile(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
-from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 
 GROUP_KIND = "cutlass-aot group"
@@ -84,7 +84,7 @@ class GroupIndex(Sequence[KernelEntry]):
             for row in self._rows:
                 if len(row) != _COLUMNS or not isinstance(row[0], bytes) or len(row[0]) != _DIGEST_BYTES:
                     raise ValueError("a row of another length, or without a digest")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
         self._entries: dict[int, KernelEntry] = {}
         self._positions: dict[str, int] | None = None
@@ -119,7 +119,7 @@ class GroupIndex(Sequence[KernelEntry]):
                 for name, value in zip(self._design_names, values, strict=True)
                 if value is not None
             }
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def columns(
@@ -141,7 +141,7 @@ class GroupIndex(Sequence[KernelEntry]):
                     tuple(None if place is None else values[place] for place in places),
                     constants,
                 )
-        except (IndexError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def position(self, digest: str) -> int | None:
@@ -176,7 +176,7 @@ class GroupIndex(Sequence[KernelEntry]):
                 code=_span(*code),
                 library=_index(library, min(map(len, group.libraries.values()), default=1)),
             )
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.encoding import digest, encode, encode_text, join_map
+from cutlass_aot.schema.encoding import MALFORMED, digest, encode, encode_text, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
@@ -400,7 +400,7 @@ class Kernel:
                 workspace_bytes=int(record["workspace_bytes"]),
                 parameters=values_from_record(record.get("parameters", {})),
             )
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
 
     def encoded(self) -> bytes:

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 
 RANKING_KIND = "cutlass-aot ranking"
 RANKING_SCHEMA = 1
@@ -106,7 +106,7 @@ class Ranking(NamedTuple):
                 origin=str(body["origin"]),
                 problems=problems,
             )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.catalog import MANIFEST_NAME
-from cutlass_aot.schema.encoding import check_schema, digest
+from cutlass_aot.schema.encoding import check_schema, digest, shown
 
 SIGNATURES = "signatures"
 """Folder of a bundle that holds them."""
@@ -117,10 +117,12 @@ class Signature:
             raise CorruptFile(f"{what} is not readable JSON ({error}): sign the bundle again") from None
         if not isinstance(body, dict) or body.get("kind") != SIGNATURE_KIND:
             found = body.get("kind") if isinstance(body, dict) else type(body).__name__
-            raise CorruptFile(f"{what} is not a signature of a bundle (found kind {found!r})")
+            raise CorruptFile(f"{what} is not a signature of a bundle (found kind {shown(found)})")
         check_schema(body.get("schema"), SIGNATURE_SCHEMA, what)
         if body.get("algorithm") != ALGORITHM:
-            raise CorruptFile(f"{what} is by algorithm {body.get('algorithm')!r}, expected {ALGORITHM!r}")
+            raise CorruptFile(
+                f"{what} is by algorithm {shown(body.get('algorithm'))}, expected {ALGORITHM!r}"
+            )
         made = cls(
             _raw(body.get("public_key"), PUBLIC_KEY_BYTES, f"{what}: public_key"),
             _raw(body.get("signature"), SIGNATURE_BYTES, f"{what}: signature"),

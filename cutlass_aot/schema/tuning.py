@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, TuningError
-from cutlass_aot.schema.encoding import check_schema
+from cutlass_aot.schema.encoding import MALFORMED, check_schema, shown
 from cutlass_aot.schema.operands import MAX_EXTENT
 from cutlass_aot.schema.ranking import Extents
 
@@ -166,7 +166,7 @@ class Tuning:
                 groups=tuple(_group(item) for item in record["groups"]),
             )
             _once([group.digest for group in tuning.groups], "group")
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}; {_AGAIN}") from None
         return tuning
 
@@ -283,7 +283,9 @@ def _envelope(data: bytes, what: str) -> dict[str, Any]:
         raise CorruptFile(f"{what} is not readable JSON ({error}): {_AGAIN}") from None
     if not isinstance(record, dict) or record.get("kind") != TUNING_KIND:
         found = record.get("kind") if isinstance(record, dict) else type(record).__name__
-        raise CorruptFile(f"{what} is not a tuning file (found kind {found!r}, expected {TUNING_KIND!r})")
+        raise CorruptFile(
+            f"{what} is not a tuning file (found kind {shown(found)}, expected {TUNING_KIND!r})"
+        )
     check_schema(record.get("schema"), TUNING_SCHEMA, what)
     return record
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.schema.artifact import Artifact, Facts
+from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.store.store import Store
 
@@ -46,7 +47,7 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
             facts=Facts.from_record(record["facts"]),
             seconds=float(record["seconds"]),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, CorruptFile):
+    except (*MALFORMED, CorruptFile):
         return None, "its record is malformed"
     if artifact.object_bytes < 0 or not math.isfinite(artifact.seconds) or artifact.seconds < 0:
         return None, "its record is malformed"
@@ -142,7 +143,7 @@ def read_failure(store: Store, kernel_key: str) -> RecordedFailure | None:
             return None
         versions = {str(name): str(version) for name, version in record["versions"].items()}
         return RecordedFailure(str(record["reason"]), str(record["log"]), versions)
-    except (KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return None
 
 

@@ -95,7 +95,9 @@ def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
     for _ in range(2):
         try:
             with path.open("rb") as file:
-                return file.read(limit + 1), os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
+                # Room for all that is asked for is taken at once: a small file must not cost the limit.
+                return file.read(min(limit, status.st_size) + 1), status
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cutlass_aot.bundle.apply import apply_tuning, plan_of, with_tuning
+from cutlass_aot.bundle.replace import check_output
 from cutlass_aot.bundle.verify import verify_bundle
-from cutlass_aot.bundle.write import check_output, write_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError, TuningError
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files import read_catalog, read_file

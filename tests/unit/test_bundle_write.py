@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from cutlass_aot.bundle import files, write
+from cutlass_aot.bundle import replace as replacing
 from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
@@ -63,7 +64,7 @@ def left_behind(out):
 
 def without_exchange(monkeypatch):
     """As on a file system that cannot exchange two directories."""
-    monkeypatch.setattr(write, "exchange", lambda first, second: False)
+    monkeypatch.setattr(replacing, "exchange", lambda first, second: False)
 
 
 def test_what_is_written_reads_back_and_verifies(small, out):
@@ -208,7 +209,7 @@ def test_a_failure_while_writing_leaves_the_old_bundle(small, out, monkeypatch, 
             raise failure
         synchronise(descriptor)
 
-    monkeypatch.setattr(write.os, "fsync", fail)
+    monkeypatch.setattr(replacing.os, "fsync", fail)
     expected = BundleError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as raised:
         write_bundle(replace(small, version="0.2.0"), out)
@@ -226,7 +227,7 @@ def test_an_exchange_that_is_refused_leaves_the_old_bundle(small, out, monkeypat
     def fail(first, second):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(write, "exchange", fail)
+    monkeypatch.setattr(replacing, "exchange", fail)
     with pytest.raises(BundleError, match="Input/output error"):
         write_bundle(replace(small, version="0.2.0"), out)
     assert tree(out) == before
@@ -552,7 +553,7 @@ def test_a_writer_that_waited_looks_again(small, tmp_path, out, monkeypatch):
         shutil.copytree(tmp_path / "elsewhere", out)
         yield
 
-    monkeypatch.setattr(write.filelock, "FileLock", after_another_writer)
+    monkeypatch.setattr(replacing.filelock, "FileLock", after_another_writer)
     assert not write_bundle(small, out)
     assert verify_bundle(out) == []
 
@@ -560,7 +561,7 @@ def test_a_writer_that_waited_looks_again(small, tmp_path, out, monkeypatch):
 def write_often(folder, out, exchanges, rounds):
     """Another process: write two bundles by turns; how often something was written."""
     if not exchanges:
-        write.exchange = lambda first, second: False
+        replacing.exchange = lambda first, second: False
     first = plan(folder)
     both = (first, replace(first, version="0.2.0"))
     return sum(write_bundle(both[turn % 2], out).written for turn in range(rounds))
@@ -628,11 +629,11 @@ def write_and_be_killed(folder, out, at):
         kill() if path.name == "new" else rename(path, target)
 
     if at == "filled":
-        write._swap_in = kill
+        replacing._swap_in = kill
     elif at == "exchanged":
-        write.exchange = exchange_and_kill
+        replacing.exchange = exchange_and_kill
     else:
-        write.exchange = lambda first, second: False
+        replacing.exchange = lambda first, second: False
         type(out).rename = rename_or_kill
     write_bundle(replace(plan(folder), version="0.2.0"), out)
 

@@ -1,0 +1,1 @@
+"""Bundles in OCI registries: push one, pull one."""

@@ -1,0 +1,92 @@
+"""Put a bundle into a registry: what is not there yet, and at last the manifest under its tag."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.files import digest_beneath, list_files
+from cutlass_aot.bundle.oci.client import open_registry
+from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
+from cutlass_aot.bundle.oci.reference import Reference
+from cutlass_aot.errors import BundleError, RegistryNameError
+from cutlass_aot.runtime.files import open_beneath, read_catalog, read_manifest
+from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.signature import SIGNATURES
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What :func:`push_bundle` did.
+
+    Attributes:
+        name: the bundle in the registry, by its digest.
+        uploaded: number of blobs that the registry did not have.
+        blobs: number of blobs in all.
+    """
+
+    name: str
+    uploaded: int
+    blobs: int
+
+
+def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float | None = None) -> Pushed:
+    """Put a bundle into a registry. Equal bundles have equal digests there.
+
+    Args:
+        bundle: its directory; every byte is verified before anything is sent.
+        name: ``registry/repository:tag``.
+        plain_http: whether to speak plain HTTP.
+        timeout: seconds that the registry may be silent; a default if ``None``.
+
+    Raises:
+        RegistryNameError: for another form of ``name``.
+        BundleError: if there is no bundle, or anything is wrong with it.
+        RegistryError: if the registry cannot be reached or refuses.
+        ToolchainError: if the client is not installed.
+    """
+    reference = Reference.parse(name)
+    if not reference.tag or reference.digest:
+        raise RegistryNameError(
+            f"{name} names no tag to push to, or a digest beside it: expected registry/repository:tag; the "
+            "digest follows from the bundle"
+        )
+    problems = verify_bundle(bundle)
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise BundleError(
+            f"the bundle {bundle} is damaged: {problems[0]}{more}; cutlass-aot verify lists all; "
+            "build or fetch it again, then push it"
+        )
+    files = files_of(bundle)
+    config = config_of(read_catalog(bundle))
+    manifest = manifest_of(files, config)
+    config_blob = FileReference("", len(config), digest(config))
+    by_digest = {file.sha256: file for file in files}
+    uploaded = 0
+    with open_registry(reference, plain_http=plain_http, timeout=timeout) as registry:
+        for file in by_digest.values():
+            if registry.has(file):
+                continue
+            with os.fdopen(open_beneath(bundle, file.path), "rb") as source:
+                registry.upload(file, source, file.path)
+            uploaded += 1
+        if not registry.has(config_blob):
+            registry.upload(config_blob, io.BytesIO(config), "the config")
+            uploaded += 1
+        pushed = registry.put_manifest(manifest)
+    return Pushed(reference.at(pushed), uploaded, len(by_digest) + 1)
+
+
+def files_of(bundle: Path) -> list[FileReference]:
+    """Every file of a bundle, ``MANIFEST.json`` and signatures too, by path."""
+    unlisted = [path for path in list_files(bundle).regular if path.startswith(f"{SIGNATURES}/")]
+    files = list(read_manifest(bundle).values())
+    for path in (MANIFEST_NAME, *unlisted):
+        sha256, size = digest_beneath(bundle, path)
+        files.append(FileReference(path, size, sha256))
+    return sorted(files)
