@@ -1,4 +1,4 @@
-"""What holds for all tests: properties are checked without a clock, and unpacked code stays out of ~/.cache."""
+"""What holds for all tests: properties are checked without a clock; unpacked code stays out of ~/.cache."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ ALLOWED_MODULES = {
 }
 
 FORBIDDEN = (
-    "click", "cuda", "cutlass", "cupy", "filelock", "numpy", "rich", "torch", "tvm_ffi", "ziglang", "zstandard",
+    "click", "cuda", "cutlass", "cupy", "filelock", "numpy", "rich", "torch", "tvm_ffi", "ziglang",
+    "zstandard",
 )  # fmt: skip
 """What is imported at the first launch, when something is unpacked, or never."""
 
