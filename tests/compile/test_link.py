@@ -114,6 +114,23 @@ def test_the_same_bytes_in_any_company(native: Native, cache: Path, tmp_path: Pa
     assert native.toolchain.compile({}, tmp_path, cache) == {}
 
 
+def test_the_symbols_that_an_object_tells_of_are_those_of_its_compiled_host_code(native: Native) -> None:
+    for symbol, path in native.compiled.items():
+        with path.open("rb") as stream:
+            symbols = [
+                item
+                for item in ELFFile(stream).get_section_by_name(".symtab").iter_symbols()
+                if item["st_info"]["bind"] != "STB_LOCAL"
+            ]
+        missing = {item.name for item in symbols if item["st_shndx"] == "SHN_UNDEF"}
+        shown = {item.name for item in symbols} - missing
+        undefined, defined = KernelObject(native.texts[symbol], b"").symbols()
+        assert shown == defined == set(exported([symbol]))
+        # What is not reached any more once it is optimised is not missing: the compiled code needs no more.
+        assert missing <= undefined
+        assert undefined - missing <= {"_cudaFuncSetAttribute", "printf"}
+
+
 def test_a_library_shows_its_kernels_and_slots_alone(native: Native, cache: Path, tmp_path: Path) -> None:
     library, host = tmp_path / "k.so", native.host
     native.toolchain.link(native.compiled, library, cache)
