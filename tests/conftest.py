@@ -1,8 +1,19 @@
-"""What holds for all tests: properties are checked without a clock; times are for tools/bench_*."""
+"""What holds for all tests: properties are checked without a clock; unpacked code stays out of ~/.cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unpacked_code_has_a_place_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of the whole session, since bundles that tests share are unpacked once; subprocesses inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUTLASS_AOT_CACHE", str(tmp_path_factory.mktemp("unpacked")))
+        yield

@@ -20,8 +20,10 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.asked",
+    "cutlass_aot.runtime.cache",
     "cutlass_aot.runtime.choice",
     "cutlass_aot.runtime.choosers",
+    "cutlass_aot.runtime.code",
     "cutlass_aot.runtime.compatibility",
     "cutlass_aot.runtime.device",
     "cutlass_aot.runtime.files",
@@ -55,7 +57,11 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.versions",
 }
 
-FORBIDDEN = ("click", "cuda", "cutlass", "cupy", "filelock", "numpy", "rich", "torch", "tvm_ffi", "ziglang")
+FORBIDDEN = (
+    "click", "cuda", "cutlass", "cupy", "filelock", "numpy", "rich", "torch", "tvm_ffi", "ziglang",
+    "zstandard",
+)  # fmt: skip
+"""What is imported at the first launch, when something is unpacked, or never."""
 
 # What an installation's .pth files import at start-up is not ours, hence the difference.
 REPORT = """
@@ -111,8 +117,8 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     assert modules == ALLOWED_MODULES - not_needed
 
 
-@pytest.mark.parametrize("module", ["installed", "doctor", "dlpack"])
-def test_no_module_of_the_runtime_imports_a_framework(module: str) -> None:
+@pytest.mark.parametrize("module", ["code", "dlpack", "doctor", "installed"])
+def test_no_module_of_the_runtime_imports_what_it_may_not_need(module: str) -> None:
     modules = imported(f"import cutlass_aot.runtime.{module}")
     assert not {name.partition(".")[0] for name in modules} & set(FORBIDDEN)
 

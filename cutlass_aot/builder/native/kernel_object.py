@@ -31,7 +31,7 @@ _FATBIN = r"P\EDU\BA"
 # Names are quoted where they hold other characters than these.
 _NAME = r'@(?:[-\w.$]+|"[^"]*")'
 _CONSTANT = re.compile(
-    rf'^({_NAME}) = [\w ]*\bconstant \[\d+ x i8\] c"({re.escape(_FATBIN)}[^"]*)"[^\n]*$', re.MULTILINE
+    rf'^({_NAME}) = [\w ]*\bconstant \[(\d+) x i8\] c"({re.escape(_FATBIN)}[^"]*)"[^\n]*$', re.MULTILINE
 )
 _TARGET = re.compile(r"^target (?:datalayout|triple) = .*\n", re.MULTILINE)
 _FUNCTION = re.compile(rf"^(define|declare) ([^\n]*?)({_NAME})\(", re.MULTILINE)
@@ -85,7 +85,7 @@ class KernelObject(NamedTuple):
             symbol: the kernel's symbol, after which the slot is named.
 
         Raises:
-            ArtifactError: if the text does not hold exactly one fat binary.
+            ArtifactError: if the text does not hold exactly one fat binary, of the length that it says.
         """
         found = _CONSTANT.findall(text)
         if len(found) != 1:
@@ -93,11 +93,17 @@ class KernelObject(NamedTuple):
                 f"{symbol}: its host code holds {len(found)} fat binaries of GPU code; expected one: "
                 "a kernel is one function that launches GPU code of one module"
             )
-        name, escaped = found[0]
+        name, size, escaped = found[0]
+        gpu_code = _bytes(escaped)
+        if len(gpu_code) != int(size):
+            raise ArtifactError(
+                f"{symbol}: its GPU code has {len(gpu_code)} bytes; its host code says {size}: "
+                "the DSL writes text in another way than the one that is known"
+            )
         slot = f"@{CODE_PREFIX}{symbol}"
         text = _CONSTANT.sub(f"{slot} = global [2 x i64] zeroinitializer, align 8", text)
         text = re.sub(rf"{re.escape(name)}(?![-\w.$])", slot, text)
-        return cls(_TARGET.sub("", text), _bytes(escaped))
+        return cls(_TARGET.sub("", text), gpu_code)
 
     def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
         """What the host code leaves undefined, and what it defines for others to see.

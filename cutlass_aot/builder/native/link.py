@@ -154,6 +154,8 @@ class LinkToolchain:
         Raises:
             LinkError: if a symbol cannot be one, or the compiler fails.
         """
+        if not host_codes:
+            return {}
         for symbol in host_codes:
             if not (symbol.isascii() and symbol.isidentifier()):
                 raise LinkError(f"{symbol!r} cannot be the name of a C function")
@@ -162,10 +164,14 @@ class LinkToolchain:
             work = Path(folder)
             for symbol, text in host_codes.items():
                 (work / f"{symbol}.ll").write_text(text, encoding="utf-8")
-            names = [f"{symbol}.ll" for symbol in sorted(host_codes)]
+            # In a file: thousands of names do not fit on a command line.
+            names = "\n".join(f"{symbol}.ll" for symbol in sorted(host_codes))
+            (work / "inputs").write_text(names, encoding="ascii")
             flags = [*_HOST_CODE_FLAGS, *_HOST_FLAGS[self.host]]
-            command = ["clang", "-target", HOSTS[self.host], *flags, "-c", *names]
-            self._zig(command, work, cache, f"compiling the host code of {names[0]}")
+            command = ["clang", "-target", HOSTS[self.host], *flags, "-c", "@inputs"]
+            first, more = min(host_codes), len(host_codes) - 1
+            what = f"compiling the host code of {first}" + (f" and {more} more" if more else "")
+            self._zig(command, work, cache, what)
             compiled = {}
             for symbol in host_codes:
                 compiled[symbol] = directory / f"{symbol}-{self.host}.o"
@@ -291,7 +297,7 @@ class LinkToolchain:
             words = (done.stderr + done.stdout).decode("utf-8", "replace").strip().splitlines()
             said = "\n".join(words[-_ERROR_LINES:]) or "nothing (it crashed: is the disk full?)"
             raise LinkError(
-                f"{what} failed (exit status {done.returncode}); the linker's last words:\n{said}"
+                f"{what} failed (exit status {done.returncode}); its last words:\n{said}"
             )
 
     def licenses(self) -> dict[str, bytes]:
