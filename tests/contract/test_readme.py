@@ -35,7 +35,7 @@ def test_the_first_two_commands_make_a_bundle_and_test_it():
     makefile = (REPOSITORY / "Makefile").read_text()
     assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
     assert re.search(r"^bundle:.*\n\t.*build manifests/sm100.toml", makefile, re.MULTILINE)
-    assert re.search(r"^test: bundle\n\t.*pytest", makefile, re.MULTILINE)
+    assert re.search(r"^test: bundle\n(?:\t.*\n)*\t.*pytest", makefile, re.MULTILINE)
 
 
 @pytest.mark.compile
