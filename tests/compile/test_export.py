@@ -15,13 +15,16 @@ from cutlass_aot.errors import ToolchainError
 
 pytestmark = pytest.mark.compile
 
+WRITTEN_BY_THE_DSL = {"<8 x i32>"}
+"""Vectors that are in host code on every machine."""
 
-def test_no_vector_of_a_cpu_is_in_host_code(objects: dict[str, Path]) -> None:
+
+def test_no_vector_of_this_cpu_is_in_host_code(objects: dict[str, Path]) -> None:
     """``tools/check_builder_host.py`` compares what three machines make; this is why it is the same."""
     for path in objects.values():
         text = KernelObject.from_bytes(path.read_bytes()).host_code
         assert "define i32 @__tvm_ffi_" in text
-        assert re.search(r"<\d+ x \w+>", text) is None
+        assert set(re.findall(r"<\d+ x \w+>", text)) <= WRITTEN_BY_THE_DSL
         assert "target-cpu" not in text
         assert "target-features" not in text
 

@@ -1,4 +1,4 @@
-"""tools/emulator.py without a network: what it says where there is nothing to fetch with, and what it keeps."""
+"""tools/emulator.py without a network: what it says where it cannot fetch, and what it keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ def test_what_is_there_stays_unless_something_else_is_wanted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert emulator.present(tmp_path) is None
-    record = {"wanted": emulator.wanted(), "python": "3.11.2", "libc": "glibc", "emulator": "q", "wheels": ["w"]}
+    record = {
+        "wanted": emulator.wanted(),
+        "python": "3.11.2",
+        "libc": "glibc",
+        "emulator": "q",
+        "wheels": ["w"],
+    }
     (tmp_path / emulator.RECORD).write_text(json.dumps(record))
     assert emulator.present(tmp_path) == record
     monkeypatch.setenv("PATH", "")
