@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,8 @@ def wanted() -> dict[str, Any]:
     }
 
 
-def fetch_packages(root: Path) -> list[Path]:
-    """Archives of the distribution's packages, for this machine and for arm64.
+def fetch_packages(root: Path, names: Sequence[str]) -> list[Path]:
+    """Archives of the distribution's packages, with what they depend on.
 
     Raises:
         NotFetchedError: if there is no apt, no network, or no such package.
@@ -125,9 +125,8 @@ def fetch_packages(root: Path) -> list[Path]:
     configuration.write_text(APT.format(root=root), encoding="utf-8")
     environment = {"APT_CONFIG": os.fspath(configuration), "LC_ALL": "C"}
     run(["apt-get", "update"], "fetching the distribution's package lists", environment)
-    names = [EMULATOR_PACKAGE, *(f"{name}:arm64" for name in PACKAGES)]
     command = ["apt-get", "install", "--yes", "--download-only", "--no-install-recommends", *names]
-    run(command, "fetching packages for arm64 from this machine's distribution", environment)
+    run(command, "fetching packages of this machine's distribution", environment)
     return sorted((root / "cache" / "archives").glob("*.deb"))
 
 
@@ -143,14 +142,14 @@ def unpack(archives: Sequence[Path], made: Path) -> None:
         if archive.name.endswith(("_arm64.deb", "_all.deb")):
             run(["dpkg-deb", "--extract", archive, userland], f"unpacking {archive.name}")
     emulators = [archive for archive in archives if archive.name.startswith("qemu-user")]
-    if not any(take_emulator(archive, made / EMULATOR) for archive in emulators):
+    if not any(take_emulator(archive, EMULATOR_NAMES, made / EMULATOR) for archive in emulators):
         raise NotFetchedError(f"there is no {EMULATOR} in the package {EMULATOR_PACKAGE}")
     # Distributions that keep everything below /usr have this link in a package that nothing here depends on.
     if not (userland / "lib").exists():
         (userland / "lib").symlink_to("usr/lib")
 
 
-def take_emulator(archive: Path, to: Path) -> bool:
+def take_emulator(archive: Path, names: Collection[str], to: Path) -> bool:
     """Take the one program that is needed out of a package that has one for every architecture."""
     command = ["dpkg-deb", "--fsys-tarfile", os.fspath(archive)]
     with (
@@ -158,9 +157,8 @@ def take_emulator(archive: Path, to: Path) -> bool:
         tarfile.open(fileobj=unpacking.stdout, mode="r|") as package,
     ):
         for member in package:
-            if Path(member.name).name in EMULATOR_NAMES and member.isfile():
-                stream = package.extractfile(member)
-                assert stream is not None
+            stream = package.extractfile(member) if Path(member.name).name in names else None
+            if stream is not None and member.isfile():
                 with to.open("wb") as file:
                     shutil.copyfileobj(stream, file)
                 to.chmod(0o755)
@@ -169,15 +167,34 @@ def take_emulator(archive: Path, to: Path) -> bool:
     return False
 
 
-def fetch_wheels(made: Path, version: str) -> None:
-    """What this package needs at run time, for aarch64 and a version of Python such as 3.11."""
+def fetch_emulator(name: str, directory: Path) -> None:
+    """Put the emulator of another architecture, such as ``qemu-x86_64``, into a directory.
+
+    Raises:
+        NotFetchedError: if it cannot be fetched.
+    """
+    with tempfile.TemporaryDirectory(prefix=".emulator-", dir=directory) as temporary:
+        archives = fetch_packages(Path(temporary), [EMULATOR_PACKAGE])
+        if not any(take_emulator(path, (name, f"{name}-static"), directory / name) for path in archives):
+            raise NotFetchedError(f"there is no {name} in the package {EMULATOR_PACKAGE}")
+
+
+def install_wheels(to: Path, version: str, wanted: Sequence[str]) -> None:
+    """Unpack packages for aarch64 and a version of Python such as 3.11, with what they need.
+
+    Raises:
+        NotFetchedError: if there is no network, or no such wheel.
+    """
     tags = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in WHEEL_GLIBCS)]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-compile", "--target", os.fspath(made / "site")]
-    command += ["--only-binary=:all:", "--python-version", version]
+    command += ["--no-compile", "--only-binary=:all:", "--python-version", version]
     command += [part for tag in tags for part in ("--platform", tag)]
-    command += ["--constraint", os.fspath(REPOSITORY / "constraints.txt"), *requirements()]
-    run(command, "fetching wheels for aarch64")
+    # Whole or not at all.
+    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=to.parent) as temporary:
+        command += ["--target", os.fspath(Path(temporary) / "made")]
+        command += ["--constraint", os.fspath(REPOSITORY / "constraints.txt"), *wanted]
+        run(command, "fetching wheels for aarch64")
+        (Path(temporary) / "made").rename(to)
 
 
 def emulator(directory: Path) -> list[str]:
@@ -209,11 +226,12 @@ def fetch(directory: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=".emulator-", dir=directory.parent) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
-        archives = fetch_packages(Path(temporary) / "apt")
+        names = [EMULATOR_PACKAGE, *(f"{name}:arm64" for name in PACKAGES)]
+        archives = fetch_packages(Path(temporary) / "apt", names)
         unpack(archives, made)
         command = emulated(made)
         version = run([*command, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], "a first run")
-        fetch_wheels(made, version.strip())
+        install_wheels(made / "site", version.strip(), requirements())
         # Bytecode of what is imported stays there: to make it takes most of a start.
         environment = {"PYTHONPATH": os.fspath(made / "site"), "PYTHONDONTWRITEBYTECODE": ""}
         command += ["-s", "-c", TRIAL, *TRIED_MODULES]
