@@ -180,7 +180,10 @@ def test_a_manifest_says_what_its_files_are(fake, bundle):
     assert types[MANIFEST_NAME].endswith(".manifest.v1+json")
     assert types[CATALOG_NAME].endswith(".catalog.v1")
     assert "application/vnd.cutlass-aot.bundle.library.v1" in types.values()
-    assert all(kind.startswith("application/vnd.cutlass-aot.bundle.") for kind in types.values())
+    bills = {path for path, kind in types.items() if kind == "application/vnd.cyclonedx+json"}
+    assert bills == {"sbom/bundle.cdx.json"}
+    own = {kind for path, kind in types.items() if path not in bills}
+    assert all(kind.startswith("application/vnd.cutlass-aot.bundle.") for kind in own)
 
 
 def test_a_damaged_bundle_is_not_pushed(fake, bundle):
