@@ -63,6 +63,8 @@ def config_of(catalog: Catalog) -> bytes:
         "hosts": list(catalog.hosts),
         "schema": SCHEMA,
     }
+    if catalog.part:
+        body["part"] = catalog.part
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
