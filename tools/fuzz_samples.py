@@ -24,6 +24,7 @@ from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.oci.manifest import config_of, manifest_of, parse_config, parse_oci_manifest
 from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
+from cutlass_aot.bundle.sbom import bill_of_materials, kernels_of_bill
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest as parse_toml_manifest
 from cutlass_aot.runtime.facts import facts_record, parse_facts
@@ -106,6 +107,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     def it(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:
         return lambda data: read(data, "it")
 
+    bill = bill_of_materials(catalog, entries)
     hosts = packed_maker([item.to_bytes() for item in objects], _HOST_WORDS)
     return [
         Reader("catalog", sealed_maker([catalog_file]), decode_catalog, 8),
@@ -158,6 +160,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             reference,
             4,
         ),
+        Reader("bill of materials", json_maker([bill]), it(kernels_of_bill), 4),
         store_reader(entries, folder / "store"),
         shard_reader(entries, catalog, folder / "shard"),
         *wheel_readers(bundle, folder / "wheel"),

@@ -37,8 +37,13 @@ ZIP_ERRORS = (
 )  # fmt: skip
 
 
-def entry_problems(archive: zipfile.ZipFile) -> Iterator[Problem]:
-    """What is wrong with the archive's list of files: nothing of it is read before this is clean."""
+def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
+    """What is wrong with the archive's list of files: nothing of it is read before this is clean.
+
+    Args:
+        archive: the wheel.
+        size: bytes of its file.
+    """
     infos = archive.infolist()
     counts = Counter(info.filename for info in infos)
     for name, count in sorted(counts.items()):
@@ -63,6 +68,10 @@ def entry_problems(archive: zipfile.ZipFile) -> Iterator[Problem]:
             zipfile.ZIP_DEFLATED,
         ):
             yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
+            continue
+        # The archive's reader takes room for what an entry claims before it looks whether it is there.
+        if info.header_offset + info.compress_size > size:
+            yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"part of its {size}")
             continue
         most = info.compress_size * (_MOST_DEFLATED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
         if info.file_size > MAX_FILE_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
             except (CorruptFile, *ZIP_ERRORS) as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                findings = Findings(list(entry_problems(archive)))
+                findings = Findings(list(entry_problems(archive, os.fstat(file.fileno()).st_size)))
                 if not findings.problems:
                     findings.problems = list(
                         _contents(archive, wheel.name, Path(folder), keys, findings.signers)

@@ -17,7 +17,7 @@ pytest.importorskip("oras")
 
 from cutlass_aot.bundle.elf import MAX_NAME_BYTES, read_shared_object
 from cutlass_aot.bundle.verify import verify_wheel
-from cutlass_aot.bundle.wheel import build_wheel
+from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import CorruptFile, ManifestError
 from cutlass_aot.manifest.toml import parse_toml
@@ -196,7 +196,7 @@ def test_a_symbol_with_a_name_that_is_too_long():
 
 
 def test_an_entry_of_a_wheel_that_claims_more_than_the_file_has(bundle, tmp_path):
-    wheel = build_wheel(bundle, tmp_path)
+    (wheel,) = build_wheels(bundle, tmp_path)
     data = bytearray(wheel.read_bytes())
     last = data.rindex(b"PK\x01\x02")
     data[last + 20 : last + 24] = (570_000_000).to_bytes(4, "little")
@@ -218,7 +218,7 @@ def test_a_small_file_of_a_store_costs_little(tmp_path):
 
 
 def test_the_same_of_what_is_read_without_unpacking(bundle, tmp_path):
-    wheel = build_wheel(bundle, tmp_path)
+    (wheel,) = build_wheels(bundle, tmp_path)
     data = bytearray(wheel.read_bytes())
     name = data.rindex(b"bundle/MANIFEST.json")
     entry = data.rindex(b"PK\x01\x02", 0, name)

@@ -180,7 +180,19 @@ def test_a_manifest_says_what_its_files_are(fake, bundle):
     assert types[MANIFEST_NAME].endswith(".manifest.v1+json")
     assert types[CATALOG_NAME].endswith(".catalog.v1")
     assert "application/vnd.cutlass-aot.bundle.library.v1" in types.values()
-    assert all(kind.startswith("application/vnd.cutlass-aot.bundle.") for kind in types.values())
+    bills = {path for path, kind in types.items() if kind == "application/vnd.cyclonedx+json"}
+    assert bills == {"sbom/bundle.cdx.json"}
+    own = {kind for path, kind in types.items() if path not in bills}
+    assert all(kind.startswith("application/vnd.cutlass-aot.bundle.") for kind in own)
+
+
+def test_a_part_of_a_bundle_says_which(fake, tmp_path):
+    write_bundle(replace(plan(tmp_path / "linked"), part="sm90", parts=("sm100", "sm90")), tmp_path / "part")
+    push_bundle(tmp_path / "part", f"{fake.name}/k/small:1", plain_http=True)
+    config = json.loads(fake.blobs[json.loads(fake.manifests["1"])["config"]["digest"]])
+    assert config["part"] == "sm90"
+    do_pull(fake, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "part")
 
 
 def test_a_damaged_bundle_is_not_pushed(fake, bundle):

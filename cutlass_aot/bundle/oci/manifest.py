@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.bundle.oci.reference import DIGEST
+from cutlass_aot.bundle.sbom import BILL_FOLDER
 from cutlass_aot.errors import CorruptFile, RegistryError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES
 from cutlass_aot.schema.catalog import (
@@ -42,6 +43,7 @@ _PLAIN = "application/vnd.cutlass-aot.bundle.file.v1"
 _TYPES = {
     MANIFEST_NAME: "application/vnd.cutlass-aot.bundle.manifest.v1+json",
     CATALOG_NAME: "application/vnd.cutlass-aot.bundle.catalog.v1",
+    BILL_FOLDER: "application/vnd.cyclonedx+json",
     "code": "application/vnd.cutlass-aot.bundle.code.v1",
     "groups": "application/vnd.cutlass-aot.bundle.group.v1",
     "lib": "application/vnd.cutlass-aot.bundle.library.v1",
@@ -61,6 +63,8 @@ def config_of(catalog: Catalog) -> bytes:
         "hosts": list(catalog.hosts),
         "schema": SCHEMA,
     }
+    if catalog.part:
+        body["part"] = catalog.part
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
