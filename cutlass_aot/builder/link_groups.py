@@ -146,6 +146,10 @@ class Libraries:
             kernel: the kernel.
             object_sha256: digest of its object.
             fresh: whether it was compiled now. What was there before may be in a library that is there too.
+
+        Raises:
+            LinkError: if the compiler or the linker has failed by now.
+            StoreError: if an object is gone since it was planned.
         """
         name = self._library_of[kernel.digest]
         library = self._libraries[name]
@@ -154,12 +158,16 @@ class Libraries:
         library.fresh = library.fresh or fresh
         whole = len(library.objects) == len(library.kernels)
         if library.fresh and not whole and len(library.waiting) >= _HOST_CODES_A_BATCH:
-            self._compile_waiting(name)
+            self._compile_waiting(name, self._linkers)
         if whole and not any((name, host) in self._made for host in self._linkers):
-            if library.fresh or not all(
-                self._store.has_record("library", self._library_key(name, host)) for host in self._linkers
-            ):
-                self._compile_waiting(name)
+            absent = [
+                host
+                for host in self._linkers
+                if not self._store.has_record("library", self._library_key(name, host))
+            ]
+            # Levels behind the store may have a library whose objects were there: whoever links asks first.
+            if library.fresh or not self._store.behind:
+                self._compile_waiting(name, absent)
             for host in self._linkers:
                 self._made[name, host] = self._submit(self._library, name, host)
         packed = self._pack_of[self._names[kernel.group]]
@@ -168,6 +176,10 @@ class Libraries:
             for own in self._libraries_of[packed]
         ):
             self._code[packed] = self._submit(self._packed_code, packed)
+        for host in self._linkers:
+            for future in self._compiled.get((name, host), ()):
+                if future.done():
+                    future.result()
         self._tell_linked()
 
     def entry(self, kernel: Kernel) -> tuple[CodeSpan, int]:
@@ -234,13 +246,13 @@ class Libraries:
                 size = made.path.stat().st_size
                 self._tell(Linked(library, len(self._libraries[library].kernels), size, made.seconds, host))
 
-    def _compile_waiting(self, name: str) -> None:
+    def _compile_waiting(self, name: str, hosts: Iterable[str]) -> None:
         library = self._libraries[name]
         symbols, library.waiting = library.waiting, []
         for first in range(0, len(symbols), _HOST_CODES_A_BATCH):
             batch = symbols[first : first + _HOST_CODES_A_BATCH]
             objects = {symbol: library.objects[symbol] for symbol in batch}
-            for host in self._linkers:
+            for host in hosts:
                 future = self._submit(self._host_code, host, objects)
                 self._compiled.setdefault((name, host), []).append(future)
 

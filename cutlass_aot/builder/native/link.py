@@ -296,9 +296,7 @@ class LinkToolchain:
         if done.returncode != 0:
             words = (done.stderr + done.stdout).decode("utf-8", "replace").strip().splitlines()
             said = "\n".join(words[-_ERROR_LINES:]) or "nothing (it crashed: is the disk full?)"
-            raise LinkError(
-                f"{what} failed (exit status {done.returncode}); its last words:\n{said}"
-            )
+            raise LinkError(f"{what} failed (exit status {done.returncode}); its last words:\n{said}")
 
     def licenses(self) -> dict[str, bytes]:
         """Licences of what is linked in, by file name: that of our shim and launcher.
