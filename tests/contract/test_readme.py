@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.write import TOP_LEVEL
+from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device import builtin_profiles
