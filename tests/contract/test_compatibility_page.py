@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.bundle.platform_tags import promised_glibc
 from cutlass_aot.cli.doctor import command
 from cutlass_aot.runtime.compatibility import ANYTHING, MINIMUM_PYTHON
 from cutlass_aot.runtime.facts import DRIVER_KEYS, GPU_KEYS, MAX_BYTES, TEXTS
 from cutlass_aot.runtime.remarks import NATIVE_TORCH
 from cutlass_aot.schema.drivers import FIRST_DRIVERS
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
-from tests.unit.bundles import designs, write_bundle
+from tests.unit.bundles import NEEDS, designs, write_bundle
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
@@ -36,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     root = write_bundle(
         tmp_path / "build" / "bundles" / "sm100",
         [*designs(target="sm_100a"), *designs(target="sm_103a")],
+        needs=NEEDS._replace(glibc=promised_glibc([])),
         hosts=("aarch64", "x86_64"),
         name="sm100",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device import builtin_profiles
@@ -80,6 +81,18 @@ def test_the_manifest_is_one():
 def test_every_name_is_documented(names):
     for name in names:
         assert re.search(rf"`(?:cutlass-aot )?{re.escape(name)}\b", TEXT), name
+
+
+def test_the_files_of_a_bundle_are_those_it_has():
+    section = TEXT.split("## What is in a bundle")[1].split("\n## ")[0]
+    assert set(re.findall(r"^    ([\w.]+)\S* {2,}\S", section, re.MULTILINE)) == TOP_LEVEL
+
+
+def test_every_environment_variable_is_documented():
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "cutlass_aot").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r'= "(CUTLASS_AOT_[A-Z_]+)"', text)}
+    listed = set(re.findall(r"^\| `([A-Z_]+)` \|", TEXT, re.MULTILINE))
+    assert listed == {*read, "SOURCE_DATE_EPOCH"} - {"CUTLASS_AOT_CAPTURE"}  # what capture tells its child
 
 
 def test_links_lead_somewhere():
