@@ -189,16 +189,21 @@ def _map_memfd(copy: Callable[[int], None]) -> ctypes.CDLL:
             fcntl.F_ADD_SEALS,
             fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
         )
+        # The descriptor stays open as long as the library is mapped, which is for ever: whoever goes by the
+        # library's path later, as the code that writes the backtrace of an error does, must not come to
+        # whatever file has the number then. An empty one there ends the process with SIGBUS.
         return ctypes.CDLL(f"/proc/self/fd/{_unique_steps()}{descriptor}")
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
 
 
 def _unique_steps() -> str:
     """Path steps that lead nowhere, different at every call.
 
     The loader takes a path it has seen for the library it has mapped, and numbers of descriptors are used
-    again. The bits of a serial number, written as ``./`` and ``.//``, make each path a new one.
+    again where a program closes all of them. The bits of a serial number, written as ``./`` and ``.//``, make
+    each path a new one.
     """
     return "".join("./" if bit == "0" else ".//" for bit in f"{next(_serial):b}")
 

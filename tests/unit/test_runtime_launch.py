@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -208,16 +209,59 @@ def compiled(packed: Path) -> bytes:
     return decompressed(packed.read_bytes(), 1 << 26)
 
 
-@pytest.mark.parametrize("mapper", [library._map_memfd, library._map_temporary_file])
-def test_a_mapped_library_leaves_nothing_behind(
-    compiled: bytes, mapper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mapped_file_leaves_nothing_behind(
+    compiled: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(Path("/proc/self/fd").iterdir())
-    mapped = mapper(copying(compiled))
+    mapped = library._map_temporary_file(copying(compiled))
     assert set(Path("/proc/self/fd").iterdir()) == before
     assert list(tmp_path.iterdir()) == []
     assert getattr(mapped, f"__tvm_ffi_{f32_gemm().symbol}")
+
+
+def test_the_path_of_a_mapped_library_stays_its_own(compiled: bytes) -> None:
+    # Who writes the backtrace of an error opens libraries by their paths.
+    mapped = library._map_memfd(copying(compiled))
+    assert Path(mapped._name).read_bytes() == compiled
+
+
+def test_a_library_that_cannot_be_mapped_leaves_nothing_behind() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match=r"file too short|invalid ELF|too small"):
+        library._map_memfd(copying(b"\x7fELF, but nothing behind it"))
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_an_error_after_an_empty_file_was_opened_is_an_error(host_bundle: Path) -> None:
+    """Not the end of the process: a library's path must not come to lead to a file opened later."""
+    program = (
+        "import os, sys\n"
+        "import cutlass_aot\n"
+        "from tests.unit.native import on_gpu, arrays\n"
+        "from cutlass_aot.runtime import device\n"
+        "device.compute_capability = lambda ordinal: (9, 0)\n"
+        "device.driver_version = lambda: (13, 0)\n"
+        "device.device_name = lambda ordinal: 'a GPU'\n"
+        "device.sm_count = lambda ordinal: 132\n"
+        "bundle = cutlass_aot.open(sys.argv[1])\n"
+        "a, b, out, _ = arrays(8, 12, 16)\n"
+        "kernel = bundle.find(*on_gpu(a, b, out))[0]\n"
+        "kernel.launch(*on_gpu(a, b, out))\n"
+        "files = [os.open(sys.argv[2], os.O_RDWR | os.O_CREAT) for _ in range(50)]\n"
+        "try:\n"
+        "    kernel.launch(*on_gpu(a[None, None], b, out))\n"
+        "except cutlass_aot.CutlassAotError as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    empty = host_bundle.parent / "empty"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(host_bundle), str(empty)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "OperandError\n"), done.stderr
 
 
 def test_libraries_mapped_one_after_the_other_are_not_confused(tmp_path: Path) -> None:

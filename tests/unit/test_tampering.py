@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.bundle.verify import Findings, look_at, verify_path
 from cutlass_aot.bundle.wheel import build_wheels
-from cutlass_aot.bundle.write import TOP_LEVEL, write_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.runtime.signatures import read_public_keys
 from cutlass_aot.schema.catalog import MANIFEST_NAME
 from tests.unit.flips import files_of, flipped, positions

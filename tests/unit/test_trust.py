@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.write import TOP_LEVEL
+from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import main
 from cutlass_aot.errors import CutlassAotError, SignatureError, UntrustedBundle
 from cutlass_aot.runtime import bundle as bundle_module
