@@ -43,7 +43,7 @@ _ADVICE = {
     "compile": f"the DSL is installed and does not compile; install what this release pins: {_REINSTALL}",
     "link": f"install ziglang, nvidia-cuda-runtime, nvidia-cuda-crt and apache-tvm-ffi again: {_REINSTALL}",
     "slow": "the machine is busy, or the compiler hangs: --timeout gives it more seconds",
-    "load": "the library was built and this machine cannot load it: see the C library above (glibc 2.28 or "
+    "load": "the library was built and this machine cannot load it: see the C library above (glibc 2.17 or "
     "newer is needed), and install apache-tvm-ffi again",
 }
 

@@ -17,7 +17,7 @@ from cutlass_aot.errors import CutlassAotError
 
 _COMMANDS = {
     "build": "Build a manifest's bundle.",
-    "bundle": "Merge the shards of a bundle, push one to a registry, pull one.",
+    "bundle": "Merge shards of a bundle, unpack one, push one to a registry or pull.",
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",

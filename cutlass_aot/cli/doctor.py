@@ -211,7 +211,8 @@ def _gpus(gpus: dict[str, Any]) -> list[str]:
 
 def _unpacked(unpacked: dict[str, Any]) -> str:
     if unpacked["problem"]:
-        return f"in memory, each process its own: {unpacked['problem']}"
+        kept = f"what is not in {unpacked['directory']}, " if unpacked["held_bytes"] else ""
+        return f"{kept}in memory, each process its own: {unpacked['problem']}"
     held, limit = size(unpacked["held_bytes"]), size(unpacked["limit_bytes"])
     return f"in {unpacked['directory']}: {held} of at most {limit}"
 

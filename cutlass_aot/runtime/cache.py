@@ -105,7 +105,7 @@ def state() -> State:
     if not existing.is_dir():
         problem = f"{existing} is no directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        problem = f"{existing} cannot be written"
+        problem = f"{existing} can only be read" if existing == folder else f"{existing} cannot be written"
     return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
 
 

@@ -54,6 +54,7 @@ class Code:
                 return data
             # Somebody has altered it: the bundle still has what is right.
             cache.forget(self._cached.path)
+            os.close(self._cached.descriptor)
             self._cached = None
         if self._unpacked is None:
             self._unpacked = b"".join(self._pieces())

@@ -90,7 +90,7 @@ class Wanted(NamedTuple):
 
 
 ANYTHING = Wanted(
-    KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"), "a bundle"
+    KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"), "a bundle"
 )
 """All that this release builds: for a machine to be asked what it could use."""
 

@@ -2,19 +2,18 @@
 
 ``MANIFEST.json`` is written last and lists every other file::
 
-    {"schema": 2, "kind": "cutlass-aot bundle",
+    {"schema": 4, "kind": "cutlass-aot bundle",
      "files": {"catalog.msgpack": {"sha256": "<64 hexadecimal digits>", "size": 1234}, ...}}
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
 """Bytes that are read at once of a file that is wanted whole: most files are smaller."""
-_BLOCK = 1 << 18
-"""Bytes that are read at once of a file that is copied: they stay in the processor's cache meanwhile."""
 
 
 def open_beneath(root: Path, path: str) -> int:
@@ -127,29 +124,6 @@ def read_file(root: Path, reference: FileReference) -> bytes:
     data = read_bounded(root, reference.path, reference.size)
     _check(root, reference, len(data), digest(data))
     return data
-
-
-def copy_file(root: Path, reference: FileReference, write: Callable[[bytes], object]) -> None:
-    """Read a file of a bundle in pieces and hand each on, as it goes into the digest.
-
-    What was handed on is good only once this has returned: size and digest are known at the end.
-
-    Args:
-        root: the bundle.
-        reference: the file.
-        write: called with each piece.
-
-    Raises:
-        CorruptFile: if the file differs from its size and digest.
-        BundleError: if it is missing or unreadable.
-        Exception: what ``write`` raises.
-    """
-    hasher, total = hashlib.sha256(), 0
-    for block in _blocks(root, reference.path, reference.size, _BLOCK):
-        hasher.update(block)
-        write(block)
-        total += len(block)
-    _check(root, reference, total, hasher.hexdigest())
 
 
 def _check(root: Path, reference: FileReference, size: int, found: str) -> None:

@@ -36,4 +36,4 @@ CUDA_DRIVER = "12.0"
 """CUDA version whose driver is the first to have all that ``shim.c`` calls."""
 
 GLIBC = "2.28"
-"""Oldest C library the linked libraries load with: what manylinux_2_28 promises."""
+"""C library that is linked against; a bundle promises what its libraries bind to of it, which is older."""
