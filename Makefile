@@ -28,6 +28,7 @@ check: $(VENV)/.installed
 bench: bundle
 	$(BIN)/python tools/bench_cpu.py -o build/bench-cpu.json
 	$(BIN)/python tools/bench_build.py --store build/bench -o build/bench-build.json
+	$(BIN)/python tools/bench_size.py --store build/bench -o build/bench-size.json
 
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
 torture: $(VENV)/.installed
