@@ -263,7 +263,8 @@ def written(tree, choose: random.Random, temporaries: list[str] | None = None) -
     else:
         text = f"{kind}( {', '.join(written(argument, choose, temporaries) for argument in rest)} )"
     if temporaries is not None and choose.random() < 0.25:
-        name = f"v{len(temporaries)}_{choose.randrange(1000)}"
+        # Not one that an earlier output's temporary has, drawn from as many as make that next to impossible.
+        name = f"v{len(temporaries)}_{choose.getrandbits(60)}"
         temporaries.append(f"{name} = {text}")
         text = name
     return f"({text})" if choose.random() < 0.2 else text

@@ -190,11 +190,11 @@ def test_doctor_names_an_older_driver_by_what_it_runs(
 
 
 def test_doctor_asks_the_rule_that_a_bundle_asks(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "glibc_version", lambda: "2.17")
+    monkeypatch.setattr(machine, "glibc_version", lambda: "2.12")
     run = doctor.collect()["run"]
     assert not run["possible"]
     assert run["targets"] == ["sm_90a"]
-    assert any(text.startswith("glibc 2.17 is installed, a bundle needs 2.28") for text in run["problems"])
+    assert any(text.startswith("glibc 2.12 is installed, a bundle needs 2.17") for text in run["problems"])
 
 
 def test_doctor_here() -> None:

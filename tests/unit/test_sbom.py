@@ -214,7 +214,7 @@ def test_licences_are_those_that_packages_state(name: str) -> None:
     except metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
     stated = " ".join(
-        [about["License-Expression"] or about["License"] or "", *(about.get_all("Classifier") or [])]
+        [about.get("License-Expression") or about.get("License") or "", *(about.get_all("Classifier") or [])]
     )
     expected = {"Apache-2.0": ("Apache-2.0", "Apache 2.0")}.get(
         sbom._PACKAGES[name].license, (sbom._PACKAGES[name].license,)
