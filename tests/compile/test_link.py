@@ -416,7 +416,6 @@ def test_the_fingerprint_differs_on_what_decides_the_bytes(
 
 def test_versions_are_those_installed(toolchain: LinkToolchain) -> None:
     assert toolchain.tvm_ffi_version == metadata.version("apache-tvm-ffi")
-    assert toolchain.glibc == "2.28"
     for package, version in toolchain.versions.items():
         assert version == metadata.version(package)
 

@@ -111,11 +111,6 @@ class LinkToolchain:
         """Version of apache-tvm-ffi that is linked against."""
         return self.versions["apache-tvm-ffi"]
 
-    @property
-    def glibc(self) -> str:
-        """Version of the C library that is linked for."""
-        return GLIBC
-
     @cached_property
     def fingerprint(self) -> str:
         """Digest of everything that decides a library's bytes besides its objects."""
