@@ -19,7 +19,8 @@ shared directory; then the next kernel of the group; then another process; again
 and looking the function up. Imports are out on all sides, and so is mapping the launcher, which is done once
 a bundle and has a row of its own.
 
-``units`` packs the GPU code of the 450 kernels in other ways: so many kernels together, and at other levels.
+``units`` packs the GPU code of the 450 kernels in other ways: so many kernels together, at other levels, and
+with other windows, which is how far back a frame may refer.
 
 ``hosts`` builds sixty kernels into an empty store for one host and for both.
 
@@ -30,6 +31,7 @@ are.
 from __future__ import annotations
 
 import argparse
+import io
 import platform
 import statistics
 import subprocess
@@ -67,6 +69,7 @@ SMALL = [TABLES[0].replace(str(GROUP), "12"), TABLES[1].replace('["f16", "f8e4m3
 HOST = platform.machine()
 LEVELS = (3, 9, 15, 19, 22)
 UNITS = (1, 8, 32, 128, 512)
+WINDOW_LOGS = (21, 25)
 
 
 # ---- in fresh processes ----------------------------------------------------------------------------------
@@ -113,7 +116,20 @@ def worker_plain(path: str, symbol: str) -> Numbers:
     return {"first": timed(first)[0] * 1e3}
 
 
-WORKERS: dict[str, Worker] = {"first": worker_first, "plain": worker_plain}
+def worker_unpack(path: str) -> Numbers:
+    """Milliseconds of opening a frame, whatever its window, as a process does that has opened none before."""
+    import zstandard  # noqa: F401
+
+    from cutlass_aot.schema import compression
+
+    compression.MAX_WINDOW_LOG = max(WINDOW_LOGS)
+    data = Path(path).read_bytes()
+    return {
+        "unpack": timed(lambda: sum(map(len, compression.decompress(io.BytesIO(data), 1 << 30))))[0] * 1e3
+    }
+
+
+WORKERS: dict[str, Worker] = {"first": worker_first, "plain": worker_plain, "unpack": worker_unpack}
 
 
 # ---- parts -----------------------------------------------------------------------------------------------
@@ -154,15 +170,15 @@ class Built:
 
     def plain(self) -> dict[Path, list[str]]:
         """Plain libraries of the kernels with the symbols of each; linked the first time."""
-        from cutlass_aot.builder.groups import KERNELS_A_PACK
+        from cutlass_aot.builder.groups import KERNELS_A_LIBRARY
         from cutlass_aot.builder.native.link import LinkToolchain
 
         linker = LinkToolchain.detect(HOST)
         objects = self.objects()
         made = {}
-        for number in range(0, len(objects), KERNELS_A_PACK):
-            own = objects[number : number + KERNELS_A_PACK]
-            path = self.folder / f"plain-{number}-{len(objects)}.so"
+        for number in range(0, len(objects), KERNELS_A_LIBRARY):
+            own = objects[number : number + KERNELS_A_LIBRARY]
+            path = self.folder / f"plain-{number}-{len(own)}-{len(objects)}.so"
             if not path.is_file():
                 with tempfile.TemporaryDirectory() as folder:
                     texts = {symbol: with_code(item, symbol) for symbol, item in own}
@@ -278,32 +294,36 @@ def part_use(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], di
 def part_units(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
     """GPU code packed in other ways."""
     from cutlass_aot.builder.link_groups import COMPRESSION_LEVEL
-    from cutlass_aot.schema.compression import compress, decompressed
+    from cutlass_aot.schema.compression import MAX_WINDOW_LOG, compress
 
     codes = [item.gpu_code for _, item in built.objects()]
     rows, numbers = [], {}
-    ways = [(unit, COMPRESSION_LEVEL) for unit in UNITS] + [(128, level) for level in LEVELS]
-    for unit, level in dict.fromkeys(ways):
+    ways = [(unit, COMPRESSION_LEVEL, MAX_WINDOW_LOG) for unit in UNITS]
+    ways += [(128, level, MAX_WINDOW_LOG) for level in LEVELS]
+    ways += [(max(UNITS), COMPRESSION_LEVEL, window_log) for window_log in WINDOW_LOGS]
+    for unit, level, window_log in dict.fromkeys(ways):
         units = [b"".join(codes[first : first + unit]) for first in range(0, len(codes), unit)]
         start = time.perf_counter()
-        packed = [compress(unit_code, level, whole=True) for unit_code in units]
+        packed = [compress(unit_code, level, window_log=window_log) for unit_code in units]
         seconds = time.perf_counter() - start
-        largest = packed[max(range(len(units)), key=lambda index: len(units[index]))]
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            decompressed(largest, 1 << 30)
-            times.append(time.perf_counter() - start)
+        with tempfile.TemporaryDirectory() as name:
+            file = Path(name) / "packed"
+            file.write_bytes(packed[max(range(len(units)), key=lambda index: len(units[index]))])
+            times = [
+                in_fresh_process(__file__, "unpack", file)["unpack"] for _ in range(4 * arguments.repeat + 1)
+            ]
         unpack = statistics.median(times)
         size = sum(map(len, packed)) / len(codes)
         rows.append(
             Row(
-                f"{unit} kernels together, level {level}",
+                f"{min(unit, len(codes))} kernels together, level {level}, "
+                f"window of {(1 << window_log) / (1 << 20):.0f} MiB",
                 f"{size:.0f} bytes a kernel, {seconds / len(codes) * 1e3:.1f} ms a kernel to pack, "
-                f"{unpack * 1e3:.2f} ms to unpack one",
+                f"{unpack:.2f} ms to unpack the first",
             )
         )
-        numbers[f"{unit} at {level}"] = {"bytes": size, "pack": seconds / len(codes), "unpack": unpack}
+        way = f"{unit} at {level} in {window_log}"
+        numbers[way] = {"bytes": size, "pack": seconds / len(codes), "unpack": unpack}
     return rows, numbers
 
 

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from cutlass_aot.schema.kernel import Kernel
 
 KERNELS_A_PACK = 128
-"""Kernels up to which groups share their code's file and their libraries. The more, the better they compress;
-the fewer, the sooner the first one is unpacked. ``tools/bench_size.py`` prints what each number comes to."""
+"""Kernels up to which groups share a file of GPU code. The more, the better they compress; the fewer, the
+sooner the first one is unpacked. ``tools/bench_size.py`` prints what each number comes to."""
+
+KERNELS_A_LIBRARY = 32
+"""Most kernels of a library of host code, all of which are mapped with the first: by ``tools/bench_size.py``,
+which prints how long that takes and how much larger it makes a bundle."""
 
 
 def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
@@ -55,9 +59,9 @@ def libraries_of(pack_name: str, kernels: Sequence[Kernel]) -> dict[str, list[Ke
         kernels: its kernels, in order.
 
     Returns:
-        Name of each library to its kernels. Only a group larger than a pack should be has several.
+        Name of each library to its kernels.
     """
-    count = -(-len(kernels) // KERNELS_A_PACK)
+    count = -(-len(kernels) // KERNELS_A_LIBRARY)
     if count == 1:
         return {pack_name: list(kernels)}
     bounds = [len(kernels) * number // count for number in range(count + 1)]

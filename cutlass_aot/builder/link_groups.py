@@ -24,7 +24,7 @@ from cutlass_aot.store.blobs import PACKED_LEVEL
 from cutlass_aot.store.files import reported
 from cutlass_aot.store.store import Store
 
-LINK_SCHEMA = 2
+LINK_SCHEMA = 4
 LAUNCHER = "launcher"
 """Stem of the launcher's file; libraries of kernels begin with their target."""
 
@@ -121,6 +121,11 @@ class Libraries:
             for library, own in split.items():
                 self._libraries[library] = _Library({kernel.digest: kernel for kernel in own})
         self._library_of = {kernel: name for name, own in self._libraries.items() for kernel in own.kernels}
+        # In order, each once.
+        self._libraries_of_group = {
+            name: list(dict.fromkeys(self._library_of[kernel.digest] for kernel in own))
+            for name, own in groups.items()
+        }
         self._compiled: dict[tuple[str, str], list[Future[dict[str, Path]]]] = {}
         self._made: dict[tuple[str, str], Future[_Made]] = {}
         self._code: dict[str, Future[_Made]] = {}
@@ -188,9 +193,9 @@ class Libraries:
         Raises:
             StoreError: if an object is gone since it was planned.
         """
-        packed = self._pack_of[self._names[kernel.group]]
-        position = self._libraries_of[packed].index(self._library_of[kernel.digest])
-        return self._code[packed].result().spans[kernel.symbol], position
+        group = self._names[kernel.group]
+        position = self._libraries_of_group[group].index(self._library_of[kernel.digest])
+        return self._code[self._pack_of[group]].result().spans[kernel.symbol], position
 
     def groups(self, entries: Sequence[KernelEntry]) -> list[GroupPlan]:
         """Every group with its code and libraries, when all of them are there.
@@ -210,12 +215,13 @@ class Libraries:
         plans = []
         for packed, names in self._packs.items():
             code = self._code[packed].result()
-            linked = {
-                host: tuple(self._result(library, host) for library in self._libraries_of[packed])
-                for host in self._linkers
-            }
             file = PackedFile(packed, code.path, code.sha256)
-            plans += [GroupPlan(name, tuple(own[name]), file, linked) for name in names]
+            for name in names:
+                linked = {
+                    host: tuple(self._result(library, host) for library in self._libraries_of_group[name])
+                    for host in self._linkers
+                }
+                plans.append(GroupPlan(name, tuple(own[name]), file, linked))
         return plans
 
     def launchers(self) -> dict[str, PackedFile]:
@@ -355,7 +361,7 @@ class Libraries:
         self, content: bytes, key: str, start: float, spans: Mapping[str, CodeSpan] | None = None
     ) -> _Made:
         """Compress what was made, keep it in the store, and leave it in the workspace for the bundle."""
-        data = compress(content, COMPRESSION_LEVEL, whole=True)
+        data = compress(content, COMPRESSION_LEVEL)
         path = self._workspace / f"{key}.zst"
         path.write_bytes(data)
         sha256 = self._store.put_blob(data, PACKED_LEVEL)

@@ -1,9 +1,9 @@
 """Unpacked files in a directory that processes share: one of them unpacks, the others read.
 
 A file is named by the digest of what it was unpacked from, written beside its name and renamed when it is
-whole. Whoever
-reads a part of one holds it against a digest of its own: whatever has become of the directory meanwhile can
-cost time, and nothing else. Where there is no directory that can be used, everybody unpacks for himself.
+whole. Whoever reads a part of one holds it against a digest of its own: whatever has become of the directory
+meanwhile can cost time, and nothing else. Where there is no directory that can be used, everybody unpacks for
+himself.
 
 The directory is ``$CUTLASS_AOT_CACHE`` (empty: none), else ``cutlass-aot`` in ``$XDG_CACHE_HOME``, else in
 ``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB): what was used longest ago goes first.
@@ -12,13 +12,14 @@ The directory is ``$CUTLASS_AOT_CACHE`` (empty: none), else ``cutlass-aot`` in `
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ _SUFFIX = ".code"
 _NAME = re.compile(r"[0-9a-f]{64}\.code")
 _LOCK_SECONDS = 60.0
 """How long to wait for another process to unpack, which takes milliseconds."""
+_LOCK_POLL_SECONDS = 0.002
 _TOUCH_SECONDS = 3600.0
 _STALE_SECONDS = 3600.0
 _log = logging.getLogger("cutlass_aot")
@@ -187,33 +189,57 @@ def _make_directory(folder: Path) -> None:
 
 def _unpacked_once(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
     """Unpack with the lock held, if nobody has meanwhile."""
-    # Here, and not above: only the process that unpacks pays for the import.
-    import filelock
+    with _locked(path.parent / f".{path.name[:16]}.lock"):
+        return _open(path, size) or _write(path, size, unpack)
 
-    lock = filelock.FileLock(path.parent / f".{path.name[:16]}.lock", timeout=_LOCK_SECONDS)
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that only saves work: whoever does not get it goes on, and renames a whole file as well.
+
+    By ``flock`` itself: importing a package for it would be a third of what the first use of a kernel takes.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        lock.acquire()
-    except (filelock.Timeout, NotImplementedError):
-        # Locks that do not work, on some network file systems: two may unpack, each renames a whole file.
-        pass
+        descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise _Disk(error) from None
     try:
-        return _open(path, size) or _write(path, size, unpack)
+        _wait_for(descriptor)
+        yield
     finally:
-        lock.release()
+        # Not by closing alone: a child forked meanwhile has the same lock, and may live long.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    """Lock a file, within ``_LOCK_SECONDS``."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Not by waiting in the kernel: a process that was stopped would hold up all others for ever.
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError:
+            # Locks that do not work, on some network file systems.
+            return
+        else:
+            return
 
 
 def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
-    from tempfile import mkstemp
-
     pieces = unpack()
-    _make_room(path.parent, size)
+    # Not by tempfile, whose import takes longer than the file.
+    beside = path.parent / f".new-{os.urandom(16).hex()}"
     try:
-        descriptor, name = mkstemp(prefix=".new-", dir=path.parent)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _Disk(error) from None
-    beside = Path(name)
     try:
         for piece in pieces:
             rest = memoryview(piece)
@@ -222,6 +248,7 @@ def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cach
                     rest = rest[os.write(descriptor, rest) :]
                 except OSError as error:
                     raise _Disk(error) from None
+        _make_room(path.parent, os.fstat(descriptor).st_size)
         try:
             beside.replace(path)
         except OSError as error:

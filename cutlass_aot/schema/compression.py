@@ -11,45 +11,47 @@ from typing import BinaryIO
 
 from cutlass_aot.errors import CorruptFile
 
-MAX_WINDOW_LOG = 27
-"""Bytes, as a power of two, that a frame may refer back to: all of what large groups come to."""
+MAX_WINDOW_LOG = 22
+"""Bytes, as a power of two, that a frame may refer back to: about 80 kernels. Whoever opens one needs that
+much memory, and time to touch it: ``tools/bench_size.py --part units`` prints what other numbers come to."""
 
-_STEP = 1 << 10  # A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
+# A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
+_STEP = 1 << 10
+# Memory of this size is there again once it was used; the package's 128 KiB are asked of the system each time.
+_OUTPUT_STEP = 1 << 15
 
 
-def compress(data: bytes, level: int, *, whole: bool = False) -> bytes:
-    """One frame.
+def compress(data: bytes, level: int, *, window_log: int = MAX_WINDOW_LOG) -> bytes:
+    """One frame, which says how much it holds.
 
     Args:
         data: what it holds.
         level: how hard to try, 1 to 22.
-        whole: let each part refer to any other, however far; whoever opens it needs that much memory.
+        window_log: most that it refers back to, as a power of two of bytes.
     """
     import zstandard
 
-    if not whole:
-        return zstandard.ZstdCompressor(level=level).compress(data)
-    window = min(max(len(data).bit_length(), 10), MAX_WINDOW_LOG)
+    window = min(max(len(data).bit_length(), 10), window_log)
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, window_log=window, source_size=len(data), write_content_size=1
     )
     return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
 
-def decompress(source: BinaryIO, limit: int, *, window_log: int = MAX_WINDOW_LOG) -> Iterator[bytes]:
+def decompress(source: BinaryIO, limit: int) -> Iterator[bytes]:
     """Open a frame, piece by piece.
 
     Args:
         source: exactly one frame.
         limit: most bytes it may hold.
-        window_log: most that it may refer back to, as a power of two of bytes: memory that this takes.
 
     Raises:
         CorruptFile: if it is no frame, cut short, followed by something, or holds more.
     """
     import zstandard
 
-    frame = zstandard.ZstdDecompressor(max_window_size=1 << window_log).decompressobj()
+    opener = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG)
+    frame = opener.decompressobj(write_size=_OUTPUT_STEP)
     count = 0
     try:
         while not frame.eof:

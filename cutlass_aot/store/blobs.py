@@ -16,8 +16,6 @@ OBJECT_LEVEL = 15
 PACKED_LEVEL = 1
 """For what is compressed already: code and libraries as bundles have them."""
 
-_MAX_WINDOW_LOG = 23
-
 
 def packed(data: bytes, level: int) -> bytes:
     """Compress a blob."""
@@ -39,7 +37,7 @@ def unpacked(source: BinaryIO, limit: int = MAX_BLOB_BYTES) -> Iterator[bytes]:
     Raises:
         CorruptFile: if it is no frame, cut short, followed by something, or holds more.
     """
-    return decompress(source, limit, window_log=_MAX_WINDOW_LOG)
+    return decompress(source, limit)
 
 
 def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cutlass_aot.builder import link_groups
 from cutlass_aot.builder.events import Event, Linked, Linking
-from cutlass_aot.builder.groups import KERNELS_A_PACK, pack
+from cutlass_aot.builder.groups import KERNELS_A_LIBRARY, KERNELS_A_PACK, libraries_of, pack
 from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.bundle.write import GroupPlan
@@ -63,6 +63,17 @@ def test_no_two_neighbours_would_fit_into_one(groups):
         libraries = [names for library, names in packs.items() if library.startswith(f"{target}-")]
         for first, second in itertools.pairwise(libraries):
             assert sum(groups[name][1] for name in first) + groups[second[0]][1] > KERNELS_A_PACK
+
+
+@given(st.integers(1, 5 * KERNELS_A_LIBRARY))
+def test_libraries_are_about_equal_and_none_is_larger_than_it_may_be(count):
+    kernels = some(count)
+    libraries = libraries_of("pack", kernels)
+    assert [kernel for own in libraries.values() for kernel in own] == kernels
+    sizes = {len(own) for own in libraries.values()}
+    assert max(sizes) <= KERNELS_A_LIBRARY
+    assert max(sizes) - min(sizes) <= 1
+    assert len(libraries) == -(-count // KERNELS_A_LIBRARY)
 
 
 class Broken:
@@ -208,20 +219,20 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 def test_host_code_is_compiled_in_batches_while_kernels_come_in(workshop: Workshop) -> None:
-    kernels = some(2 * BATCH + 3)
+    kernels = some(BATCH + 3)
     symbols = [kernel.symbol for kernel in kernels]
     linkers = workshop.linkers.values()
     with workshop.making(kernels) as libraries:
         for number, kernel in enumerate(kernels):
             libraries.add(kernel, workshop.put(kernel))
-            begun = (number + 1) // BATCH if number + 1 < len(kernels) else 3
+            begun = (number + 1) // BATCH if number + 1 < len(kernels) else 2
             # Nothing waits for the last kernel but the last batch and the linker.
             eventually(lambda begun=begun: all(len(linker.batches) == begun for linker in linkers))
             if number + 1 < len(kernels):
                 assert not any(linker.linked for linker in linkers)
         libraries.launchers()
         eventually(lambda: all(linker.linked for linker in linkers))
-    expected = [symbols[:BATCH], symbols[BATCH : 2 * BATCH], symbols[2 * BATCH :]]
+    expected = [symbols[:BATCH], symbols[BATCH:]]
     for linker in linkers:
         assert sorted(linker.batches) == sorted(expected)
         assert linker.linked == [sorted(symbols)]
@@ -300,12 +311,12 @@ def test_a_large_group_has_several_libraries_and_one_code(workshop: Workshop) ->
     kernels = some(300)
     made = workshop.make(kernels)
     (plan,) = made.plans
-    pieces = -(-300 // KERNELS_A_PACK)
-    assert pieces == 3
+    pieces = -(-300 // KERNELS_A_LIBRARY)
+    assert pieces == 10
     for host, linker in workshop.linkers.items():
         assert len(linker.linked) == pieces
         assert [library.name for library in plan.libraries[host]] == [
-            f"{plan.code.name}.{n}" for n in range(3)
+            f"{plan.code.name}.{n}" for n in range(pieces)
         ]
     whole = made.content(plan.code.sha256)
     sizes: Counter[int] = Counter()
@@ -316,10 +327,10 @@ def test_a_large_group_has_several_libraries_and_one_code(workshop: Workshop) ->
         for host in HOSTS:
             text = made.content(plan.libraries[host][entry.library].sha256).decode()
             assert f"host code of {entry.kernel.symbol} for {host}\n" in text
-    assert sizes == {0: 100, 1: 100, 2: 100}
+    assert sizes == dict.fromkeys(range(pieces), 30)
     told = [event for event in workshop.told if isinstance(event, Linked)]
     assert sorted((event.library, event.kernels, event.host) for event in told) == sorted(
-        (f"{plan.code.name}.{number}", 100, host) for number in range(3) for host in HOSTS
+        (f"{plan.code.name}.{number}", 30, host) for number in range(pieces) for host in HOSTS
     )
 
 
@@ -337,13 +348,13 @@ def test_the_order_in_which_kernels_come_makes_no_difference(tmp_path: Path) -> 
 def test_what_the_store_has_is_not_made_again(workshop: Workshop) -> None:
     kernels = [*some(20), *some(140, "nnt")]
     first = workshop.make(kernels)
-    assert workshop.work() == dict.fromkeys(HOSTS, (160, 3, 1))
+    assert workshop.work() == dict.fromkeys(HOSTS, (160, 6, 1))
     assert all(event.seconds is not None for event in workshop.told if isinstance(event, Linked))
     again = workshop.make(kernels, fresh=False)
     assert workshop.work() == dict.fromkeys(HOSTS, (0, 0, 0))
     assert (again.files, again.keys, again.entries) == (first.files, first.keys, first.entries)
     told = [event for event in workshop.told if isinstance(event, Linked)]
-    assert len(told) == 3 * len(HOSTS)
+    assert len(told) == 6 * len(HOSTS)
     assert all(event.seconds is None for event in told)
     assert {event.size for event in told} <= {len(data) for data in first.files.values()}
     for key in again.keys:
