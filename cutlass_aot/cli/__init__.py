@@ -17,7 +17,7 @@ from cutlass_aot.errors import CutlassAotError
 
 _COMMANDS = {
     "build": "Build a manifest's bundle.",
-    "bundle": "Merge, unpack, push or pull bundles.",
+    "bundle": "Merge, prefill, unpack, push or pull bundles.",
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",

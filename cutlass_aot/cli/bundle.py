@@ -39,6 +39,22 @@ def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
     return 0
 
 
+@command.command("prefill")
+@bundle_argument
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
+def prefill(bundle: Path, directory: Path | None) -> int:
+    """Unpack all GPU code of BUNDLE now, into DIRECTORY or where this user's processes share it.
+
+    CUTLASS_AOT_CACHE is to name DIRECTORY when programs run; they need not be able to write there. Nothing
+    of it depends on the machine: an image can be filled where it is made.
+    """
+    from cutlass_aot.bundle.prefill import prefill as fill
+
+    filled = fill(bundle, directory)
+    click.echo(f"{filled.directory}: {plural(filled.files, 'file')}, {filled.size} bytes")
+    return 0
+
+
 @command.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option

@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from cutlass_aot.errors import BundleError
+
 DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"
 LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
 DEFAULT_LIMIT = 4 << 30
@@ -140,6 +142,30 @@ def cached(name: str, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cache
     return found
 
 
+def fill(folder: Path, name: str, unpack: Callable[[], Iterable[bytes]]) -> Path:
+    """Unpack a file into a directory, whatever is there under its name.
+
+    Args:
+        folder: to become the shared directory.
+        name: as for :func:`cached`.
+        unpack: as for :func:`cached`.
+
+    Raises:
+        BundleError: if it cannot be written.
+        Exception: what ``unpack`` raises.
+    """
+    path = folder / f"{name}{_SUFFIX}"
+    try:
+        _make_directory(folder)
+        with _locked(_lock_of(path)):
+            _write(path, unpack)
+    except _Disk as error:
+        raise BundleError(
+            f"cannot unpack into {folder}: {error.reason}: name a directory with room"
+        ) from None
+    return path
+
+
 def forget(path: Path) -> None:
     """Remove a file that was found damaged."""
     with suppress(OSError):
@@ -189,8 +215,16 @@ def _make_directory(folder: Path) -> None:
 
 def _unpacked_once(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
     """Unpack with the lock held, if nobody has meanwhile."""
-    with _locked(path.parent / f".{path.name[:16]}.lock"):
-        return _open(path, size) or _write(path, size, unpack)
+    with _locked(_lock_of(path)):
+        found = _open(path, size)
+        if found is None:
+            _write(path, unpack)
+            found = _open(path, size)
+        return found
+
+
+def _lock_of(path: Path) -> Path:
+    return path.parent / f".{path.name[:16]}.lock"
 
 
 @contextmanager
@@ -232,7 +266,7 @@ def _wait_for(descriptor: int) -> None:
             return
 
 
-def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
+def _write(path: Path, unpack: Callable[[], Iterable[bytes]]) -> None:
     pieces = unpack()
     # Not by tempfile, whose import takes longer than the file.
     beside = path.parent / f".new-{os.urandom(16).hex()}"
@@ -257,7 +291,6 @@ def _write(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cach
         os.close(descriptor)
         with suppress(OSError):
             beside.unlink()
-    return _open(path, size)
 
 
 def _make_room(folder: Path, size: int) -> None:

@@ -67,6 +67,21 @@ class Code:
             )
         return data
 
+    def fill(self, folder: Path) -> Path:
+        """Unpack it into a directory, whatever is there under its name.
+
+        Args:
+            folder: to become what processes share.
+
+        Returns:
+            The file.
+
+        Raises:
+            CorruptFile: if the packed file is not what its digest says.
+            BundleError: if it cannot be read, or the directory cannot be written.
+        """
+        return cache.fill(folder, self._reference.sha256, self._pieces)
+
     def _shared(self, span: CodeSpan) -> cache.Cached | None:
         return cache.cached(self._reference.sha256, span.offset + span.size, self._pieces)
 

@@ -1,0 +1,120 @@
+"""A shared directory that is filled beforehand: whole, readable for others, and believed by nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cutlass_aot.bundle.prefill import prefill
+from cutlass_aot.cli.bundle import command
+from cutlass_aot.errors import BundleError, CorruptFile
+from cutlass_aot.runtime import cache
+from cutlass_aot.runtime.code import Code
+from cutlass_aot.runtime.files import read_catalog
+from tests.unit.bundles import designs, write_bundle
+from tests.unit.test_runtime_cache import nothing_new
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle", [*designs(), *designs(dtypes=("bf16",) * 3)])
+
+
+def codes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.code")}
+
+
+def test_a_filled_directory_serves_without_being_written(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "image" / "cache"
+    filled = prefill(bundle, folder)
+    assert (filled.directory, filled.files) == (folder, len(codes(folder)))
+    assert filled.size == sum(map(len, codes(folder).values())) > 0
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("*.code")} == {0o644}
+    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(folder))
+    nothing_new(monkeypatch, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    for entry in read_catalog(bundle).groups:
+        found = cache.cached(entry.code.sha256, 1, lambda: pytest.fail("it is unpacked again"))
+        assert found is not None
+        os.close(found.descriptor)
+
+
+def test_without_a_directory_it_is_the_users_own(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path / "own"))
+    done = CliRunner().invoke(command, ["prefill", str(bundle)], standalone_mode=False)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{tmp_path / 'own'}: ")
+    assert len(codes(tmp_path / "own")) == len({entry.code for entry in read_catalog(bundle).groups})
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, "")
+    with pytest.raises(BundleError, match=f"{cache.DIRECTORY_VARIABLE} is empty: name a directory"):
+        prefill(bundle)
+
+
+def test_what_is_there_is_made_again(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    prefill(bundle, folder)
+    whole = codes(folder)
+    for path in folder.glob("*.code"):
+        path.write_bytes(b"damaged")
+    (folder / "other").write_bytes(b"not ours")
+    prefill(bundle, folder)
+    assert codes(folder) == whole
+    assert (folder / "other").read_bytes() == b"not ours"
+
+
+def test_a_damaged_bundle_leaves_nothing_of_it(bundle: Path, tmp_path: Path) -> None:
+    reference = read_catalog(bundle).groups[0].code
+    packed = bundle / reference.path
+    packed.write_bytes(packed.read_bytes()[:-1] + b"?")
+    with pytest.raises(CorruptFile, match=reference.path):
+        prefill(bundle, tmp_path / "cache")
+    assert f"{reference.sha256}.code" not in codes(tmp_path / "cache")
+    assert list((tmp_path / "cache").glob(".new-*")) == []
+
+
+def test_a_limit_that_is_too_small_is_named(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of two files, the second makes the first one go.
+    first, *_ = read_catalog(bundle).groups
+    monkeypatch.setenv(cache.LIMIT_VARIABLE, "1")
+    fill = Code.fill
+
+    def filled_and_another(code: Code, folder: Path) -> Path:
+        path = fill(code, folder)
+        cache.fill(folder, "0" * 64, lambda: [b"another"])
+        return path
+
+    monkeypatch.setattr(Code, "fill", filled_and_another)
+    with pytest.raises(BundleError, match=r"holds at most 1 bytes.*CUTLASS_AOT_CACHE_BYTES sets another"):
+        prefill(bundle, tmp_path / "cache")
+    assert first.code.sha256 not in codes(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("where", ["a file", "a full disk"])
+def test_a_directory_that_cannot_be_written_is_an_error(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    folder = tmp_path / "cache"
+    if where == "a file":
+        folder.write_bytes(b"")
+    else:
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(cache.os, "write", full)
+    with pytest.raises(BundleError, match=f"cannot unpack into {folder}: .*name a directory with room"):
+        prefill(bundle, folder)
+    if where != "a file":
+        assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
