@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,11 @@ from hypothesis import settings
 
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")
+
+# A shell that starts the tests with "&" has interrupts ignored, and so would have the programs that tests
+# interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
