@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,17 +34,24 @@ def find_bundles(name: str) -> list[Found]:
     """The bundle that a directory or a wheel is, or those that are installed under a name; at least one.
 
     Raises:
-        BundleError: if there is nothing of that name, or it holds no bundle.
+        BundleError: if there is nothing of that name, or it holds no bundle, or cannot be read.
         CorruptFile: if its index is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
     """
-    path = Path(name)
-    if path.is_dir():
-        return [Found(name, read_catalog(path))]
-    if path.exists():
-        return [Found(name, read_wheel_catalog(path))]
+    path, problem = Path(name), ""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        # It may be the name of an installed bundle nevertheless.
+        problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    else:
+        return [Found(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
     installed = installed_bundles()
     found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
+    if not found and problem:
+        raise BundleError(f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed")
     if not found:
         listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
         raise BundleError(

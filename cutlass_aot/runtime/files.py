@@ -84,7 +84,24 @@ def _open(root: Path, name: str, folder: int | None, flags: int, path: str = "")
             raise BundleError(
                 f"{where} is not a directory: a bundle is one (install a wheel, and use open_installed)"
             ) from None
-        raise BundleError(f"{where} cannot be read: {error.strerror}") from None
+        raise BundleError(f"{where} cannot be read: {why_unreadable(error)}") from None
+    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    except ValueError as error:
+        raise BundleError(f"{os.fspath(where)!r} cannot be the path of a file: {error}") from None
+
+
+def why_unreadable(error: OSError) -> str:
+    """What the system says of a file that it does not give, and what to do where that is known."""
+    said = error.strerror or str(error)
+    if not_for_files(error):
+        return f"{said}: raise the limit (ulimit -n; for the whole system, fs.file-max)"
+    return said
+
+
+def not_for_files(error: OSError) -> bool:
+    """Whether it was for want of a descriptor. The loader's own errors have no number, only its text."""
+    numbers = errno.EMFILE, errno.ENFILE
+    return error.errno in numbers or any(str(error).endswith(os.strerror(number)) for number in numbers)
 
 
 def read_bounded(root: Path, path: str, limit: int) -> bytes:
@@ -105,7 +122,7 @@ def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
             try:
                 block = file.read(min(size, limit + 1 - total))
             except OSError as error:
-                raise BundleError(f"{root / path} cannot be read: {error.strerror}") from None
+                raise BundleError(f"{root / path} cannot be read: {why_unreadable(error)}") from None
             if not block:
                 return
             total += len(block)
@@ -157,12 +174,23 @@ def manifest_bytes(root: Path) -> bytes:
         BundleError: if ``root`` is no bundle, or an incomplete one.
         CorruptFile: if the file is larger than any manifest, or no plain file.
     """
-    if root.is_dir() and not os.path.lexists(root / MANIFEST_NAME):
+    if _lacks(root, MANIFEST_NAME):
         raise BundleError(
             f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
             "(which is written last); build it again"
         )
     return read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+
+
+def _lacks(root: Path, name: str) -> bool:
+    """Whether a directory is there, and has no such file. Of what cannot be told, reading it says why."""
+    try:
+        os.lstat(root / name)
+    except FileNotFoundError:
+        return root.is_dir()
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:

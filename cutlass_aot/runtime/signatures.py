@@ -110,6 +110,9 @@ def read_key_file(path: Path) -> bytes:
             data = file.read(MAX_KEY_FILE + 1) or b""
     except OSError as error:
         raise SignatureError(f"key {path} cannot be read: {error.strerror or error}") from None
+    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    except ValueError as error:
+        raise SignatureError(f"{os.fspath(path)!r} cannot be the path of a key: {error}") from None
     if len(data) > MAX_KEY_FILE:
         raise SignatureError(f"key {path} is larger than {MAX_KEY_FILE} bytes: expected a key in PEM")
     return data
@@ -149,14 +152,16 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
     """
     found: dict[bytes, PublicKey] = {}
     for path in map(Path, paths):
-        files = [path]
-        if path.is_dir():
-            try:
-                files = sorted(inner for inner in path.iterdir() if inner.suffix == KEY_SUFFIX)
-            except OSError as error:
-                raise SignatureError(f"keys {path} cannot be read: {error.strerror or error}") from None
-            if not files:
-                raise SignatureError(f"{path} has no public keys: expected files *{KEY_SUFFIX}")
+        try:
+            files = sorted(inner for inner in path.iterdir() if inner.suffix == KEY_SUFFIX)
+        except NotADirectoryError:
+            files = [path]
+        except OSError as error:
+            raise SignatureError(f"keys {path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise SignatureError(f"{os.fspath(path)!r} cannot be the path of keys: {error}") from None
+        if not files:
+            raise SignatureError(f"{path} has no public keys: expected files *{KEY_SUFFIX}")
         for file in files:
             key = read_public_key(file)
             found.setdefault(key.raw, key)

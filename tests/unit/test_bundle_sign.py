@@ -31,6 +31,7 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
 from tests.unit.signing import Key, make_key
 from tests.unit.synthetic import plan
+from tests.unit.unreadable import unreadable
 
 pytest.importorskip("cryptography")
 
@@ -169,6 +170,20 @@ def test_a_directory_without_public_keys_is_an_error(tmp_path: Path) -> None:
         read_public_keys([tmp_path])
     with pytest.raises(SignatureError, match=r"none\.pub cannot be read: No such file"):
         read_public_keys([tmp_path / "none.pub"])
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_what_can_be_no_path_is_no_key(tmp_path: Path, name: str) -> None:
+    for read in (read_public_key, lambda path: read_public_keys([path])):
+        with pytest.raises(SignatureError, match=r"cannot be (read|the path of (a key|keys)): "):
+            read(tmp_path / name)
+
+
+def test_keys_in_a_directory_that_must_not_be_looked_into(tmp_path: Path) -> None:
+    with unreadable(tmp_path) as folder:
+        for path in (folder, folder / "keys", folder / "x.pub"):
+            with pytest.raises(SignatureError, match=r"unreadable\S* cannot be read: Permission denied"):
+                read_public_keys([path])
 
 
 def test_a_key_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import struct
 import sys
 import zipfile
@@ -22,6 +24,7 @@ from cutlass_aot.runtime.installed import InstalledBundle
 from cutlass_aot.runtime.wheel_catalog import read_wheel_catalog
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from tests.unit.bundles import NEEDS, designs, write_bundle
+from tests.unit.unreadable import unreadable
 
 Doctor = Callable[..., tuple[int, str, str]]
 
@@ -97,6 +100,37 @@ remarks
 """,
         "",
     )
+
+
+def test_what_cannot_be_read_is_said(doctor: Doctor, tmp_path: Path) -> None:
+    with unreadable(tmp_path) as folder:
+        for path in (folder / "bundle", folder):
+            with pytest.raises(BundleError, match=r"unreadable\S* cannot be read: Permission denied"):
+                find_bundles(str(path))
+    for name, says in (("x" * 300, "File name too long"), ("a\0b", "embedded null")):
+        with pytest.raises(BundleError, match=f"cannot be read: {says}.*; nor is a bundle of that name inst"):
+            find_bundles(name)
+    # Neither a directory nor something in one that is none.
+    for name in (tmp_path / "none", Path(__file__) / "x"):
+        with pytest.raises(BundleError, match="is no bundle: expected a directory, a wheel, or the name"):
+            find_bundles(str(name))
+    status, _, err = doctor("x" * 300)
+    assert status == 1
+    assert "cannot be read: File name too long" in err
+
+
+def test_an_installed_bundle_is_found_where_the_directory_at_hand_must_not_be_read(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = InstalledBundle("small", "0.1.0", "", "", bundle)
+    monkeypatch.setattr(diagnosis, "installed_bundles", lambda: [installed])
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refused)
+        assert [found.where for found in find_bundles("small")] == [str(bundle)]
 
 
 def test_plain_data(doctor: Doctor, bundle: Path, facts: Path) -> None:

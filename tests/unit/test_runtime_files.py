@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from cutlass_aot.schema.catalog import (
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.schema.group_index import GROUP_KIND
 from tests.unit.bundles import HOST, designs, write_bundle
+from tests.unit.unreadable import unreadable
 
 
 @pytest.fixture
@@ -69,6 +71,38 @@ def test_a_file_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"PK")
     with pytest.raises(BundleError, match=r"not a directory.*open_installed"):
         cutlass_aot.open(tmp_path / "x.whl")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x" * 300, "cannot be read: File name too long"),
+        ("a\0b", r"a\\x00b' cannot be the path of a file: embedded null"),
+        ("\ud800", r"\\ud800' cannot be the path of a file: 'utf-8' codec"),
+    ],
+)
+def test_what_can_be_no_path_is_no_bundle(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(BundleError, match=says):
+        cutlass_aot.open(tmp_path / name)
+
+
+def test_a_directory_that_must_not_be_looked_into(tmp_path: Path) -> None:
+    with unreadable(tmp_path) as folder:
+        for path in (folder, folder / "bundle"):
+            with pytest.raises(BundleError, match=r"unreadable\S* cannot be read: Permission denied"):
+                cutlass_aot.open(path)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_for_want_of_a_descriptor_the_limit_is_named(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*arguments: object, **named: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(BundleError, match=r"[Tt]oo many open files.*: raise the limit \(ulimit -n"):
+        cutlass_aot.open(bundle)
 
 
 def test_a_directory_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
