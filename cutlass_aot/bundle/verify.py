@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from email.parser import Parser
 from pathlib import Path
 
 from cutlass_aot.bundle.archive import ZIP_ERRORS, digest_of, entry_problems, record_problems, text_of
@@ -22,8 +24,12 @@ from cutlass_aot.bundle.wheel_names import (
     distribution_of,
     entry_points,
     licenses_text,
+    metadata,
     package_init,
+    release_of,
+    wheel_file,
     wheel_names,
+    whole_metadata,
 )
 from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
@@ -48,6 +54,7 @@ __all__ = [
 ]
 
 MAX_INIT_BYTES = 1 << 12
+_SHOWN = 200  # characters of a line that is not what it has to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,27 +217,27 @@ def _whole(
         found, wanted = ("nothing", "a file") if path in expected else ("a file", "no such file")
         yield Problem(path, found, f"{wanted}, in a wheel that needs the parts of a bundle")
     match = WHOLE_INIT.fullmatch(_start(archive, f"{package}/__init__.py"))
-    distribution = distribution_of(match[1]) if match else ""
+    name = match[1] if match else ""
+    distribution = distribution_of(name)
     if distribution.replace("-", "_") != package:
         yield Problem(f"{package}/__init__.py", f"the name {distribution!r}", f"{package!r}, as the wheel's")
     if file_name != f"{package}-{version}-py3-none-any.whl":
         yield Problem(file_name, "this file name", f"{package}-{version}-py3-none-any.whl")
     try:
-        texts = [text_of(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL")]
+        about, wheel = (text_of(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL"))
     except CorruptFile as error:
         yield Problem(dist_info, str(error), "METADATA and WHEEL")
         return
-    about, wheel = (Parser().parsestr(text, headersonly=True) for text in texts)
-    for name, value, message in (
-        ("Name", distribution, about), ("Version", version, about), ("Tag", "py3-none-any", wheel),
-    ):  # fmt: skip
-        if message.get_all(name) != [value]:
-            yield Problem(dist_info, f"{name} {message.get_all(name)}", repr(value))
-    needs = about.get_all("Requires-Dist") or []
-    ours = [item.removeprefix(f"{distribution}-").removesuffix(f"=={version}") for item in needs]
-    whole = [f"{distribution}-{part}=={version}" for part in ours if PART_NAME.fullmatch(part)]
-    if not needs or whole != needs:
-        yield Problem(f"{dist_info}/METADATA", f"needs {needs}", f"the parts of {distribution} {version}")
+    names = WheelNames(distribution, version, ("py3-none-any",))
+    need = re.compile(
+        rf"^Requires-Dist: (?P<part>{re.escape(distribution)}-{PART_NAME.pattern})=={re.escape(version)}$",
+        re.MULTILINE,
+    )
+    parts = {needed["part"] for needed in need.finditer(about)}
+    if not parts:
+        yield Problem(f"{dist_info}/METADATA", "no need for a part", f"the parts of {distribution} {version}")
+    yield from _differences(f"{dist_info}/METADATA", about, whole_metadata(name, names, parts).decode())
+    yield from _differences(f"{dist_info}/WHEEL", wheel, wheel_file(names, release_of(wheel)).decode())
 
 
 def _surroundings(
@@ -241,34 +248,54 @@ def _surroundings(
     files: set[str],
     about: Mapping[str, str],
 ) -> Iterator[Problem]:
-    """What stands around the bundle: an install runs or trusts it, so nothing foreign is let pass."""
+    """What stands around the bundle: an install runs or trusts it, so nothing foreign is let pass.
+
+    All of it follows from the bundle, to the byte, but for the release of this package that packed it:
+    whoever has no key could otherwise have an install of a signed wheel bring whatever they like.
+    """
     if file_name != names.file_name:
         yield Problem(file_name, "this file name", f"{names.file_name}, as the catalog says")
     package, dist_info = f"{names.package}/", f"{names.dist_info}/"
+    wheel = ""
+    with contextlib.suppress(CorruptFile):
+        # What cannot be read is told below.
+        wheel = text_of(archive, f"{dist_info}WHEEL")
+    release = release_of(wheel)
+    licensed = f"{dist_info}licenses/{LICENSES_NAME}" in about
+    try:
+        described = metadata(catalog, names, licensed, release)
+    except (CutlassAotError, ValueError) as error:
+        yield Problem(f"{package}{BUNDLE_FOLDER}/{CATALOG_NAME}", str(error), "a bundle that can be a wheel")
+        return
     exact = {
         f"{package}__init__.py": package_init(catalog).decode(),
+        f"{dist_info}METADATA": described.decode(),
+        f"{dist_info}WHEEL": wheel_file(names, release).decode(),
         f"{dist_info}entry_points.txt": entry_points(catalog, names).decode(),
         **about,
     }
-    headers = {
-        f"{dist_info}METADATA": {"Name": [names.distribution], "Version": [catalog.version]},
-        f"{dist_info}WHEEL": {"Tag": list(names.tags), "Root-Is-Purelib": ["false"]},
-    }
-    for path in sorted({*exact, *headers}):
+    for path, expected in sorted(exact.items()):
         try:
             text = text_of(archive, path)
         except CorruptFile as error:
             yield Problem(path, str(error), "a file that every bundle's wheel has")
             continue
-        if path in exact and text != exact[path]:
-            yield Problem(path, repr(text[:200]), repr(exact[path]))
-        message = Parser().parsestr(text, headersonly=True)
-        for name, expected in headers.get(path, {}).items():
-            if message.get_all(name) != expected:
-                yield Problem(path, f"{name} {message.get_all(name)}", f"{expected}")
-    for path in sorted(files - {*exact, *headers, f"{dist_info}RECORD"}):
+        yield from _differences(path, text, expected)
+    for path in sorted(files - {*exact, f"{dist_info}RECORD"}):
         if not path.startswith(f"{package}{BUNDLE_FOLDER}/"):
             yield Problem(path, "a file that is no part of a bundle's wheel", "no such file")
+
+
+def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
+    """The first line in which a text is not what it has to be, if there is one."""
+    if text == expected:
+        return
+    lines = itertools.zip_longest(text.split("\n"), expected.split("\n"))
+    number, found, wanted = next(
+        (number, found, wanted) for number, (found, wanted) in enumerate(lines, 1) if found != wanted
+    )
+    there, right = ("the end" if line is None else repr(line[:_SHOWN]) for line in (found, wanted))
+    yield Problem(path, f"{there} in line {number}", right)
 
 
 CHECKERS = (

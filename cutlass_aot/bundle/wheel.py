@@ -171,7 +171,8 @@ def _pack_whole(parts: Sequence[Catalog], folder: Path, date: _Date) -> Path:
     names = whole_names(parts[0])
     with _archive(folder / names.file_name, names, date) as archive:
         archive.add(f"{names.package}/__init__.py", whole_init(parts[0].name))
-        archive.add(f"{names.dist_info}/METADATA", whole_metadata(parts, names))
+        needed = [wheel_names(part).distribution for part in parts]
+        archive.add(f"{names.dist_info}/METADATA", whole_metadata(parts[0].name, names, needed))
         archive.add(f"{names.dist_info}/WHEEL", wheel_file(names))
     return folder / names.file_name
 

@@ -7,7 +7,7 @@ https://packaging.python.org/en/latest/specifications/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot import __version__
@@ -154,39 +154,42 @@ def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
     )
 
 
-def metadata(catalog: Catalog, names: WheelNames, licensed: bool) -> bytes:
+def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str = __version__) -> bytes:
     """METADATA of a bundle's wheel.
 
     Args:
         catalog: of the bundle.
         names: that follow from it.
         licensed: whether the bundle has texts of licences.
+        release: of this package, that packs it; what runs it has to share its minor version.
+
+    Raises:
+        BundleError: if what the catalog needs is no version.
     """
     count = plural(sum(group.count for group in catalog.groups), "kernel")
     part = f", part {catalog.part}" if catalog.part else ""
     summary = f"cutlass-aot bundle {catalog.name}{part}: {count} for {' '.join(catalog.targets)}"
     requires = [
-        f"cutlass-aot{_same_minor(__version__, from_minor=True)}",
+        f"cutlass-aot{_same_minor(release, from_minor=True)}",
         f"apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
     ]
-    return _metadata(catalog, names, summary, requires, [LICENSES_NAME] if licensed else [])
+    return _metadata(catalog.name, names, summary, requires, [LICENSES_NAME] if licensed else [])
 
 
-def whole_metadata(parts: Sequence[Catalog], names: WheelNames) -> bytes:
+def whole_metadata(name: str, names: WheelNames, parts: Collection[str]) -> bytes:
     """METADATA of the wheel that needs all parts of a bundle.
 
     Args:
-        parts: their catalogs; one host's will do.
+        name: of the bundle.
         names: of the wheel.
+        parts: distributions of the parts.
     """
-    catalog = parts[0]
-    summary = f"cutlass-aot bundle {catalog.name}: all of its {len(parts)} parts"
-    requires = [f"{wheel_names(part).distribution}=={catalog.version}" for part in parts]
-    return _metadata(catalog, names, summary, sorted(requires), ())
+    summary = f"cutlass-aot bundle {name}: all of its {len(parts)} parts"
+    return _metadata(name, names, summary, [f"{part}=={names.version}" for part in sorted(parts)], ())
 
 
 def _metadata(
-    catalog: Catalog, names: WheelNames, summary: str, requires: Sequence[str], licenses: Sequence[str]
+    name: str, names: WheelNames, summary: str, requires: Sequence[str], licenses: Sequence[str]
 ) -> bytes:
     lines = [
         "Metadata-Version: 2.4",
@@ -204,18 +207,27 @@ def _metadata(
         "",
         f"{summary}.",
         "",
-        f"Open it with cutlass_aot.open_installed({catalog.name!r}). The package holds data alone.",
+        f"Open it with cutlass_aot.open_installed({name!r}). The package holds data alone.",
     ]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def wheel_file(names: WheelNames) -> bytes:
-    """WHEEL: what kind of a wheel it is."""
+def wheel_file(names: WheelNames, release: str = __version__) -> bytes:
+    """WHEEL: what kind of a wheel it is, and the release of this package that packed it."""
     pure = str(names.tags == ("py3-none-any",)).lower()
     tags = "".join(f"Tag: {tag}\n" for tag in names.tags)
-    return (
-        f"Wheel-Version: 1.0\nGenerator: cutlass-aot {__version__}\nRoot-Is-Purelib: {pure}\n{tags}"
-    ).encode()
+    return (f"Wheel-Version: 1.0\nGenerator: cutlass-aot {release}\nRoot-Is-Purelib: {pure}\n{tags}").encode()
+
+
+_GENERATOR = re.compile(rf"^Generator: cutlass-aot ({_VERSION.pattern})$", re.MULTILINE)
+_MAX_RELEASE = 64
+
+
+def release_of(wheel: str) -> str:
+    """The release of this package that packed a wheel, by its WHEEL, or this one if that names none."""
+    match = _GENERATOR.search(wheel)
+    # Numbers of any length would be made of it.
+    return match[1] if match and len(match[1]) <= _MAX_RELEASE else __version__
 
 
 def _same_minor(version: str, *, from_minor: bool = False) -> str:

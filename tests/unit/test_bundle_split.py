@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import hashlib
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from cutlass_aot.bundle.apply import plan_of
 from cutlass_aot.bundle.sign import KeyFile
 from cutlass_aot.bundle.split import SPLITS, for_host, split
 from cutlass_aot.bundle.verify import look_at, verify_path, verify_wheel
-from cutlass_aot.bundle.wheel import build_wheels
+from cutlass_aot.bundle.wheel import build_wheels, record_digest, record_to_text
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError
@@ -354,6 +355,11 @@ def all_of(wheels: list[Path]) -> Path:
         ("METADATA", b"Requires-Dist: cutlass-aot-bundle-small-sm90a==0.1.0", b"Requires-Dist: evil"),
         ("METADATA", b"Name: cutlass", b"Name: other"),
         ("METADATA", b"Version: 0", b"Version: 1"),
+        ("METADATA", b"Requires-Python", b"Requires-Dist: evil\nRequires-Python"),
+        ("METADATA", b"Requires-Python", b"Provides-Extra: x\nRequires-Python"),
+        ("METADATA", b"data alone.", b"data alone, and more."),
+        ("WHEEL", b"Root-Is", b"Build: 1\nRoot-Is"),
+        ("WHEEL", b"Generator: cutlass-aot", b"Generator: other"),
         ("WHEEL", b"py3-none-any", b"cp311-none-any"),
         ("__init__.py", b'small; see', b'other; see'),
         ("__init__.py", b'"""\n', b'"""\nimport os\n'),
@@ -366,12 +372,22 @@ def test_an_altered_wheel_of_all_parts_is_found(
 ) -> None:
     source = all_of(parts)
     altered = tmp_path / source.name
-    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(altered, "w") as out:
-        for path in archive.namelist():
-            data = archive.read(path)
-            if path.endswith(name):
-                assert old in data
-                data = data.replace(old, new)
+    with zipfile.ZipFile(source) as archive:
+        files = {path: archive.read(path) for path in archive.namelist()}
+    (changed,) = (path for path in files if path.endswith(name))
+    assert old in files[changed]
+    files[changed] = files[changed].replace(old, new)
+    if name != "RECORD":
+        # Made to fit, so that it is no help.
+        (record,) = (path for path in files if path.endswith("/RECORD"))
+        rows = [
+            (path, record_digest(hashlib.sha256(data).digest()), len(data))
+            for path, data in files.items()
+            if path != record
+        ]
+        files[record] = record_to_text([*rows, (record, "", "")]).encode()
+    with zipfile.ZipFile(altered, "w") as out:
+        for path, data in files.items():
             out.writestr(path, data)
     assert verify_wheel(altered)
     extra = tmp_path / "extra" / source.name

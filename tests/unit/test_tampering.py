@@ -5,6 +5,7 @@ What a process does about it when it loads such a bundle is in ``test_trust.py``
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -140,3 +141,75 @@ def test_a_byte_of_a_wheel_with_all_its_checksums_made_to_fit_breaks_the_signatu
         findings = look_at(made_to_fit(tmp_path / "wheel", changed, record), read_public_keys([key.public]))
         assert findings.signers == []
         assert any(problem.path.startswith(f"{manifest.partition('/')[0]}/") for problem in findings.problems)
+
+
+RANGE = re.compile(rb"(?<=Requires-Dist: cutlass-aot)>=.*(?=\n)")
+GENERATOR = re.compile(rb"(?<=Generator: cutlass-aot ).*(?=\n)")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("METADATA", rb"(?=Requires-Dist: )", b"Requires-Dist: evil-package\n"),
+        ("METADATA", rb"(?=Requires-Dist: )", b"Requires-Dist: cutlass-aot-bundle-small\n"),
+        ("METADATA", rb"Requires-Dist: apache-tvm-ffi.*\n", b""),
+        ("METADATA", rb"(?<=apache-tvm-ffi)>=.*(?=\n)", b">=0.0.1"),
+        ("METADATA", RANGE.pattern, b">=0.0,<0.1"),
+        ("METADATA", RANGE.pattern, b""),
+        ("METADATA", RANGE.pattern, b" @ https://example.org/x.whl"),
+        ("METADATA", rb"(?=Requires-Python)", b"Provides-Extra: x\n"),
+        ("METADATA", rb"(?=Requires-Python)", b"Home-page: https://example.org\n"),
+        ("METADATA", rb"(?<=Requires-Python: >=3.10)", b" "),
+        ("METADATA", rb"(?<=Summary: )", b"better "),
+        ("METADATA", rb"\Z", b"More of it at https://example.org\n"),
+        ("METADATA", rb"\Z", b"\n"),
+        ("METADATA", rb"\n", b"\r\n"),
+        ("WHEEL", rb"\Z", b"Build: 1\n"),
+        ("WHEEL", rb"\Z", b"Tag: py3-none-any\n"),
+        ("WHEEL", rb"(?<=Root-Is-Purelib: )false", b"true"),
+        ("WHEEL", rb"(?<=Wheel-Version: 1.)0", b"1"),
+        ("WHEEL", GENERATOR.pattern, b"9.9.9"),
+        ("WHEEL", GENERATOR.pattern, b"9" * 5000),
+        ("WHEEL", rb"Generator: cutlass-aot", b"Generator: other"),
+        ("WHEEL", rb"(?<=Generator: cutlass-aot )", b"v"),
+        ("entry_points.txt", rb"\Z", b"\n[console_scripts]\nx = os:system\n"),
+        ("entry_points.txt", rb"(?<=small = )", b"evil_"),
+        ("licenses/LICENSES.txt", rb"\Z", b"\n"),
+        ("sboms/bundle.cdx.json", rb"\Z", b"\n"),
+    ],
+)
+def test_what_stands_around_a_signed_bundle_is_what_follows_from_it(
+    wheel: Path, tmp_path: Path, key: Key, name: str, old: bytes, new: bytes
+) -> None:
+    """An installer goes by it, and no signature has it: RECORD, made to fit, is no help."""
+    from tests.unit.test_bundle_wheel import rewritten as made_to_fit
+
+    files = contents(wheel)
+    (record,) = (path for path in files if path.endswith("/RECORD"))
+    path = f"{record.removesuffix('/RECORD')}/{name}"
+    changed = re.sub(old, lambda _: new, files[path])
+    assert changed != files[path]
+    altered = made_to_fit(tmp_path / "wheel", {**files, path: changed}, record)
+    findings = look_at(altered, read_public_keys([key.public]))
+    # Whose release is another, METADATA has to be that release's too.
+    allowed = {path, path.replace("WHEEL", "METADATA")}
+    assert findings.problems
+    assert {problem.path for problem in findings.problems} <= allowed
+
+
+@pytest.mark.parametrize("release", [b"0.1.7", b"2.13rc1", b"1.0+local"])
+def test_another_release_of_this_package_may_have_packed_a_wheel(
+    wheel: Path, tmp_path: Path, key: Key, release: bytes
+) -> None:
+    from tests.unit.test_bundle_wheel import rewritten as made_to_fit
+
+    files = contents(wheel)
+    (record,) = (path for path in files if path.endswith("/RECORD"))
+    major, minor = map(int, re.findall(rb"[0-9]+", release)[:2])
+    share = b">=%d.%d,<%d.%d" % (major, minor, major, minor + 1)
+    for name, pattern, text in (("METADATA", RANGE, share), ("WHEEL", GENERATOR, release)):
+        path = f"{record.removesuffix('/RECORD')}/{name}"
+        assert pattern.search(files[path])
+        files[path] = pattern.sub(text, files[path])
+    altered = made_to_fit(tmp_path / "wheel", files, record)
+    assert look_at(altered, read_public_keys([key.public])) == Findings([], [key.id])
