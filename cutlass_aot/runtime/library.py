@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.runtime.files import read_file
+from cutlass_aot.runtime.files import not_for_files, read_file, why_unreadable
 from cutlass_aot.schema.catalog import MAX_LIBRARY_BYTES, FileReference
 from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX
 
@@ -138,6 +139,9 @@ class Library:
         try:
             return map_library(self._copy)
         except OSError as error:
+            if not_for_files(error):
+                # Each library that is mapped keeps one.
+                raise BundleError(f"{path} cannot be mapped: {why_unreadable(error)}") from error
             raise BundleError(
                 f"{path} cannot be mapped: {error}; see cutlass-aot doctor for what this machine has"
             ) from error
@@ -174,7 +178,10 @@ def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:
     for mapper in mappers[:-1]:
         try:
             return mapper(copy)
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Nor would there be a descriptor for a file, whose directory could not even be removed.
+                raise
             # No /proc, or a policy against mapping such memory; the loader's own refusals come up again.
             continue
     return mappers[-1](copy)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -31,6 +33,7 @@ from cutlass_aot.errors import (
 )
 from cutlass_aot.runtime import launch, library, operands, streams
 from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.files import why_unreadable
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.search import Search
 from cutlass_aot.schema.catalog import FileReference
@@ -272,6 +275,37 @@ def test_an_error_after_an_empty_file_was_opened_is_an_error(host_bundle: Path) 
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "OperandError\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_for_want_of_a_descriptor_the_limit_is_named(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(name: str, flags: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    # A file in its place would need a descriptor too.
+    monkeypatch.setattr(library, "_map_temporary_file", lambda copy: pytest.fail("it was tried"))
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(
+        BundleError, match=r"cannot be mapped: Too many open files.*: raise the limit \(ulimi"
+    ):
+        library.Library(packed.parent, reference_of(packed)).raw_address("x")
+
+
+def test_the_loader_s_own_want_of_a_descriptor_is_recognised(compiled: bytes) -> None:
+    # The next number is for the memory, and there is none for the loader.
+    free = os.memfd_create("free")
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            library._map_memfd(copying(compiled))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.errno is None
+    assert "raise the limit (ulimit -n" in why_unreadable(caught.value)
 
 
 def test_libraries_mapped_one_after_the_other_are_not_confused(tmp_path: Path) -> None:
