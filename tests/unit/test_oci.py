@@ -641,6 +641,33 @@ def test_blobs_may_lie_on_another_host_which_sees_no_password(fake, there, bundl
     assert tree(there) == tree(bundle)
 
 
+@pytest.mark.parametrize("path", ["/manifests/", "/blobs/", "/token"])
+def test_passwords_for_other_hosts_stay_in_netrc(fake, there, bundle, tmp_path, monkeypatch, path):
+    """A registry cannot have them sent by a redirect; what else is in the environment counts."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine localhost login {USER} password {PASSWORD}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    fake.login = "bearer"
+    log_in(tmp_path / "docker", fake.name)
+    with fake_registry() as other:
+        other.blobs, other.manifests = dict(fake.blobs), dict(fake.manifests)
+        elsewhere = f"http://localhost:{other.server_address[1]}"
+        fake.fault = lambda request: (
+            path in request.path and not request.answer(307, Location=f"{elsewhere}{request.path}")
+        )
+        if path == "/token":
+            # There is nothing to be had without a password, which is not given.
+            refused(fake, there, RegistryError, r"refuses access .*\(status 401\)")
+        else:
+            do_pull(fake, there)
+            assert tree(there) == tree(bundle)
+        assert other.headers
+        assert not any("Authorization" in headers for headers in other.headers)
+    with registry.Registry(Reference.parse("r.example.org/small:1")) as opened:
+        assert opened._session.trust_env
+
+
 def test_uploads_may_go_to_another_host_which_sees_no_password(fake, bundle, tmp_path):
     with fake_registry() as storage:
         fake.login = "basic"

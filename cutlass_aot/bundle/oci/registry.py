@@ -27,7 +27,7 @@ import urllib3
 
 from cutlass_aot.bundle.oci.manifest import MANIFEST_TYPE
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
-from cutlass_aot.bundle.oci.transport import Bounded
+from cutlass_aot.bundle.oci.transport import Bounded, Session
 from cutlass_aot.errors import CorruptFile, RegistryError
 from cutlass_aot.schema.catalog import FileReference
 
@@ -58,10 +58,10 @@ class Registry:
         self._reference = reference
         self._timeout = timeout
         self._scheme = "http" if plain_http else "https"
-        self._session = requests.Session()
+        self._session = Session()
         self._session.max_redirects = _MAX_REDIRECTS
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # Or a password of .netrc would be sent in place of the client's.
+        # Or a password of .netrc would be sent in place of the client's; redirects do without it too.
         self._session.auth = lambda request: request
         # Compressed answers could unpack to anything.
         self._session.headers["Accept-Encoding"] = "identity"

@@ -24,6 +24,20 @@ _BLOCK = 1 << 16
 _PASSING = (429, 500, 502, 503, 504)
 
 
+class Session(requests.Session):
+    """Follows redirects without credentials for whoever is at their end.
+
+    Requests' own would look there into ``.netrc``, and a registry could have any host's password sent to that
+    host. The rest of the environment (proxies, certificates) counts as ever.
+    """
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Take the registry's credentials out of a request that goes to another host, and put none in."""
+        origin, target = response.request.url or "", prepared_request.url or ""
+        if self.should_strip_auth(origin, target):
+            prepared_request.headers.pop("Authorization", None)
+
+
 class Bounded(HTTPAdapter):
     """Sends requests: no answer is waited for for ever, and none but a blob's may be large.
 
