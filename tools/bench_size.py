@@ -172,13 +172,17 @@ class Built:
         """Plain libraries of the kernels with the symbols of each; linked the first time."""
         from cutlass_aot.builder.groups import KERNELS_A_LIBRARY
         from cutlass_aot.builder.native.link import LinkToolchain
+        from cutlass_aot.schema.encoding import digest, encode
 
         linker = LinkToolchain.detect(HOST)
         objects = self.objects()
         made = {}
         for number in range(0, len(objects), KERNELS_A_LIBRARY):
             own = objects[number : number + KERNELS_A_LIBRARY]
-            path = self.folder / f"plain-{number}-{len(own)}-{len(objects)}.so"
+            made_of = encode(
+                [linker.fingerprint, [(symbol, digest(item.to_bytes())) for symbol, item in own]]
+            )
+            path = self.folder / f"plain-{digest(made_of)[:16]}.so"
             if not path.is_file():
                 with tempfile.TemporaryDirectory() as folder:
                     texts = {symbol: with_code(item, symbol) for symbol, item in own}
@@ -319,7 +323,7 @@ def part_units(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], 
                 f"{min(unit, len(codes))} kernels together, level {level}, "
                 f"window of {(1 << window_log) / (1 << 20):.0f} MiB",
                 f"{size:.0f} bytes a kernel, {seconds / len(codes) * 1e3:.1f} ms a kernel to pack, "
-                f"{unpack:.2f} ms to unpack the first",
+                f"{unpack:.2f} ms to unpack the largest",
             )
         )
         way = f"{unit} at {level} in {window_log}"

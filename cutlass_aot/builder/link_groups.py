@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from cutlass_aot.builder.native.kernel_object import KernelObject
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.bundle.write import GroupPlan, PackedFile
 from cutlass_aot.errors import StoreError
-from cutlass_aot.schema.compression import compress
+from cutlass_aot.schema.compression import MAX_WINDOW_LOG, compress
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.kernel import Kernel
@@ -24,7 +25,7 @@ from cutlass_aot.store.blobs import PACKED_LEVEL
 from cutlass_aot.store.files import reported
 from cutlass_aot.store.store import Store
 
-LINK_SCHEMA = 4
+LINK_SCHEMA = 5
 LAUNCHER = "launcher"
 """Stem of the launcher's file; libraries of kernels begin with their target."""
 
@@ -144,13 +145,13 @@ class Libraries:
     ) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def add(self, kernel: Kernel, object_sha256: str, fresh: bool = True) -> None:
+    def add(self, kernel: Kernel, object_sha256: str, fresh: bool) -> None:
         """Be told that the store has the object of a kernel.
 
         Args:
             kernel: the kernel.
             object_sha256: digest of its object.
-            fresh: whether it was compiled now. What was there before may be in a library that is there too.
+            fresh: whether it is new in the store: what was there may be in a library that is there too.
 
         Raises:
             LinkError: if the compiler or the linker has failed by now.
@@ -279,7 +280,7 @@ class Libraries:
     def _launcher(self, host: str) -> _Made:
         linker = self._linkers[host]
         key = digest(
-            encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint, "level": COMPRESSION_LEVEL})
+            encode({"schema": LINK_SCHEMA, "launcher": linker.fingerprint, "compression": _compression()})
         )
         found = self._stored(key)
         if found is not None:
@@ -291,7 +292,7 @@ class Libraries:
 
     def _library_key(self, name: str, host: str) -> str:
         objects, linker = self._libraries[name].objects, self._linkers[host].fingerprint
-        parts = {"schema": LINK_SCHEMA, "objects": objects, "linker": linker, "level": COMPRESSION_LEVEL}
+        parts = {"schema": LINK_SCHEMA, "objects": objects, "linker": linker, "compression": _compression()}
         return digest(encode(parts))
 
     def _library(self, name: str, host: str) -> _Made:
@@ -319,7 +320,9 @@ class Libraries:
         objects = {
             k: v for own in self._libraries_of[packed] for k, v in self._libraries[own].objects.items()
         }
-        key = digest(encode({"schema": LINK_SCHEMA, "code": objects, "level": COMPRESSION_LEVEL}))
+        # In order, which is that of the groups' names, and not the same in all bundles with these kernels.
+        ordered = [(kernel.symbol, objects[kernel.symbol]) for kernel in self._packed[packed].values()]
+        key = digest(encode({"schema": LINK_SCHEMA, "code": ordered, "compression": _compression()}))
         found = self._stored(key)
         if found is not None:
             return found
@@ -368,6 +371,11 @@ class Libraries:
         body = {"sha256": sha256, "spans": {symbol: list(span) for symbol, span in (spans or {}).items()}}
         self._store.put_record("library", key, body, blobs={sha256: len(data)})
         return _Made(path, sha256, key, time.monotonic() - start, spans or {})
+
+
+def _compression() -> dict[str, str | int]:
+    """What decides the bytes of a frame, beside what is in it."""
+    return {"zstandard": version("zstandard"), "level": COMPRESSION_LEVEL, "window_log": MAX_WINDOW_LOG}
 
 
 def _in_order(kernel: Kernel) -> tuple[str, str]:

@@ -156,13 +156,15 @@ def read_shard(path: Path) -> Shard:
         raise BundleError(f"{path}: the shard's record is malformed ({error}): build it again") from None
 
 
-def take_artifacts(shard: Shard, store: Store, add: Callable[[Kernel, str], None]) -> dict[str, Artifact]:
+def take_artifacts(
+    shard: Shard, store: Store, add: Callable[[Kernel, str, bool], None]
+) -> dict[str, Artifact]:
     """Copy a shard's objects into a store; returns their artifacts by key.
 
     Args:
         shard: the shard.
         store: takes the objects.
-        add: told of each kernel and the digest of its object when the store has it.
+        add: told of each kernel, the digest of its object when the store has it, and whether it is new there.
 
     Raises:
         BundleError: if an object is missing or damaged.
@@ -175,8 +177,9 @@ def take_artifacts(shard: Shard, store: Store, add: Callable[[Kernel, str], None
             artifact, why = read_artifact(own, key, kernel)
             if artifact is None:
                 raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
+            fresh = not store.has_record("kernel", key)
             copy_artifact(own, store, key, kernel, artifact)
-            add(kernel, artifact.object_sha256)
+            add(kernel, artifact.object_sha256, fresh)
             taken[key] = artifact
     return taken
 

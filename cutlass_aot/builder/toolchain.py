@@ -19,6 +19,18 @@ from cutlass_aot.schema.encoding import digest, encode
 # packages that overwrite each other's files, so versions do not tell what is installed: files do.
 COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 _REQUIRED = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
+CODE_GENERATION = (
+    "builder/audit.py",
+    "builder/export.py",
+    "builder/forking.py",
+    "builder/native/__init__.py",
+    "builder/native/kernel_object.py",
+    "builder/worker.py",
+    "builder/zygote.py",
+    "schema/dtypes.py",
+)
+"""Our own modules that every object and its facts go through, whatever generator it is of."""
+_OWN = Path(cutlass_aot.__file__).parent
 _SKIPPED_SUFFIXES = (".pyc", ".pyo")
 _SKIPPED_NAMES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
@@ -72,7 +84,7 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
         **versions,
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         **{f"file {name}": sha256 for name, sha256 in sorted(digests.items())},
-        **{f"module {path.stem} of cutlass-aot": files.digest(path) for path in _own_code_generation()},
+        **{f"{name} of cutlass-aot": files.digest(_OWN / name) for name in CODE_GENERATION},
     }
     roots = sorted({Path(str(item.locate_file(""))).resolve() for item in distributions.values()})
     return CompilerToolchain(identity, versions, tuple(roots))
@@ -111,18 +123,10 @@ def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
     return chosen
 
 
-def _own_code_generation() -> list[Path]:
-    """Our own modules that every object and its facts go through, whatever generator it is of."""
-    root = Path(cutlass_aot.__file__).parent
-    builder = [root / "builder" / f"{name}.py" for name in ("audit", "forking", "worker", "zygote")]
-    return [*builder, root / "schema" / "dtypes.py"]
-
-
 def own_sources(files: Files) -> dict[str, str]:
     """Digests of this package's own sources: what decides how a bundle is put together, beside its inputs."""
-    root = Path(cutlass_aot.__file__).parent
-    paths = sorted(path for suffix in ("py", "c", "toml") for path in root.rglob(f"*.{suffix}"))
-    return {path.relative_to(root).as_posix(): files.digest(path) for path in paths}
+    paths = sorted(path for suffix in ("py", "c", "toml") for path in _OWN.rglob(f"*.{suffix}"))
+    return {path.relative_to(_OWN).as_posix(): files.digest(path) for path in paths}
 
 
 def _installed(name: str) -> bool:

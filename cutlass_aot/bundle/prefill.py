@@ -8,7 +8,9 @@ from typing import NamedTuple
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime import cache
 from cutlass_aot.runtime.code import Code
-from cutlass_aot.runtime.files import read_catalog
+from cutlass_aot.runtime.part import open_part
+from cutlass_aot.schema.catalog import FileReference
+from cutlass_aot.schema.group_index import CodeSpan
 
 
 class Filled(NamedTuple):
@@ -26,26 +28,37 @@ class Filled(NamedTuple):
 
 
 def prefill(bundle: Path, directory: Path | None = None) -> Filled:
-    """Unpack all GPU code of a bundle that is not in a shared directory yet.
+    """Unpack all GPU code of a bundle that is not in a shared directory yet, or damaged there.
 
     Args:
         bundle: its directory; what is taken is verified. Neither its host nor its targets matter.
-        directory: filled, and made readable for everybody; None for the one that this user's processes
-            share.
+        directory: filled without a limit, with files that everybody may read, and made for everybody if it
+            is not there; None for the one that this user's processes share.
 
     Raises:
         BundleError: if there is no bundle, or the directory cannot be written or may not hold that much.
         CorruptFile: if a file is not what its digest says.
+        UntrustedBundle: if keys are required and none of them has signed it.
     """
     folder = directory or cache.directory()
     if folder is None:
         raise BundleError(f"{cache.state().problem}: name a directory to fill")
-    codes = dict.fromkeys(entry.code for entry in read_catalog(bundle).groups)
-    paths = [Code(bundle, reference).fill(folder) for reference in codes]
+    part = open_part(bundle)
+    spans: dict[FileReference, list[CodeSpan]] = {}
+    for entry in part.catalog.groups:
+        spans.setdefault(entry.code, []).extend(kernel.code for kernel in part.group(entry).index)
+    most = cache.limit() if directory is None else None
+    if directory is not None:
+        try:
+            _make(directory)
+        except OSError as error:
+            raise BundleError(
+                f"cannot unpack into {directory}: {error.strerror or error}: name a directory with room"
+            ) from None
+    paths = [Code(bundle, reference).fill(folder, own, most) for reference, own in spans.items()]
     try:
         sizes = [path.stat().st_size for path in paths]
         if directory is not None:
-            directory.chmod(directory.stat().st_mode | 0o555)
             for path in paths:
                 path.chmod(path.stat().st_mode | 0o444)
     except FileNotFoundError as error:
@@ -54,5 +67,18 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
             f"needs more; {cache.LIMIT_VARIABLE} sets another limit"
         ) from None
     except OSError as error:
-        raise BundleError(f"cannot make {folder} readable: {error.strerror or error}") from None
+        raise BundleError(
+            f"cannot let others read what is in {folder}: {error.strerror or error}: name another directory"
+        ) from None
     return Filled(folder, len(paths), sum(sizes))
+
+
+def _make(directory: Path) -> None:
+    """A directory that others can read, whatever the umask; one that is there stays as it is."""
+    made = []
+    while not directory.is_dir():
+        made.append(directory)
+        directory = directory.parent
+    for folder in reversed(made):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)

@@ -57,6 +57,7 @@ _PACKAGES: Mapping[str, _Package] = {
     "nvidia-cutlass-dsl": _COMPILER,
     "nvidia-cutlass-operators": _Package("sources of kernels", "BSD-3-Clause"),
     "ziglang": _Package("compiles and links host code; the C library's interface", "MIT"),
+    "zstandard": _Package("compresses code and libraries; opens them", "BSD-3-Clause", scope="required"),
 }
 
 

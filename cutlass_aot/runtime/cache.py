@@ -6,7 +6,8 @@ meanwhile can cost time, and nothing else. Where there is no directory that can 
 himself.
 
 The directory is ``$CUTLASS_AOT_CACHE`` (empty: none), else ``cutlass-aot`` in ``$XDG_CACHE_HOME``, else in
-``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB): what was used longest ago goes first.
+``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB), or one file that is larger: what was used
+longest ago goes first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
+from cutlass_aot.schema.encoding import digest
 
 DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"
 LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
@@ -31,6 +33,7 @@ DEFAULT_LIMIT = 4 << 30
 
 _SUFFIX = ".code"
 _NAME = re.compile(r"[0-9a-f]{64}\.code")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _LOCK_SECONDS = 60.0
 """How long to wait for another process to unpack, which takes milliseconds."""
 _LOCK_POLL_SECONDS = 0.002
@@ -40,15 +43,15 @@ _log = logging.getLogger("cutlass_aot")
 _told: set[str] = set()
 
 
-class Cached(NamedTuple):
-    """An unpacked file that is open for reading.
+class Found(NamedTuple):
+    """A part of an unpacked file, which nobody has verified.
 
     Attributes:
-        descriptor: of the file; whoever has it closes it.
-        path: where it is.
+        data: the part, shorter than what was asked for if the file has become so.
+        path: of the file.
     """
 
-    descriptor: int
+    data: bytes
     path: Path
 
 
@@ -73,9 +76,12 @@ def directory() -> Path | None:
 def limit() -> int:
     """Most bytes that the directory is to hold."""
     text = os.environ.get(LIMIT_VARIABLE, "")
-    if text and not text.isdecimal():
-        _tell(f"{LIMIT_VARIABLE} is {text!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
-    return int(text) if text.isdecimal() else DEFAULT_LIMIT
+    if not text:
+        return DEFAULT_LIMIT
+    if not _NUMBER.fullmatch(text):
+        _tell(f"{LIMIT_VARIABLE} is {text[:80]!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
+        return DEFAULT_LIMIT
+    return int(text)
 
 
 class State(NamedTuple):
@@ -103,23 +109,26 @@ def state() -> State:
             None, 0, limit(), f"{DIRECTORY_VARIABLE} is empty" if variable == "" else "there is no home"
         )
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while (status := _status(existing)) is None and existing != existing.parent:
         existing = existing.parent
     problem = ""
-    if not existing.is_dir():
+    if status is None or not stat.S_ISDIR(status.st_mode):
         problem = f"{existing} is no directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
         problem = f"{existing} can only be read" if existing == folder else f"{existing} cannot be written"
     return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
 
 
-def cached(name: str, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
-    """Open an unpacked file, made now if it is not there. None where it cannot be kept: says why, once.
+def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]) -> Found | None:
+    """Read a part of an unpacked file, made now if it is not there; None where it cannot be kept.
+
+    Why it cannot is said once a process.
 
     Args:
         name: digest of what it is unpacked from.
-        size: bytes it has to have at least.
-        unpack: gives its bytes; called at most once, and by one process at a time.
+        offset: bytes before the part.
+        size: bytes of it.
+        unpack: gives all of the file; called at most once, and by one process at a time.
 
     Raises:
         Exception: what ``unpack`` raises.
@@ -127,38 +136,52 @@ def cached(name: str, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cache
     folder = directory()
     if folder is None:
         return None
-    path = folder / f"{name}{_SUFFIX}"
+    path = _path(folder, name)
     try:
-        found = _open(path, size)
-        if found is None:
+        data = _read(path, offset, size)
+        if data is None:
             _make_directory(folder)
-            found = _unpacked_once(path, size, unpack)
+            with _locked(_lock_of(path)):
+                # Somebody else may have been first.
+                data = _read(path, offset, size)
+                if data is None:
+                    _write(path, unpack, limit())
+                    data = _read(path, offset, size)
     except _Disk as error:
         _tell(
             f"unpacked GPU code cannot be kept in {folder} ({error.reason}): each process unpacks its own, "
             f"in memory; {DIRECTORY_VARIABLE} names another directory, or none if it is empty"
         )
         return None
-    return found
+    return None if data is None else Found(data, path)
 
 
-def fill(folder: Path, name: str, unpack: Callable[[], Iterable[bytes]]) -> Path:
-    """Unpack a file into a directory, whatever is there under its name.
+def fill(
+    folder: Path,
+    name: str,
+    parts: Iterable[tuple[int, int, str]],
+    unpack: Callable[[], Iterable[bytes]],
+    most: int | None,
+) -> Path:
+    """Unpack a file into a directory, unless what is there has all its parts.
 
     Args:
         folder: to become the shared directory.
-        name: as for :func:`cached`.
-        unpack: as for :func:`cached`.
+        name: as for :func:`read`.
+        parts: offset, size and SHA-256 of each.
+        unpack: as for :func:`read`.
+        most: bytes that the directory is to hold at most, for which others go; None for any number.
 
     Raises:
         BundleError: if it cannot be written.
         Exception: what ``unpack`` raises.
     """
-    path = folder / f"{name}{_SUFFIX}"
+    path = _path(folder, name)
     try:
         _make_directory(folder)
         with _locked(_lock_of(path)):
-            _write(path, unpack)
+            if not all(digest(_read(path, offset, size) or b"") == found for offset, size, found in parts):
+                _write(path, unpack, most)
     except _Disk as error:
         raise BundleError(
             f"cannot unpack into {folder}: {error.reason}: name a directory with room"
@@ -180,8 +203,23 @@ class _Disk(Exception):
         self.reason = f"{error.strerror or error}"
 
 
-def _open(path: Path, size: int) -> Cached | None:
-    """The file if it is there and large enough; one that is not goes."""
+def _status(path: Path) -> os.stat_result | None:
+    """What there is; None also where that cannot be looked at."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _path(folder: Path, name: str) -> Path:
+    path = folder / f"{name}{_SUFFIX}"
+    if not _NAME.fullmatch(path.name):
+        raise ValueError(f"{name!r} is no digest")
+    return path
+
+
+def _read(path: Path, offset: int, size: int) -> bytes | None:
+    """A part of a file; None if there is no file, or one that is not large enough, which goes."""
     try:
         # Non-blocking, or opening a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -192,16 +230,20 @@ def _open(path: Path, size: int) -> Cached | None:
             forget(path)
             return None
         raise _Disk(error) from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size < size:
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < offset + size:
+            forget(path)
+            return None
+        if time.time() - status.st_mtime > _TOUCH_SECONDS:
+            # What is used stays. A directory that is only read need not know.
+            with suppress(OSError):
+                os.utime(descriptor)
+        return os.pread(descriptor, size, offset)
+    except OSError as error:
+        raise _Disk(error) from None
+    finally:
         os.close(descriptor)
-        forget(path)
-        return None
-    if time.time() - status.st_mtime > _TOUCH_SECONDS:
-        # What is used stays. A directory that is only read need not know.
-        with suppress(OSError):
-            os.utime(path)
-    return Cached(descriptor, path)
 
 
 def _make_directory(folder: Path) -> None:
@@ -211,16 +253,6 @@ def _make_directory(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _Disk(error) from None
-
-
-def _unpacked_once(path: Path, size: int, unpack: Callable[[], Iterable[bytes]]) -> Cached | None:
-    """Unpack with the lock held, if nobody has meanwhile."""
-    with _locked(_lock_of(path)):
-        found = _open(path, size)
-        if found is None:
-            _write(path, unpack)
-            found = _open(path, size)
-        return found
 
 
 def _lock_of(path: Path) -> Path:
@@ -242,6 +274,9 @@ def _locked(path: Path) -> Iterator[None]:
         _wait_for(descriptor)
         yield
     finally:
+        # Who waits for it finds the file by then, and so does everybody who comes later.
+        with suppress(OSError):
+            path.unlink()
         # Not by closing alone: a child forked meanwhile has the same lock, and may live long.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -266,7 +301,8 @@ def _wait_for(descriptor: int) -> None:
             return
 
 
-def _write(path: Path, unpack: Callable[[], Iterable[bytes]]) -> None:
+def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
+    """Put a file in place, whole; whatever is there under its name is replaced."""
     pieces = unpack()
     # Not by tempfile, whose import takes longer than the file.
     beside = path.parent / f".new-{os.urandom(16).hex()}"
@@ -282,7 +318,7 @@ def _write(path: Path, unpack: Callable[[], Iterable[bytes]]) -> None:
                     rest = rest[os.write(descriptor, rest) :]
                 except OSError as error:
                     raise _Disk(error) from None
-        _make_room(path.parent, os.fstat(descriptor).st_size)
+        _make_room(path, os.fstat(descriptor).st_size, most)
         try:
             beside.replace(path)
         except OSError as error:
@@ -293,19 +329,22 @@ def _write(path: Path, unpack: Callable[[], Iterable[bytes]]) -> None:
             beside.unlink()
 
 
-def _make_room(folder: Path, size: int) -> None:
-    """Remove what was used longest ago, and what killed processes left, until ``size`` bytes more fit."""
+def _make_room(path: Path, size: int, most: int | None) -> None:
+    """Remove what killed processes left, and what was used longest ago, until ``size`` bytes fit."""
     now = time.time()
-    for left in folder.glob(".new-*"):
+    for left in path.parent.glob(".new-*"):
         with suppress(OSError):
             if now - left.lstat().st_mtime > _STALE_SECONDS:
                 left.unlink()
-    files = _files(folder)
-    excess = sum(item[1] for item in files) + size - limit()
-    for _, taken, name in sorted(files):
+    if most is None:
+        return
+    # What it replaces goes anyway.
+    others = [item for item in _files(path.parent) if item[2] != str(path)]
+    excess = sum(item[1] for item in others) + size - most
+    for _, taken, name in sorted(others):
         if excess <= 0:
             break
-        # Whoever has it open keeps it.
+        # Whoever reads it just now goes on reading.
         with suppress(OSError):
             Path(name).unlink()
             excess -= taken

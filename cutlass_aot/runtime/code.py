@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
@@ -19,7 +17,7 @@ class Code:
     """The GPU code of one group or several, which share a file.
 
     It is unpacked into a file that processes share (:mod:`~cutlass_aot.runtime.cache`), or else into memory
-    of this one.
+    of this one. May be used from several threads, which may do the same twice.
 
     Args:
         root: the bundle.
@@ -29,15 +27,16 @@ class Code:
     def __init__(self, root: Path, reference: FileReference) -> None:
         self._root = root
         self._reference = reference
-        # Made without a lock, which a forked child could inherit held: what two threads make at once is
-        # equal.
-        self._cached: cache.Cached | None = None
+        # Without a lock, which a forked child could inherit held. The shared file is opened for each kernel:
+        # a descriptor that is kept could be closed by one thread while another reads, or be another file's
+        # where a program closes all it has.
+        self._kept: Path | None = None
         self._unpacked: bytes | None = None
 
     @property
     def kept(self) -> Path | None:
         """The file it is unpacked in; None if that is memory, or nothing was needed yet."""
-        return None if self._cached is None else self._cached.path
+        return None if self._unpacked is not None else self._kept
 
     def read(self, span: CodeSpan) -> bytes:
         """The code of one kernel.
@@ -46,32 +45,33 @@ class Code:
             CorruptFile: if the packed file is not what its digest says, or does not hold this.
             BundleError: if it cannot be read.
         """
-        if self._cached is None and self._unpacked is None:
-            self._cached = self._shared(span)
-        if self._cached is not None:
-            data = os.pread(self._cached.descriptor, span.size, span.offset)
-            if digest(data) == span.sha256:
-                return data
-            # Somebody has altered it: the bundle still has what is right.
-            cache.forget(self._cached.path)
-            os.close(self._cached.descriptor)
-            self._cached = None
-        if self._unpacked is None:
-            self._unpacked = b"".join(self._pieces())
-        data = self._unpacked[span.offset : span.offset + span.size]
-        found = digest(data)
-        if found != span.sha256:
+        unpacked = self._unpacked
+        if unpacked is None:
+            found = cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
+            if found is not None:
+                if digest(found.data) == span.sha256:
+                    self._kept = found.path
+                    return found.data
+                # Somebody has altered it: the bundle still has what is right.
+                cache.forget(found.path)
+            unpacked = self._unpacked = b"".join(self._pieces())
+        data = unpacked[span.offset : span.offset + span.size]
+        found_digest = digest(data)
+        if found_digest != span.sha256:
             raise CorruptFile(
-                f"{self._root / self._reference.path}: GPU code at byte {span.offset} has SHA-256 {found}, "
-                f"expected {span.sha256}: code and index do not belong together, build the bundle again"
+                f"{self._root / self._reference.path}: GPU code at byte {span.offset} has SHA-256 "
+                f"{found_digest}, expected {span.sha256}: code and index do not belong together, build the "
+                "bundle again"
             )
         return data
 
-    def fill(self, folder: Path) -> Path:
-        """Unpack it into a directory, whatever is there under its name.
+    def fill(self, folder: Path, spans: Iterable[CodeSpan], limit: int | None) -> Path:
+        """Unpack it into a directory, unless what is there has everything.
 
         Args:
             folder: to become what processes share.
+            spans: all of its kernels.
+            limit: most bytes that the directory is to hold; None for any number.
 
         Returns:
             The file.
@@ -80,10 +80,8 @@ class Code:
             CorruptFile: if the packed file is not what its digest says.
             BundleError: if it cannot be read, or the directory cannot be written.
         """
-        return cache.fill(folder, self._reference.sha256, self._pieces)
-
-    def _shared(self, span: CodeSpan) -> cache.Cached | None:
-        return cache.cached(self._reference.sha256, span.offset + span.size, self._pieces)
+        parts = [(span.offset, span.size, span.sha256) for span in spans]
+        return cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)
 
     def _pieces(self) -> Iterator[bytes]:
         """What the packed file holds, from bytes that were verified."""
@@ -99,8 +97,3 @@ class Code:
             raise CorruptFile(
                 f"{self._root / self._reference.path}: {error}: build or fetch the bundle again"
             ) from None
-
-    def __del__(self) -> None:
-        if self._cached is not None:
-            with suppress(OSError):
-                os.close(self._cached.descriptor)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, decode, encode, seal, unseal
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode, is_digest, seal, shown, unseal
 from cutlass_aot.schema.kernel import (
     NO_VALUES,
     OperandConstraint,
@@ -65,9 +65,12 @@ class FileReference(NamedTuple):
     def from_record(cls, record: Mapping[str, Any]) -> FileReference:
         """Read what :meth:`to_record` gave; paths that lead out of the bundle are refused."""
         path, size, sha256 = record["path"], record["size"], record["sha256"]
-        if not isinstance(path, str) or not isinstance(sha256, str) or not isinstance(size, int):
+        if not isinstance(path, str) or not isinstance(sha256, str) or type(size) is not int:
             raise CorruptFile("a file reference of the catalog is malformed")
         check_relative(path)
+        # Files outside the bundle are named by it: where code is unpacked.
+        if not is_digest(sha256):
+            raise CorruptFile(f"{path}: {shown(sha256)} is no SHA-256, expected 64 hexadecimal digits")
         if not 0 <= size <= MAX_FILE_BYTES:
             raise CorruptFile(f"{path}: impossible size {size}")
         return cls(path, size, sha256)

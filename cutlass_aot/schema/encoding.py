@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_ITEMS = 4_000_000
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What is raised where plain data of untrusted origin is taken apart; the last by text of what is nested."""
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_SHOWN = 100
 
 
@@ -117,6 +119,11 @@ def shown(value: Any) -> str:
 def digest(data: bytes) -> str:
     """SHA-256 of ``data`` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is what :func:`digest` gives."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def seal(kind: str, schema: int, body: Any) -> bytes:

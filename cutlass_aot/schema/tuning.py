@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -20,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, TuningError
-from cutlass_aot.schema.encoding import MALFORMED, check_schema, shown
+from cutlass_aot.schema.encoding import MALFORMED, check_schema, is_digest, shown
 from cutlass_aot.schema.operands import MAX_EXTENT
 from cutlass_aot.schema.ranking import Extents
 
 TUNING_KIND = "cutlass-aot tuning"
 TUNING_SCHEMA = 1
 MAX_TUNING_BYTES = 1 << 26
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _EXPANDED_DEPTH = 4
 """Levels of the file that have a line an item: the file, its groups, a group, its kernels and problems."""
 
@@ -354,7 +352,7 @@ def _text(value: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+    if not isinstance(value, str) or not is_digest(value):
         raise ValueError(f"expected a SHA-256 in hexadecimal, found {value!r}")
     return value
 

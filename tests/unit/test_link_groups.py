@@ -224,7 +224,7 @@ def test_host_code_is_compiled_in_batches_while_kernels_come_in(workshop: Worksh
     linkers = workshop.linkers.values()
     with workshop.making(kernels) as libraries:
         for number, kernel in enumerate(kernels):
-            libraries.add(kernel, workshop.put(kernel))
+            libraries.add(kernel, workshop.put(kernel), True)
             begun = (number + 1) // BATCH if number + 1 < len(kernels) else 2
             # Nothing waits for the last kernel but the last batch and the linker.
             eventually(lambda begun=begun: all(len(linker.batches) == begun for linker in linkers))
@@ -447,13 +447,13 @@ def test_an_error_of_the_compiler_comes_out_at_the_next_kernel(workshop: Worksho
     workshop.linkers["aarch64"].refuses = kernels[3].symbol
     with workshop.making(kernels) as libraries:
         for kernel in kernels[: BATCH - 1]:
-            libraries.add(kernel, workshop.put(kernel))
+            libraries.add(kernel, workshop.put(kernel), True)
         # Whether this one already meets the error is a matter of time.
         with suppress(LinkError):
-            libraries.add(kernels[BATCH - 1], workshop.put(kernels[BATCH - 1]))
+            libraries.add(kernels[BATCH - 1], workshop.put(kernels[BATCH - 1]), True)
         eventually(lambda: all(future.done() for own in libraries._compiled.values() for future in own))
         with pytest.raises(LinkError, match=f"^the compiler refuses {kernels[3].symbol}$"):
-            libraries.add(kernels[BATCH], workshop.put(kernels[BATCH]))
+            libraries.add(kernels[BATCH], workshop.put(kernels[BATCH]), True)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -488,7 +488,7 @@ def test_an_object_that_is_gone_is_an_error_that_names_it(workshop: Workshop) ->
 
     def make(libraries: Libraries) -> None:
         for kernel in kernels:
-            libraries.add(kernel, objects[kernel.symbol])
+            libraries.add(kernel, objects[kernel.symbol], True)
         Made(libraries, kernels, objects)
 
     with (
@@ -515,7 +515,7 @@ def test_what_is_still_to_be_linked_is_told_of(tmp_path: Path, monkeypatch: pyte
     with workshop.making(kernels) as libraries:
         for kernel in kernels:
             objects[kernel.symbol] = workshop.put(kernel)
-            libraries.add(kernel, objects[kernel.symbol])
+            libraries.add(kernel, objects[kernel.symbol], True)
         assert workshop.told == []
 
         def go_on() -> None:
@@ -528,3 +528,30 @@ def test_what_is_still_to_be_linked_is_told_of(tmp_path: Path, monkeypatch: pyte
         waiting.join()
     assert workshop.told[0] == Linking(len(HOSTS))
     assert [type(event) for event in workshop.told[1:]] == [Linked] * len(HOSTS)
+
+
+def test_code_in_another_order_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are in order of name, and a name depends on which other groups there are."""
+    kernels = [*some(3), *some(3, "nnt")]
+    renamed = {kernel.group: f"{number}-{kernel.group}" for number, kernel in enumerate(kernels)}
+    shared, alone = Workshop(tmp_path / "1"), Workshop(tmp_path / "2")
+    first = shared.make(kernels)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            link_groups, "group_names", lambda own: {kernel.group: renamed[kernel.group] for kernel in own}
+        )
+        second, fresh = shared.make(kernels, fresh=False), alone.make(kernels)
+    assert second.plans[0].code.sha256 != first.plans[0].code.sha256
+    assert [plan.code.sha256 for plan in second.plans] == [plan.code.sha256 for plan in fresh.plans]
+    assert [entry.code for entry in second.entries] == [entry.code for entry in fresh.entries]
+
+
+@pytest.mark.parametrize("part", ["zstandard", "level", "window_log"])
+def test_what_compresses_is_in_the_keys(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    first = workshop.make(some(3))
+    real = link_groups._compression()
+    monkeypatch.setattr(link_groups, "_compression", lambda: {**real, part: "another"})
+    second = workshop.make(some(3), fresh=False)
+    assert not set(first.keys) & set(second.keys)

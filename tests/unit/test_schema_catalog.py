@@ -427,3 +427,18 @@ def test_a_modelled_ranking_has_no_times():
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
     with pytest.raises(CorruptFile, match="kernels and times differ in number"):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "measured": False}), "it")
+
+
+@pytest.mark.parametrize(
+    "sha256", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "/tmp/x", "../x", "0" * 64 + "\n"]
+)
+def test_a_reference_without_a_digest_is_refused(sha256):
+    """Files outside the bundle are named by it."""
+    with pytest.raises(CorruptFile, match=r"is no SHA-256, expected 64 hexadecimal digits"):
+        FileReference.from_record({"path": "code/x.zst", "size": 1, "sha256": sha256})
+
+
+@pytest.mark.parametrize("size", [True, 1.0, "1", None])
+def test_a_reference_without_a_size_is_refused(size):
+    with pytest.raises(CorruptFile, match="malformed"):
+        FileReference.from_record({"path": "code/x.zst", "size": size, "sha256": "0" * 64})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from cutlass_aot.builder import toolchain
@@ -80,3 +84,25 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(ToolchainError, match=r"nvidia-cutlass-dsl, .*torch missing; install it with"):
         fingerprint()
+
+
+@pytest.mark.parametrize("name", toolchain.CODE_GENERATION)
+def test_it_differs_on_each_of_our_modules_that_make_objects(first, tmp_path, monkeypatch, name):
+    shutil.copytree(toolchain._OWN, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(toolchain, "_OWN", tmp_path / "own")
+    before = fingerprint()
+    with (tmp_path / "own" / name).open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert fingerprint() != before
+
+
+def test_none_of_our_modules_that_make_objects_is_forgotten():
+    """Those of the builder that a worker imports, but for what brings its work and finds packages' files."""
+    code = (
+        "import sys, cutlass_aot.builder.zygote, cutlass_aot.builder.worker\n"
+        "print(*(name for name in sys.modules if name.startswith('cutlass_aot.builder.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = {name.removeprefix("cutlass_aot.").replace(".", "/") for name in done.stdout.split()}
+    known = {name.removesuffix(".py").removesuffix("/__init__") for name in toolchain.CODE_GENERATION}
+    assert modules - known == {"builder/messages", "builder/native/packages"}

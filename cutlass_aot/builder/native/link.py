@@ -68,7 +68,7 @@ class LinkToolchain:
         host: CPU architecture of the machines that load the libraries.
         zig: the compiler and linker.
         includes: directories of the headers of CUDA and of tvm-ffi.
-        versions: package to version, of everything above.
+        versions: package to version, of everything above, and of what libraries are compressed with.
     """
 
     host: str
@@ -97,7 +97,7 @@ class LinkToolchain:
             ffi_header.parent.parent.parent,
             dlpack_header.parent.parent,
         )
-        packages = ("apache-tvm-ffi", "nvidia-cuda-crt", "nvidia-cuda-runtime", "ziglang")
+        packages = ("apache-tvm-ffi", "nvidia-cuda-crt", "nvidia-cuda-runtime", "zstandard", "ziglang")
         return cls(
             host=host,
             # Listing ziglang's files takes a while (there are 20,000): ask the import system instead.
