@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cutlass_aot.schema.catalog import Catalog, Needs
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
-from cutlass_aot.schema.versions import major_minor, release
+from cutlass_aot.schema.versions import is_version, major_minor, order, release
 
 MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
@@ -223,19 +223,24 @@ def _host(found: str, wanted: Wanted) -> Iterator[Reason]:
 
 
 def _tvm_ffi(found: str | None, wanted: Wanted) -> Iterator[Reason]:
-    """The ABI changed within 0.1.x, so that major and minor have to agree, and an older patch is refused."""
-    needed = wanted.needs.tvm_ffi
+    """The ABI changed within 0.1.x, so major and minor have to agree, and an older release is refused."""
+    needed = _without_post(wanted.needs.tvm_ffi)
     major, minor = major_minor(needed)
     range_ = f"{wanted.name} needs {major}.{minor}.x from {needed} on"
     advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
     if found is None:
         yield Reason("tvm_ffi", f"apache-tvm-ffi is not installed, {range_}", advice)
         return
-    version = version_of(found)
-    if version is None:
+    if not is_version(found):
         yield Reason("tvm_ffi", f"apache-tvm-ffi has the unreadable version {found!r}, {range_}", advice)
-    elif major_minor(found) != (major, minor) or version < release(needed):
+    elif major_minor(found) != (major, minor) or order(found) < order(needed):
         yield Reason("tvm_ffi", f"apache-tvm-ffi {found} is installed, {range_}", advice)
+
+
+def _without_post(version: str) -> str:
+    """The release that a version is of, which its post releases count for; a pre-release is itself."""
+    first = version.partition("+")[0].partition(".post")[0]
+    return first if is_version(first) else ".".join(map(str, release(version)))
 
 
 def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:

@@ -34,6 +34,11 @@ def major_minor(version: str) -> tuple[int, int]:
     return parts[0], parts[1]
 
 
+def is_version(text: str) -> bool:
+    """Whether all of a text is a version, in the form that :func:`order` reads."""
+    return _WHOLE.fullmatch(text) is not None
+
+
 def order(version: str) -> tuple[tuple[int, str], ...]:
     """Sort key of a whole version: 1.0.dev1, 1.0a1, 1.0rc1, 1.0, 1.0+cu13, 1.0.post1, 1.1 in this order.
 

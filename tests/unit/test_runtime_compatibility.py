@@ -64,7 +64,9 @@ def test_where_no_gpu_was_looked_for_none_is_asked_for() -> None:
         ("0.1.15", "0.1.15", True),
         ("0.1.15", "0.1.15.post2", True),
         ("0.1.15.post2", "0.1.15", True),
+        ("0.1.15", "0.1.15+local", True),
         ("0.1.15", "0.1.16", True),
+        ("0.1.15", "0.1.16.dev1", True),
         ("0.1.9", "0.1.15", True),
         ("0.1.15", "0.1.9", False),
         ("0.1.15", "0.1.2", False),
@@ -72,6 +74,13 @@ def test_where_no_gpu_was_looked_for_none_is_asked_for() -> None:
         ("0.1.15", "1.1.15", False),
         ("0.1.15", None, False),
         ("0.1.15", "unknown", False),
+        ("0.1.15", "0.1.15 of our own", False),
+        ("0.1.15", "0.1.15rc1", False),
+        ("0.1.15", "0.1.15.dev1", False),
+        ("0.1.15", "0.2.0rc1", False),
+        ("0.1.15rc1", "0.1.15.dev1", False),
+        ("0.1.15rc1", "0.1.15rc1", True),
+        ("0.1.15rc1", "0.1.15", True),
     ],
 )
 def test_tvm_ffi(needed: str, installed: str | None, accepted: bool) -> None:
@@ -82,6 +91,25 @@ def test_tvm_ffi(needed: str, installed: str | None, accepted: bool) -> None:
         assert reason.about == "tvm_ffi"
         assert f"the bundle needs 0.1.x from {needed} on" in reason.problem
         assert reason.advice == f'pip install "apache-tvm-ffi>={needed},<0.2"'
+
+
+@pytest.mark.parametrize(
+    "needed", ["0.1.15.post2", "0.1.15.post2+ours", "0.1.15.post2.dev1", "0.1.15 of ours"]
+)
+def test_the_text_and_the_advice_are_the_rule(needed: str) -> None:
+    specifiers = pytest.importorskip("packaging.specifiers")
+    for installed in (
+        "0.1.9", "0.1.14.post9", "0.1.15.dev1", "0.1.15a1", "0.1.15rc1", "0.1.15", "0.1.15+ours",
+        "0.1.15.post1", "0.1.15.post2", "0.1.16.dev1", "0.1.16", "0.1.100", "0.2.0", "0.2.0.dev1", "1.1.15",
+    ):  # fmt: skip
+        answer = decide(GOOD._replace(tvm_ffi=installed), needing(tvm_ffi=needed))
+        advised = specifiers.SpecifierSet(">=0.1.15,<0.2")
+        assert answer.accepted is advised.contains(installed, prereleases=True), installed
+        if not answer.accepted:
+            assert str(answer.reasons[0]) == (
+                f"apache-tvm-ffi {installed} is installed, the bundle needs 0.1.x from 0.1.15 on: "
+                'pip install "apache-tvm-ffi>=0.1.15,<0.2"'
+            )
 
 
 @pytest.mark.parametrize(
