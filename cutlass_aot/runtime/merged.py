@@ -133,6 +133,7 @@ def _asked(same: Sequence[tuple[GroupEntry, Part]]) -> tuple[GroupEntry, Part]:
 
 def _contender(entry: GroupEntry, part: Part) -> Contender:
     return Contender(
+        loadable=os.uname().machine in entry.libraries,
         place=part.place,
         version=part.catalog.version,
         measured=any(ranking.measured for ranking in entry.rankings),

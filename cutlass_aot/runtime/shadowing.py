@@ -11,6 +11,7 @@ class Contender(NamedTuple):
     """What the rule looks at.
 
     Attributes:
+        loadable: whether it has libraries for this machine's CPU architecture.
         place: where on the search path the bundle was found, 0 first.
         version: of the bundle.
         measured: whether it has measured times of the group.
@@ -18,6 +19,7 @@ class Contender(NamedTuple):
         path: its directory, which decides where nothing else does.
     """
 
+    loadable: bool
     place: int
     version: str
     measured: bool
@@ -28,9 +30,12 @@ class Contender(NamedTuple):
 def shadows(one: Contender, other: Contender) -> str:
     """Why ``one`` is asked and ``other`` is not, ``""`` if it is the other way round.
 
-    What stands earlier on the search path comes first, then the newer version, then what was measured, then
-    the name, then the directory's path. A whole order: of any number, one is asked.
+    What this machine can load comes first (where nobody has the machine checked, other hosts' libraries are
+    at hand too), then what stands earlier on the search path, then the newer version, then what was measured,
+    then the name, then the directory's path. A whole order: of any number, one is asked.
     """
+    if one.loadable != other.loadable:
+        return "it has libraries for this host" if one.loadable else ""
     if one.place != other.place:
         return "it comes earlier on the search path" if one.place < other.place else ""
     mine, theirs = order(one.version), order(other.version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cutlass_aot.runtime.assembled import installed_report
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.part import Part
+from cutlass_aot.runtime.shadowing import Contender, shadows
 from cutlass_aot.schema.catalog import CATALOG_NAME
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import NEEDS, designs, write_bundle
@@ -192,6 +194,40 @@ def test_else_the_name_decides(tree: Path) -> None:
 
 def test_of_two_copies_the_path_decides(tree: Path) -> None:
     assert shadowing(tree, name="b") == ("b", "its path comes first")
+
+
+def test_without_a_check_what_this_host_can_load_is_asked(tree: Path) -> None:
+    """Whatever comes first otherwise: place, version, and name."""
+    for earlier in (tree / "a", tree.parent / "first"):
+        write_bundle(earlier, of("f16"), name="a", version="9.0", hosts=("s390x",))
+        write_bundle(tree / "b", of("f16"), name="b")
+        bundle = cutlass_aot.open_installed(check=False, paths=[earlier])
+        assert {kernel._group._root.name for kernel in bundle.find(*operands())} == {"b"}
+        (shadowed, *_) = bundle.report().shadowed
+        assert (shadowed.by, shadowed.reason) == (str(tree / "b"), "it has libraries for this host")
+        shutil.rmtree(earlier)
+
+
+contenders = st.builds(
+    Contender,
+    loadable=st.booleans(),
+    place=st.integers(0, 1),
+    version=st.sampled_from(["1.0", "1.0.0", "1.10", "1.9"]),
+    measured=st.booleans(),
+    name=st.sampled_from("ab"),
+    path=st.sampled_from("xyz"),
+)
+
+
+@given(some=st.lists(contenders, min_size=2, max_size=5, unique_by=lambda item: item.path))
+def test_of_any_number_one_is_asked(some: list[Contender]) -> None:
+    for one in some:
+        for other in some:
+            if one is not other:
+                assert bool(shadows(one, other)) is not bool(shadows(other, one))
+    asked = [one for one in some if all(shadows(one, other) for other in some if other is not one)]
+    assert len(asked) == 1
+    assert asked[0].loadable or not any(one.loadable for one in some)
 
 
 def test_other_groups_of_a_shadowed_bundle_are_asked(tree: Path) -> None:
