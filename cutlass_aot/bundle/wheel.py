@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.replace import make_folders
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.sign import Signer, sign_bundle
 from cutlass_aot.bundle.split import SPLITS, for_host, split
@@ -84,7 +85,7 @@ def build_wheels(
         output: directory for the wheels, made if it is not there.
         by: how to split it, of :data:`~cutlass_aot.bundle.split.SPLITS`; None leaves it whole.
         limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
-        signer: signs the bundle in each wheel.
+        signer: signs the bundle in each wheel; signatures by other keys that go along stay.
 
     Returns:
         The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
@@ -109,8 +110,10 @@ def build_wheels(
                 for part in parts:
                     packed = for_host(part, host)
                     source = bundle
-                    if packed is not plan or signer is not None:
+                    if packed is not plan:
                         source = _written(packed, folder)
+                    elif signer is not None:
+                        source = _copied(bundle, folder)
                     if signer is not None:
                         sign_bundle(source, signer)
                     catalogs.append(read_catalog(source))
@@ -153,6 +156,20 @@ def _written(plan: BundlePlan, folder: Path) -> Path:
     """Write the bundle of a wheel."""
     path = folder / f"{plan.part or 'bundle'}-{plan.hosts[0]}"
     write_bundle(plan, path)
+    return path
+
+
+def _copied(bundle: Path, folder: Path) -> Path:
+    """Copy a bundle that is packed whole, with its signatures: the wheel's gets one more, it does not."""
+    manifest = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    references = parse_manifest(manifest, str(bundle / MANIFEST_NAME))
+    signatures = {signature.path: signature.to_bytes() for signature in _signatures(bundle, manifest)}
+    path = folder / "bundle"
+    make_folders(path, [*references, *signatures])
+    for name, data in {MANIFEST_NAME: manifest, **signatures}.items():
+        (path / name).write_bytes(data)
+    for reference in references.values():
+        (path / reference.path).write_bytes(read_file(bundle, reference))
     return path
 
 

@@ -31,6 +31,7 @@ from cutlass_aot.runtime.files import read_catalog
 from cutlass_aot.runtime.part import Part
 from cutlass_aot.runtime.signatures import read_public_key
 from cutlass_aot.schema.kernel import Kernel
+from tests.unit.flips import flipped
 from tests.unit.signing import make_key
 from tests.unit.synthetic import exports, group, kernels, launcher, packed, plan, ranking, shared_object
 
@@ -515,5 +516,20 @@ def test_wheels_of_a_part_or_a_host_are_signed_as_they_are_packed(
         else:
             assert (findings.problems, findings.signers) == ([], [key.id])
     (wheel,) = build_wheels(bundle, tmp_path / "whole", signer=KeyFile(key.path, str))
-    assert look_at(wheel, trusted).signers == [key.id]
+    # Nobody's signature of the whole is lost by another, as `sign` loses none; the bundle stays as it was.
+    for keys in (trusted, [read_public_key(other.public)]):
+        findings = look_at(wheel, keys)
+        assert (findings.problems, sorted(findings.signers)) == ([], sorted([key.id, other.id]))
     assert look_at(bundle).signers == [other.id]
+    (again,) = build_wheels(bundle, tmp_path / "again", signer=KeyFile(key.path, str))
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_a_signature_that_is_wrong_is_not_packed(tmp_path: Path) -> None:
+    key, other = make_key(tmp_path / "keys", 1), make_key(tmp_path / "keys", 2)
+    bundle = write(tmp_path)
+    path = other.sign(bundle)
+    path.write_bytes(flipped(path.read_bytes(), 40))
+    with pytest.raises(BundleError, match=r"signatures/.*json"):
+        build_wheels(bundle, tmp_path / "wheels", signer=KeyFile(key.path, str))
+    assert not (tmp_path / "wheels").exists()
