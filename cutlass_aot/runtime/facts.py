@@ -32,6 +32,7 @@ from typing import Any
 from cutlass_aot.errors import CutlassAotError, FactsError
 from cutlass_aot.runtime import device, machine
 from cutlass_aot.runtime.compatibility import Driver, Gpu, Machine
+from cutlass_aot.schema.encoding import shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,6 +120,9 @@ def read_facts(path: Path) -> Machine:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise FactsError(f"{what} cannot be read: {error.strerror or error}") from None
+    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    except ValueError as error:
+        raise FactsError(f"{what!r} cannot be the path of a file: {error}") from None
     return parse_facts(data, what)
 
 
@@ -209,10 +213,9 @@ def _text(table: Mapping[str, Any], name: str, where: str, what: str) -> str | N
     value = table.get(name)
     if name not in table or (isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()):
         return value
-    found = f"{value!r}"[:MAX_TEXT]
     raise FactsError(
-        f"{what}: `{where}{name}` is {found}: expected printable text of at most {MAX_TEXT} characters; "
-        "leave the key out for what is not there"
+        f"{what}: `{where}{name}` is {shown(value)}: expected printable text of at most {MAX_TEXT} "
+        "characters; leave the key out for what is not there"
     )
 
 

@@ -30,6 +30,9 @@ KEY_SUFFIX = ".pub"
 MAX_KEY_FILE = 1 << 16
 """Bytes of a key's file that are read at most."""
 
+_PEM = b"-----BEGIN "
+"""What each thing in a file in PEM begins with. Source: RFC 7468, section 2."""
+
 _NEEDED = (
     "keys and signatures need the package cryptography, which cannot be imported here ({}): "
     "pip install 'cutlass-aot[sign]'"
@@ -122,7 +125,7 @@ def read_public_key(path: Path) -> PublicKey:
     """Read a public key in PEM (SubjectPublicKeyInfo, RFC 8410).
 
     Raises:
-        SignatureError: if the file cannot be read, or is no public key of Ed25519.
+        SignatureError: if the file cannot be read, is no public key of Ed25519, or holds more than one.
     """
     data = read_key_file(path)
     module = ed25519()
@@ -130,6 +133,12 @@ def read_public_key(path: Path) -> PublicKey:
         raise SignatureError(
             f"{path} is a private key, expected a public one: `cutlass-aot key new` writes it beside the "
             f"private key, as NAME{KEY_SUFFIX}; a private key belongs on no machine that loads bundles"
+        )
+    if data.count(_PEM) > 1:
+        # The first of them would count, and the others would seem to.
+        raise SignatureError(
+            f"{path} holds {data.count(_PEM)} keys or other things in PEM, expected one public key a file: "
+            f"give each a file of its own, in a directory as *{KEY_SUFFIX} if there are many"
         )
     try:
         key = serialization().load_pem_public_key(data)

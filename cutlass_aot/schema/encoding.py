@@ -110,6 +110,9 @@ def decode(data: bytes, what: str) -> Any:
 
 def shown(value: Any) -> str:
     """A value of untrusted origin for an error: short, printable, and of what holds others the type alone."""
+    # Python makes no text of a number of thousands of digits, which TOML has in hexadecimal.
+    if isinstance(value, int) and value.bit_length() > 4 * _MAX_SHOWN:
+        return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, (str, int, float)):
         text = ascii(value[:_MAX_SHOWN] if isinstance(value, str) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

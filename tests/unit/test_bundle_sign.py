@@ -143,6 +143,15 @@ def test_a_private_key_is_no_public_one_nor_the_reverse(key: Key) -> None:
         KeyFile(key.public, never)
 
 
+def test_a_file_has_one_key(key: Key, other: Key, tmp_path: Path) -> None:
+    both = tmp_path / "both.pub"
+    both.write_bytes(key.public.read_bytes() + other.public.read_bytes())
+    with pytest.raises(SignatureError, match=r"both\.pub holds 2 keys .*, expected one public key a file"):
+        read_public_key(both)
+    both.write_bytes(b"release, 2026\n" + key.public.read_bytes())
+    assert read_public_key(both).raw == key.raw
+
+
 def test_a_key_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -71,6 +71,10 @@ def test_what_is_left_out_is_not_there() -> None:
         ("", "key `host` is missing: expected a CPU architecture such as x86_64"),
         ('hots = "x86_64"', "unknown key 'hots': expected one of `host`, `libc`, `python`, `tvm_ffi`"),
         ("host = 1", "`host` is 1: expected printable text"),
+        (f"host = 0x{'f' * 6000}", "`host` is a number of 24000 bits: expected printable text"),
+        (f'host = "x"\n[[gpus]]\nname = 0b1{"0" * 9}', "`gpus[0].name` is 512: expected printable"),
+        (f'host = "x"\n[driver]\nrelease = 0o1{"0" * 6000}', "`driver.release` is a number of 18001 bits"),
+        (f'host = "x"\nlibc = [0x{"f" * 6000}]', "`libc` is a list: expected printable text"),
         ('host = ""', "`host` is '': expected printable text"),
         ('host = "\\u001b[31m"', "expected printable text of at most 200 characters"),
         (f'host = "{"x" * 201}"', "of at most 200 characters; leave the key out for what is not there"),
@@ -118,6 +122,8 @@ def test_a_file_is_read_no_further_than_a_bound(tmp_path: Path) -> None:
         read_facts(tmp_path / "missing")
     with pytest.raises(FactsError, match="cannot be read: Is a directory"):
         read_facts(tmp_path)
+    with pytest.raises(FactsError, match=r"a\\x00b' cannot be the path of a file: embedded null"):
+        read_facts(tmp_path / "a\0b")
 
 
 anything = st.recursive(

@@ -163,6 +163,8 @@ def nested(depth):
 
 def test_values_that_are_nested_deep_are_shown_by_their_type():
     assert shown(nested(5000)) == "a list"
+    assert shown(-(1 << 20_000)) == "a number of 20001 bits"
+    assert len(shown((1 << 400) - 1)) <= 103
     assert shown("x" * 5000) == "'" + "x" * 99 + "..."
     assert shown("\x1b\ud800") == r"'\x1b\ud800'"
     assert [shown(value) for value in (None, 7, 1.5, True, b"x")] == ["None", "7", "1.5", "True", "a bytes"]
