@@ -27,7 +27,11 @@ from cutlass_aot.schema.catalog import MAX_FILE_BYTES, check_relative
 
 MAX_WHEEL_BYTES = 4 << 30
 MAX_METADATA_BYTES = 1 << 26
+MAX_NAME_BYTES = 1024
+"""Of a file's path in a wheel; those of a bundle's have a fraction of it."""
+MAX_NAME_PARTS = 32
 _READ_BYTES = 1 << 20
+_SHOWN = 64  # characters of a name that is too long
 _ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
 _MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
 # What the standard library's reader raises for archives that were truncated, altered or made to harm.
@@ -47,6 +51,12 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
     infos = archive.infolist()
     counts = Counter(info.filename for info in infos)
     for name, count in sorted(counts.items()):
+        # First of all: a name may have 64 KB, and every beginning of one is looked for below.
+        if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES or name.count("/") >= MAX_NAME_PARTS:
+            found = f"a name of {len(name)} characters and {name.count('/') + 1} parts"
+            expected = f"at most {MAX_NAME_BYTES} bytes and {MAX_NAME_PARTS} parts"
+            yield Problem(f"{name[:_SHOWN]}...", found, expected)
+            continue
         if count > 1:
             yield Problem(name, f"{count} entries of this name", "one")
         try:

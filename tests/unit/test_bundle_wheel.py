@@ -25,7 +25,7 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime import wheel_catalog
 from cutlass_aot.runtime.files import read_manifest
-from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs
+from cutlass_aot.schema.catalog import MANIFEST_NAME, Needs, check_relative
 from tests.unit.synthetic import plan
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
@@ -374,6 +374,33 @@ def test_a_file_below_a_file_is_found(sound, tmp_path):
     path = f"{PACKAGE}/bundle/{MANIFEST_NAME}/x"
     bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
     assert path in {problem.path for problem in verify_wheel(bad)}
+
+
+@pytest.mark.parametrize("path", ["a/" * 32 + "a", "a" * 1025, "ä" * 513, "a/" * 30_000 + "a"])
+def test_names_of_any_length_or_depth_are_refused_before_they_are_taken_apart(
+    sound, tmp_path, path, monkeypatch
+):
+    bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
+    looked_at = []
+
+    def check(name):
+        looked_at.append(name)
+        check_relative(name)
+
+    monkeypatch.setattr(archive, "check_relative", check)
+    monkeypatch.setattr(verify, "digest_of", None)
+    (problem,) = verify_wheel(bad)
+    assert problem.expected == "at most 1024 bytes and 32 parts"
+    assert len(str(problem)) < 400
+    assert path not in looked_at
+    assert looked_at
+
+
+@pytest.mark.parametrize("path", ["a/" * 31 + "a", "a" * 1024])
+def test_names_within_the_bounds_are_taken_apart(sound, tmp_path, path):
+    """And are no files of a wheel."""
+    bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
+    assert {problem.path for problem in verify_wheel(bad)} == {path}
 
 
 def test_a_symbolic_link_is_found(sound, tmp_path):
