@@ -68,17 +68,18 @@ def check_output(output: Path) -> None:
         raise disk_error(error, output, "build again: what was compiled is kept") from error
 
 
-def disk_error(error: OSError, output: Path, advice: str) -> BundleError:
-    """What to raise where the disk refused a bundle.
+def disk_error(error: OSError, output: Path, advice: str, what: str = "the bundle") -> BundleError:
+    """What to raise where the disk refused a bundle, or what is made of one.
 
     Args:
         error: what it said.
-        output: the bundle's directory.
+        output: the directory that was to be written.
         advice: what to do once there is room.
+        what: how to call what was to be there.
     """
     where = error.filename if error.filename is not None else output
     return BundleError(
-        f"cannot write the bundle {output}: {where}: {error.strerror or error}; "
+        f"cannot write {what} {output}: {where}: {error.strerror or error}; "
         f"make room or name another output, and {advice}"
     )
 

@@ -14,12 +14,13 @@ the bundle had: whoever needs that verifies the bundle.
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cutlass_aot.bundle.replace import create, disk_error, make_folders, synchronise
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files import read_file
@@ -47,27 +48,26 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
     """
     opened = open_bundle(bundle, check=False)
     handles = [opened.kernel(name) for name in kernels] if kernels else opened.kernels()
-    if output.exists():
-        raise BundleError(f"{output} exists: name a directory that is to be made")
+    # A link that leads nowhere is something, too.
+    if os.path.lexists(output):
+        raise BundleError(f"{output} exists: name a directory that is to be made, or remove it yourself")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        with tempfile.TemporaryDirectory(
+            prefix=f".{output.name}-", dir=output.parent, ignore_cleanup_errors=True
+        ) as temporary:
+            folder = Path(temporary, "new")
+            index = _unpack(bundle, sorted(handles, key=lambda handle: handle.name), folder)
+            folder.rename(output)
+        synchronise(output.parent)
     except OSError as error:
-        raise BundleError(f"cannot unpack to {output}: {error.strerror or error}") from None
-    try:
-        index = _unpack(bundle, sorted(handles, key=lambda handle: handle.name), folder)
-        text = json.dumps(index, indent=1, sort_keys=True) + "\n"
-        (folder / "index.json").write_text(text, encoding="utf-8")
-        folder.chmod(0o755)
-        folder.rename(output)
-    except OSError as error:
-        raise BundleError(f"cannot unpack to {output}: {error.strerror or error}: make room") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        raise disk_error(error, output, "unpack again", "the unpacked bundle") from None
     return index
 
 
 def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[dict[str, Any]]:
+    """Write everything to a folder that is not there yet; whoever may enter it may read it all."""
+    folders = make_folders(folder, [path for handle in handles for path in _paths(handle)])
     codes: dict[FileReference, bytes] = {}
     index = []
     for handle in handles:
@@ -77,32 +77,44 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
         data = codes[packed][entry.code.offset : entry.code.offset + entry.code.size]
         if digest(data) != entry.code.sha256:
             raise CorruptFile(f"{root / packed.path} lacks the GPU code of {handle.name}: build it again")
-        code = Path("code", f"{entry.kernel.symbol}.fatbin")
+        code, libraries = _code(handle), _libraries(handle)
         _write(folder / code, data)
-        libraries = {
-            host: _library(root, references[entry.library], folder)
-            for host, references in sorted(handle.group.libraries.items())
-        }
+        for host, path in libraries.items():
+            if not (folder / path).exists():
+                packed = handle.group.libraries[host][entry.library]
+                _write(folder / path, decompressed(read_file(root, packed), MAX_LIBRARY_BYTES))
         index.append(
             {
                 "name": handle.name,
                 "symbol": entry.kernel.symbol,
                 "target": handle.target,
-                "code": code.as_posix(),
+                "code": code,
                 "libraries": libraries,
             }
         )
+    _write(folder / "index.json", (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
+    for item in folders:
+        synchronise(item)
     return index
 
 
-def _library(root: Path, reference: FileReference, folder: Path) -> str:
-    path = reference.path.removesuffix(".zst")
-    if not (folder / path).exists():
-        _write(folder / path, decompressed(read_file(root, reference), MAX_LIBRARY_BYTES))
-    return path
+def _code(handle: KernelHandle) -> str:
+    return f"code/{handle.entry.kernel.symbol}.fatbin"
+
+
+def _libraries(handle: KernelHandle) -> dict[str, str]:
+    return {
+        host: references[handle.entry.library].path.removesuffix(".zst")
+        for host, references in sorted(handle.group.libraries.items())
+    }
+
+
+def _paths(handle: KernelHandle) -> list[str]:
+    return [_code(handle), *_libraries(handle).values()]
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    path.chmod(0o644)
+    with create(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

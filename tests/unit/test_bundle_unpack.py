@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,42 @@ def test_kernels_that_are_named_alone(bundle: Path, tmp_path: Path) -> None:
     (item,) = unpack_bundle(bundle, tmp_path / "out", [wanted.digest[:16]])
     assert item["symbol"] == wanted.symbol
     assert len(list((tmp_path / "out" / "code").iterdir())) == 1
+
+
+def test_others_may_read_it_whatever_the_umask_is(bundle: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        unpack_bundle(bundle, tmp_path / "out")
+    finally:
+        os.umask(before)
+    everything = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in everything if path.is_dir()} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in everything if path.is_file()} == {0o644}
+    assert len([path for path in everything if path.is_dir()]) == 4
+
+
+def test_a_link_that_leads_nowhere_is_something(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BundleError, match=r"out exists: name a directory that is to be made, or remove it"):
+        unpack_bundle(bundle, tmp_path / "out")
+    assert (tmp_path / "out").is_symlink()
+
+
+@pytest.mark.parametrize("where", ["before", "at the end"])
+def test_a_disk_that_refuses_is_told_with_what_to_do(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def refuse(self: Path, *arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "mkdir" if where == "before" else "rename", refuse)
+    with pytest.raises(
+        BundleError,
+        match=r"cannot write the unpacked bundle .*out: .*: No space left on device; make room or name "
+        r"another output, and unpack again",
+    ):
+        unpack_bundle(bundle, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
 
 
 @pytest.mark.parametrize("what", ["there", "unknown kernel", "no bundle", "file in the way"])
