@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.compile
+from tests.contract.commands import REPOSITORY, blocks_of, run_commands
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.compile
 
 PROGRAM = """
 import sys
@@ -43,7 +42,7 @@ print("good")
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The wheel of the smoke bundle, in a virtual environment with the runtime side."""
+    """The wheel of the smoke bundle, installed with the runtime side as the README says."""
     root = tmp_path_factory.mktemp("runtime")
     for arguments in (
         ["build", "manifests/smoke.toml", "--out", root / "out"],
@@ -53,24 +52,33 @@ def environment(tmp_path_factory):
             [sys.executable, "-m", "cutlass_aot", *map(str, arguments)], cwd=REPOSITORY, check=True
         )
     subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
-    python = root / "venv" / "bin" / "python"
-    (wheel,) = (root / "wheels").glob("*.whl")
-    subprocess.run(
-        [
-            python, "-m", "pip", "install", "--quiet", "--no-warn-script-location",
-            "--constraint", REPOSITORY / "constraints.txt", REPOSITORY, wheel,
-        ],
-        check=True,
-    )  # fmt: skip
+    (shown,) = (
+        block.text
+        for block in blocks_of((REPOSITORY / "README.md").read_text(encoding="utf-8"))
+        if block.language == "bash runtime"
+    )
+    assert "build/wheels" in shown
+    run_commands(
+        shown.replace("build/wheels", str(root / "wheels")).splitlines(),
+        environment={
+            **outside(os.environ),
+            "PATH": os.pathsep.join([str(root / "venv" / "bin"), os.environ["PATH"]]),
+            "PIP_CONSTRAINT": str(REPOSITORY / "constraints.txt"),
+        },
+    )
     return root
 
 
+def outside(variables):
+    """Environment variables without those that lead a Python program to this environment's packages."""
+    return {name: value for name, value in variables.items() if not name.startswith("PYTHON")}
+
+
 def run(environment, *arguments, check=True):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         [environment / "venv" / "bin" / arguments[0], *map(str, arguments[1:])],
         cwd=environment,
-        env=clean,
+        env=outside(os.environ),
         capture_output=True,
         text=True,
         check=check,

@@ -1,43 +1,28 @@
-"""The tutorial shows the files of a package that the tests build: each block is the file it names."""
+"""The tutorial, and its short form in the README, are followed to the letter: their files, their commands."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from cutlass_aot.manifest.toml import load_toml
+from tests.contract.commands import Block, blocks_of, own_environment, run_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TUTORIAL = REPOSITORY / "docs" / "bring-your-own-kernel.md"
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "scale_add_package"
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHORT_FORM = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Bring your own kernel\n")[1]
+SHORT_FORM = SHORT_FORM.split("\n## ")[0]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, the file that the line above names (or none), and its text."""
-
-    language: str
-    file: str
-    text: str
-
-
-def blocks(page: Path = TUTORIAL) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    found = []
-    for match in FENCE.finditer(text):
-        above = text[: match.start()].rstrip("\n").rsplit("\n", 1)[-1]
-        named = re.fullmatch(r"`([\w./]+\.(?:py|toml))`", above)
-        found.append(Block(match.group(1), named.group(1) if named else "", match.group(2)))
-    return found
+def blocks() -> list[Block]:
+    return blocks_of(TUTORIAL.read_text(encoding="utf-8"))
 
 
 def files_of_the_package() -> set[str]:
@@ -59,97 +44,81 @@ def test_a_block_equals_its_file(name: str) -> None:
     assert block.text == (PACKAGE / name).read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_the_same_files_and_commands() -> None:
-    readme = blocks(REPOSITORY / "README.md")
-    files = {block.file: block.text for block in readme if block.file}
-    assert files.keys() == files_of_the_package() - {"scale_add_kernels/__init__.py"}
-    for name, text in files.items():
+def test_the_readme_shows_the_same_files() -> None:
+    shown = {block.file: block.text for block in blocks_of(SHORT_FORM) if block.file}
+    # The one whose content does not matter is made by a command.
+    assert shown.keys() == files_of_the_package() - {"scale_add_kernels/__init__.py"}
+    for name, text in shown.items():
         assert text == (PACKAGE / name).read_text(encoding="utf-8"), name
-    executed = {line for block in blocks() if block.language == "bash" for line in block.text.splitlines()}
-    (commands,) = (block.text for block in readme if block.language == "bash package")
-    assert set(commands.splitlines()) <= executed
 
 
-def install(folder: Path) -> dict[str, str]:
-    """What `pip install` comes to, without an index: the package on the path, with its entry points."""
-    project = load_toml(PACKAGE / "pyproject.toml")["project"]
-    metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return searching(folder)
-
-
-def searching(folder: Path) -> dict[str, str]:
-    """An environment in which commands and packages of this interpreter, and those of a folder, are found."""
-    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": commands, "PYTHONPATH": str(folder)}
-
-
-def copy_files(folder: Path) -> None:
-    """Write the files as the tutorial shows them."""
-    for block in blocks():
+def copy_files(folder: Path, shown: list[Block]) -> None:
+    """Write the files as they are shown."""
+    for block in shown:
         if block.file:
             path = folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
 
 
-def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """One that the package can be installed into, and that this one does not see."""
+    return own_environment(tmp_path / "venv")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "package"
+    made.mkdir()
+    return made
+
+
+def run(command: str, folder: Path, environment: Mapping[str, str]) -> str:
+    (printed,) = run_commands([command], folder, environment)
+    return printed
 
 
 @pytest.mark.compile
-def test_its_commands_run_and_an_edit_rebuilds(tmp_path: Path) -> None:
-    copy_files(tmp_path)
-    environment = install(tmp_path)
-    commands = [
-        line
-        for block in blocks()
-        if block.language == "bash"
-        for line in block.text.splitlines()
-        if not line.startswith("python -m pip install ")
-    ]
-    assert any(line.startswith("cutlass-aot build ") for line in commands)
-    for line in commands:
-        done = run(line, tmp_path, environment)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+def test_the_steps_of_the_readme_lead_to_a_bundle(folder: Path, environment: dict[str, str]) -> None:
+    shown = blocks_of(SHORT_FORM)
+    copy_files(folder, shown)
+    (commands,) = (block.text for block in shown if block.language == "bash package")
+    *_, listed = run_commands(commands.splitlines(), folder, environment)
+    assert "6 kernels" in listed
 
-    listed = json.loads(run("cutlass-aot plan scale_add.toml --json", tmp_path, environment).stdout)
+
+@pytest.mark.compile
+def test_its_commands_run_and_an_edit_rebuilds(folder: Path, environment: dict[str, str]) -> None:
+    copy_files(folder, blocks())
+    commands = [
+        line for block in blocks() if block.language == "bash" for line in block.text.splitlines()
+    ]  # fmt: skip
+    assert any(line.startswith("cutlass-aot build ") for line in commands)
+    run_commands(commands, folder, environment)
+
+    listed = json.loads(run("cutlass-aot plan scale_add.toml --json", folder, environment))
     assert [item["build"] for item in listed["kernels"]] == [False] * 6
-    kernel = tmp_path / "scale_add_kernels" / "kernel.py"
+    kernel = folder / "scale_add_kernels" / "kernel.py"
     kernel.write_text(kernel.read_text().replace("cutlass.Float32(2.0)", "cutlass.Float32(3.0)"))
-    listed = json.loads(run("cutlass-aot plan scale_add.toml --json", tmp_path, environment).stdout)
+    listed = json.loads(run("cutlass-aot plan scale_add.toml --json", folder, environment))
     assert [item["build"] for item in listed["kernels"]] == [True] * 6
 
 
 @pytest.mark.compile
-def test_the_module_can_be_a_plugin_instead(tmp_path: Path) -> None:
-    copy_files(tmp_path)
+def test_the_module_can_be_a_plugin_instead(folder: Path, environment: dict[str, str]) -> None:
+    copy_files(folder, blocks())
     (plugins,) = (block.text for block in blocks() if block.language == "toml" and not block.file)
-    manifest = tmp_path / "scale_add.toml"
+    manifest = folder / "scale_add.toml"
     manifest.write_text(plugins + manifest.read_text())
-    done = run("cutlass-aot plan scale_add.toml", tmp_path, searching(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "6 kernels: 6 to build, 0 present" in done.stdout
+    said = run("cutlass-aot plan scale_add.toml", folder, {**environment, "PYTHONPATH": str(folder)})
+    assert "6 kernels: 6 to build, 0 present" in said
 
 
 @pytest.mark.compile
-def test_a_refusal_reads_as_the_tutorial_says(tmp_path: Path) -> None:
-    copy_files(tmp_path)
-    run("cutlass-aot build scale_add.toml", tmp_path, install(tmp_path))
+def test_a_refusal_reads_as_the_tutorial_says(folder: Path, environment: dict[str, str]) -> None:
+    copy_files(folder, blocks())
+    run_commands(["python -m pip install .", "cutlass-aot build scale_add.toml"], folder, environment)
     script = (
         "import cutlass_aot\n"
         "bundle = cutlass_aot.open('build/bundles/scale-add')\n"
@@ -160,8 +129,10 @@ def test_a_refusal_reads_as_the_tutorial_says(tmp_path: Path) -> None:
         "except cutlass_aot.errors.KernelNotFound as error: print(error)\n"
     )
     # Without the package that it was built from: a bundle stands alone.
-    shutil.rmtree(tmp_path / "scale_add_kernels")
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    shutil.rmtree(folder / "scale_add_kernels")
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False
+    )  # fmt: skip
     promised = re.search(r'answers "([^"]+)"', TUTORIAL.read_text(encoding="utf-8"))
     assert promised is not None
     assert promised.group(1) in done.stdout, done.stderr
