@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cmp_to_key
 from itertools import product
 from pathlib import Path
 from types import FunctionType
@@ -26,11 +27,13 @@ from cutlass_aot.errors import (
 )
 from cutlass_aot.runtime import device, policy
 from cutlass_aot.runtime.asked import Parameters
-from cutlass_aot.runtime.bundle import Bundle, open_bundle, opened_bundles
+from cutlass_aot.runtime.assembled import open_found
+from cutlass_aot.runtime.bundle import Bundle, note_opened, opened_bundles
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.handle import KernelHandle, Launch
-from cutlass_aot.runtime.installed import installed_bundles
+from cutlass_aot.runtime.installed import InstalledBundle, located
 from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
+from cutlass_aot.runtime.shadowing import Contender, shadows
 from cutlass_aot.schema.kernel import DesignValue
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 
@@ -322,7 +325,10 @@ class PrebuiltFunction:
 class BundlesAtHand:
     """Bundles that are open, the latest first, then those that are installed and not open already.
 
-    An installed bundle is opened when its turn comes. One that cannot be opened keeps nobody from the others.
+    Installed ones come in the order that :func:`~cutlass_aot.runtime.shadowing.shadows` has for
+    ``open_installed``: what is earlier on the search path, then the newest. A wheel is opened when its turn
+    comes, a directory when its name and version are needed for the order. One that cannot be opened keeps
+    nobody from the others.
 
     Attributes:
         seen: name and version of each bundle that was gone through.
@@ -336,27 +342,58 @@ class BundlesAtHand:
     def __iter__(self) -> Iterator[Bundle]:
         self.seen, self.problems = [], []
         paths: set[Path] = set()
+        # Opened here, and not by the program: they have their own order.
+        ours = {id(bundle) for bundle in list(_installed.values())}
         for bundle in opened_bundles():
-            paths.update(part.path.absolute() for part in bundle.parts)
-            yield self._seen(bundle)
-        for installed in installed_bundles():
-            path = installed.path
-            if path is None or path.absolute() in paths:
-                continue
-            # Kept here: whoever opened it otherwise would have to.
-            if path not in _installed:
-                try:
-                    _installed[path] = open_bundle(path)
-                except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
-                    self.problems.append(
-                        f"installed bundle {installed.name} {installed.version} cannot be opened: {error}"
-                    )
+            if id(bundle) not in ours:
+                paths.update(part.path.absolute() for part in bundle.parts)
+                yield self._seen(bundle)
+        for item in self._in_order(item for item in located() if _absolute(item) not in paths):
+            found = self._opened(item)
+            if found is not None:
+                yield self._seen(found)
+
+    def _in_order(self, found: Iterable[InstalledBundle]) -> list[InstalledBundle]:
+        """As they are asked; those in directories that cannot be opened are left out."""
+        contenders: list[tuple[Contender, InstalledBundle]] = []
+        for item in found:
+            name, version = item.name, item.version
+            if not item.announced:
+                bundle = self._opened(item)
+                if bundle is None:
                     continue
-            yield self._seen(_installed[path])
+                name, version = bundle.name, bundle.version
+            # What is of another host is not opened, and of several bundles none has been measured yet.
+            contender = Contender(True, item.place, version, False, name, str(item.path))
+            contenders.append((contender, item))
+        return [item for _, item in sorted(contenders, key=cmp_to_key(_asked_before))]
+
+    def _opened(self, item: InstalledBundle) -> Bundle | None:
+        """What was found, open; None if it cannot be."""
+        # Kept here: whoever opened it otherwise would have to.
+        bundle = None if item.path is None else _installed.get(item.path)
+        if bundle is not None:
+            return bundle
+        try:
+            part = open_found(item)
+            part.check_machine()
+        except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
+            called = f"{item.name} {item.version}".rstrip()
+            self.problems.append(f"installed bundle {called} cannot be opened: {error}")
+            return None
+        return _installed.setdefault(part.path, note_opened(Bundle([part])))
 
     def _seen(self, bundle: Bundle) -> Bundle:
         self.seen.append(f"{bundle.name} {bundle.version}")
         return bundle
+
+
+def _asked_before(one: tuple[Contender, InstalledBundle], other: tuple[Contender, InstalledBundle]) -> int:
+    return -1 if shadows(one[0], other[0]) else 1
+
+
+def _absolute(item: InstalledBundle) -> Path | None:
+    return None if item.path is None else item.path.absolute()
 
 
 def _ordinal_of(operands: Sequence[Any]) -> int:

@@ -13,20 +13,22 @@ class Unusable(NamedTuple):
     """A bundle, or a part of one, that is at hand and cannot be used.
 
     Attributes:
-        name: of the bundle.
+        name: of the bundle; of its directory, if it could not be read.
         version: of the bundle; ``""`` if it could not be read.
+        part: which part of the bundle it is; ``""`` for a whole one, and if it could not be read.
         path: its directory, or the package that lacks one.
         reason: why, with what to do.
     """
 
     name: str
     version: str
+    part: str
     path: str
     reason: str
 
 
 class Missing(NamedTuple):
-    """A part that other parts of its bundle speak of, and that is not at hand."""
+    """A part that other parts of its bundle speak of, and that is not at hand; nor is it an unusable one."""
 
     name: str
     version: str
@@ -132,7 +134,7 @@ class Report(NamedTuple):
             for item in self.shadowed
         ]
         lines += [
-            f"unusable: {_title(item.name, item.version)} ({item.path}): {item.reason}"
+            f"unusable: {_title(item.name, item.version, item.part)} ({item.path}): {item.reason}"
             for item in self.unusable
         ]
         lines += [

@@ -24,7 +24,11 @@ Read when a bundle is opened. Once it has named keys, they are required as long 
 becomes of the variable.
 """
 
-KeyFiles = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+KeyFiles = str | os.PathLike[str] | Iterable["str | os.PathLike[str] | PublicKey"]
+"""Files and directories of public keys, or keys that were read: see :func:`read_once`."""
+
+_ARGUMENT = "the argument `keys`"
+_EXPECTED = "expected files or directories of public keys, as text or as paths"
 
 
 class Required(NamedTuple):
@@ -85,6 +89,17 @@ def trust(*keys: str | os.PathLike[str]) -> None:
                 )
 
 
+def read_once(keys: KeyFiles | None) -> tuple[PublicKey, ...] | None:
+    """The keys that a caller gave, for who opens several bundles with them; None where none were given.
+
+    An iterator has them once, and a file might have another key the next time.
+
+    Raises:
+        SignatureError: if they cannot be read, or there is none.
+    """
+    return None if keys is None else _read(keys, _ARGUMENT)
+
+
 def required(keys: KeyFiles | None = None) -> list[Required]:
     """Whose signatures a bundle that is opened now needs; empty if nobody requires any.
 
@@ -96,8 +111,7 @@ def required(keys: KeyFiles | None = None) -> list[Required]:
     """
     found = []
     if keys is not None:
-        files = [keys] if isinstance(keys, (str, os.PathLike)) else keys
-        found.append(Required("the argument `keys`", _read(files, "the argument `keys`")))
+        found.append(Required(_ARGUMENT, _read(keys, _ARGUMENT)))
     if _process.trusted:
         found.append(Required("cutlass_aot.trust", _process.trusted))
     if not found:
@@ -142,13 +156,25 @@ def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[Pu
     return tuple(good.values())
 
 
-def _read(files: Iterable[str | os.PathLike[str]], by: str) -> tuple[PublicKey, ...]:
-    from cutlass_aot.runtime.signatures import read_public_keys
+def _read(given: object, by: str) -> tuple[PublicKey, ...]:
+    """Whatever was given as keys: who is trusted is no place to guess what a value of another type means."""
+    from cutlass_aot.runtime.signatures import PublicKey, read_public_keys
 
-    found = read_public_keys(files)
+    if isinstance(given, (str, os.PathLike)):
+        given = [given]
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
+        raise SignatureError(f"{by} has {given!r}: {_EXPECTED}")
+    found: dict[bytes, PublicKey] = {}
+    for item in given:
+        if isinstance(item, PublicKey):
+            found.setdefault(item.raw, item)
+        elif isinstance(item, (str, os.PathLike)):
+            found.update((key.raw, key) for key in read_public_keys([item]) if key.raw not in found)
+        else:
+            raise SignatureError(f"{by} has {item!r}: {_EXPECTED}")
     if not found:
         raise SignatureError(f"{by} names no keys: expected at least one file of a public key")
-    return found
+    return tuple(found.values())
 
 
 def _of_environment() -> tuple[PublicKey, ...]:

@@ -38,7 +38,7 @@ def fresh(monkeypatch):
     monkeypatch.delenv(policy.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(policy, "_process", policy._Process())
     monkeypatch.setattr(declared, "opened_bundles", lambda: list(opened))
-    monkeypatch.setattr(declared, "installed_bundles", list)
+    monkeypatch.setattr(declared, "located", list)
     for made in (scale_rows, without_parameters):
         monkeypatch.setattr(made, "_functions", {})
         monkeypatch.setattr(made, "_calls", {})
@@ -372,9 +372,9 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
 
     own, wheel, broken = (tmp_path / name for name in ("own", "wheel", "broken"))
     fresh.append(cutlass_aot.open(write_bundle(own, [record()])))
-    write_bundle(wheel, [record(), record(n=64)])
+    write_bundle(wheel, [record(), record(n=64)], name="wheel", version="1")
     installed = [InstalledBundle(path.name, "1", "d", "p", path) for path in (wheel, broken)]
-    monkeypatch.setattr(declared, "installed_bundles", lambda: installed)
+    monkeypatch.setattr(declared, "located", lambda: installed)
     monkeypatch.setattr(declared, "_installed", {})
     # What comes first has it, so that nothing is opened.
     scale_rows(n=128, fast=False)
@@ -389,6 +389,35 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
     scale_rows(n=64, fast=False)
     with pytest.raises(KernelNotFound, match=r"or choose policy jit; installed bundle broken 1 cannot be op"):
         scale_rows(n=128, fast=True)
+
+
+def test_installed_bundles_come_in_the_order_of_open_installed(tmp_path, fresh, monkeypatch):
+    """The place on the search path, then the newest; the second time as the first."""
+    from cutlass_aot.runtime.bundle import opened_bundles
+    from cutlass_aot.runtime.installed import located
+
+    monkeypatch.setattr(declared, "located", located)
+    monkeypatch.setattr(declared, "opened_bundles", opened_bundles)
+    monkeypatch.setattr(declared, "_installed", {})
+    own = cutlass_aot.open(write_bundle(tmp_path / "own", [record()], name="own"))
+    for folder, name, version in (
+        ("first/z", "z", "0.0.1"),
+        ("second/0", "a", "0.9.0"),
+        ("second/1", "a", "0.10.0"),
+        ("second/2", "b", "0.10.0"),
+    ):
+        write_bundle(tmp_path / folder, [record()], name=name, version=version)
+    monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", f"{tmp_path / 'first'}:{tmp_path / 'second'}")
+    at_hand = declared.BundlesAtHand()
+    for _ in range(2):
+        assert own in list(at_hand)
+        assert at_hand.seen[-4:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0", "a 0.9.0"]
+        assert at_hand.problems == []
+    # One that the program opened comes before all of these, and once.
+    newer = cutlass_aot.open(tmp_path / "second" / "0")
+    assert next(iter(at_hand)) is newer
+    list(at_hand)
+    assert at_hand.seen[-3:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0"]
 
 
 def test_a_listing_filters_by_parameters(tmp_path):

@@ -49,7 +49,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(jit, "_require_compiler", lambda: None)
     monkeypatch.setattr(jit, "dsl_version", lambda: "4.8.1")
     monkeypatch.setattr(declared, "opened_bundles", list)
-    monkeypatch.setattr(declared, "installed_bundles", list)
+    monkeypatch.setattr(declared, "located", list)
     monkeypatch.setattr(device, "compute_capability", COMPUTE_CAPABILITIES.__getitem__)
     monkeypatch.setattr(device, "sm_count", lambda _: 132)
     monkeypatch.setattr(device, "device_name", lambda _: "NVIDIA H200")

@@ -189,7 +189,7 @@ def at_hand(monkeypatch):
     monkeypatch.delenv(policy.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(policy, "_process", policy._Process())
     monkeypatch.setattr(declared, "opened_bundles", lambda: opened)
-    monkeypatch.setattr(declared, "installed_bundles", lambda: [broken])
+    monkeypatch.setattr(declared, "located", lambda: [broken])
     return opened
 
 

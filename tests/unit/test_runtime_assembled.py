@@ -82,6 +82,15 @@ def test_a_part_that_is_not_there_is_named(tree: Path) -> None:
     assert not cutlass_aot.open_installed("small").report().missing
 
 
+def test_a_part_that_is_there_and_unusable_is_not_missing(tree: Path) -> None:
+    write_bundle(tree / "one", of("f16"), part="one", parts=("one", "three", "two"))
+    write_bundle(tree / "two", of("bf16"), part="two", parts=("one", "three", "two"), hosts=("s390x",))
+    report = cutlass_aot.open_installed("small").report()
+    assert [(item.part, Path(item.path).name) for item in report.unusable] == [("two", "two")]
+    assert f"unusable: small 0.1.0 part two ({tree / 'two'}): " in str(report)
+    assert [item.part for item in report.missing] == ["three"]
+
+
 KERNELS = [
     kernel
     for dtype in ("f16", "bf16")
@@ -359,7 +368,7 @@ def test_a_directory_that_is_not_there_or_holds_nothing_is_reported(
 
 
 def test_a_report_of_nothing_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutlass_aot.runtime.assembled.installed_bundles", lambda paths: [])
+    monkeypatch.setattr("cutlass_aot.runtime.assembled.located", lambda paths: [])
     importlib.invalidate_caches()
     assert installed_report() == ((), (), (), ())
     with pytest.raises(BundleError, match="no bundle is installed"):

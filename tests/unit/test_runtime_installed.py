@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime import doctor
+from cutlass_aot.runtime.declared import BundlesAtHand
 from tests.unit.bundles import designs, write_bundle
 
 
@@ -20,7 +23,7 @@ def install(site: Path, distribution: str, name: str, version: str = "0.1.0", *,
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('a bundle must not be imported')\n")
     if bundle:
-        write_bundle(folder / "bundle", designs())
+        write_bundle(folder / "bundle", designs(), name=name, version=version)
     info = site / f"{package}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
@@ -73,6 +76,58 @@ def test_of_two_versions_of_one_name_the_newer_is_opened(site: Path) -> None:
     (shadowed,) = bundle.report().shadowed
     assert (shadowed.path, shadowed.by, shadowed.reason) == (str(first), str(second), "it is newer")
     assert cutlass_aot.open_installed("small", "0.9.0").path == first
+
+
+@pytest.mark.parametrize("announced", [("prod", "0.0.1"), ("other", "9.9")])
+def test_a_wheel_that_announces_another_bundle_than_it_has(site: Path, announced: tuple[str, str]) -> None:
+    """What is signed is the catalog, not the wheel's metadata."""
+    path = install(site, "vendor", "other", "0.0.1")
+    name, version = announced
+    metadata = site / "vendor-0.0.1.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("0.0.1", version))
+    (metadata.parent / "entry_points.txt").write_text(f"[cutlass_aot.bundles]\n{name} = vendor\n")
+    expected = re.escape(f"{path} is bundle other 0.0.1, but vendor announces {name} {version}: expected")
+    for asked in (name, None):
+        with pytest.raises(BundleError, match=expected):
+            cutlass_aot.open_installed(asked)
+    install(site, "cutlass-aot-small", "small")
+    (unusable,) = cutlass_aot.open_installed().report().unusable
+    assert unusable[:4] == (name, version, "", str(path))
+    assert re.match(expected, unusable.reason)
+    if name != "other":
+        with pytest.raises(BundleError, match="'other' is not installed"):
+            cutlass_aot.open_installed("other")
+    at_hand = BundlesAtHand()
+    assert "other" not in [bundle.name for bundle in at_hand]
+    assert any(re.search(expected, problem) for problem in at_hand.problems)
+
+
+@pytest.mark.parametrize("left", [None, "", "Metadata-Version: 2.1\nName: cutlass-aot-gone\n", b"\xff\xfe"])
+def test_a_distribution_without_a_version_stops_nothing(site: Path, left: str | bytes | None) -> None:
+    """As an interrupted uninstall leaves it."""
+    path = install(site, "cutlass-aot-gone", "gone")
+    metadata = site / "cutlass_aot_gone-0.1.0.dist-info" / "METADATA"
+    metadata.unlink()
+    if left is not None:
+        metadata.write_bytes(left if isinstance(left, bytes) else left.encode())
+    (listed,) = [item for item in cutlass_aot.installed_bundles() if item.name == "gone"]
+    assert (listed.version, listed.path) == ("", path)
+    assert "gone" in [item["name"] for item in doctor.collect()["bundles"]]
+    for asked in ("gone", None):
+        with pytest.raises(BundleError, match=r"'gone' .* has no version: its METADATA is gone or damaged"):
+            cutlass_aot.open_installed(asked)
+    with pytest.raises(BundleError, match="'small' is not installed: installed are gone;"):
+        cutlass_aot.open_installed("small")
+    install(site, "cutlass-aot-small", "small")
+    assert cutlass_aot.open_installed("small").report().unusable == ()
+    (unusable,) = cutlass_aot.open_installed().report().unusable
+    assert unusable == ("gone", "", "", str(path), listed.problem)
+
+
+def test_a_path_that_can_be_none_is_reported(site: Path) -> None:
+    install(site, "cutlass-aot-small", "small")
+    (unusable,) = cutlass_aot.open_installed("small", paths=["a\0b"]).report().unusable
+    assert "cannot be read: " in unusable.reason
 
 
 def test_a_wheel_without_its_files(site: Path) -> None:

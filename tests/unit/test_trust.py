@@ -20,8 +20,9 @@ from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import main
 from cutlass_aot.errors import CutlassAotError, SignatureError, UntrustedBundle
 from cutlass_aot.runtime import bundle as bundle_module
-from cutlass_aot.runtime import declared, trust
+from cutlass_aot.runtime import declared, files, signatures, trust
 from cutlass_aot.runtime.cache import DIRECTORY_VARIABLE
+from cutlass_aot.runtime.installed import ENVIRONMENT_VARIABLE as PATH_VARIABLE
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.signatures import examine
 from cutlass_aot.schema.catalog import MANIFEST_NAME
@@ -191,6 +192,71 @@ def test_what_else_is_in_the_folder_neither_helps_nor_harms(bundle: Path, key: K
     key_file.unlink()
     with pytest.raises(UntrustedBundle, match="more than 64 files"):
         cutlass_aot.open(bundle, keys=key.public)
+
+
+@pytest.mark.parametrize("keys", [b"release.pub", 7, [b"release.pub"], [["release.pub"]]])
+def test_what_is_no_path_is_no_key(bundle: Path, keys: Any) -> None:
+    said = r"the argument `keys` has (7|.*release\.pub.*): expected files or directories of public keys"
+    with pytest.raises(SignatureError, match=said):
+        cutlass_aot.open(bundle, keys=keys)
+    with pytest.raises(SignatureError, match=said):
+        cutlass_aot.open_installed("small", keys=keys)
+    if isinstance(keys, list):
+        with pytest.raises(SignatureError, match=r"cutlass_aot\.trust has "):
+            cutlass_aot.trust(*keys)
+
+
+def test_keys_that_can_be_read_but_once_count_for_every_part(
+    tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part, dtype in (("one", "f16"), ("two", "bf16")):
+        root = tmp_path / "tree" / part
+        key.sign(write_bundle(root, designs(dtypes=(dtype,) * 3), part=part, parts=("one", "two")))
+    read = signatures.read_public_key
+    seen: list[Path] = []
+
+    def noted(path: Path) -> signatures.PublicKey:
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(signatures, "read_public_key", noted)
+    for keys in (key.public.parent.glob("*.pub"), (name for name in [str(key.public)])):
+        seen.clear()
+        opened = cutlass_aot.open_installed("small", paths=[tmp_path / "tree"], keys=keys)
+        assert [part.path.name for part in opened.parts] == ["one", "two"]
+        assert opened.report().unusable == ()
+        assert seen == [key.public]
+
+
+def test_of_an_untrusted_directory_nothing_but_the_manifest_is_read(
+    tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    key.sign(write_bundle(tree / "good", designs(), name="good"))
+    bad = write_bundle(tree / "bad", designs(), name="better")
+    monkeypatch.setenv(PATH_VARIABLE, str(tree))
+    monkeypatch.setattr(declared, "_installed", {})
+    read = files.open_beneath
+    seen: list[str] = []
+
+    def noted(root: Path, path: str) -> int:
+        seen.append(f"{root.name}/{path}")
+        return read(root, path)
+
+    monkeypatch.setattr(files, "open_beneath", noted)
+    opened = cutlass_aot.open_installed(keys=key.public)
+    assert opened.name == "good"
+    # Each once: what is named by its catalog is what is opened.
+    assert seen.count("good/catalog.msgpack") == seen.count("good/MANIFEST.json") == 1
+    (unusable,) = opened.report().unusable
+    assert unusable[:4] == ("bad", "", "", str(bad))
+    cutlass_aot.trust(key.public)
+    assert [bundle.name for bundle in declared.BundlesAtHand()] == ["good"]
+    assert "bad/MANIFEST.json" in seen
+    assert "bad/catalog.msgpack" not in seen
+    # It may be what was asked for: nobody has looked.
+    with pytest.raises(UntrustedBundle, match=r"'better' is not installed: .*good.*is not signed"):
+        cutlass_aot.open_installed("better")
 
 
 def test_every_demand_has_to_be_met(bundle: Path, key: Key, other: Key) -> None:
