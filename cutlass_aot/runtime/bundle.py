@@ -17,6 +17,7 @@ from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.runtime.lookup import Explanation
 from cutlass_aot.runtime.merged import MergedGroups
 from cutlass_aot.runtime.part import Part, open_part
+from cutlass_aot.runtime.process_lock import ProcessLock
 from cutlass_aot.runtime.search import Search
 from cutlass_aot.schema.catalog import Catalog
 from cutlass_aot.schema.encoding import digest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.signatures import PublicKey
 
 _opened: list[weakref.ref[Bundle]] = []
+_lock = ProcessLock()
 
 
 def open_bundle(
@@ -61,9 +63,13 @@ def open_bundle(
 
 
 def note_opened(bundle: Bundle) -> Bundle:
-    """Count a bundle among those that this process has opened."""
-    # The latest first. What is gone goes with the list, which is made anew: others may be reading it.
-    _opened[:] = [weakref.ref(bundle), *(other for other in _opened if other() is not None)]
+    """Count a bundle among those that this process has opened and holds, in which declared kernels are found.
+
+    What :func:`cutlass_aot.trust` looks at is another list, of what was ever opened.
+    """
+    with _lock:
+        # The latest first. What is gone goes with the list, which is made anew: others may be reading it.
+        _opened[:] = [weakref.ref(bundle), *(other for other in _opened if other() is not None)]
     return bundle
 
 

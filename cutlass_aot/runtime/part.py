@@ -40,8 +40,12 @@ def open_part(
     """
     # Read once: what was signed is what everything that is loaded later follows from.
     manifest = manifest_bytes(path)
+    keys = trust.read_once(keys)
     signers = trust.check(path, manifest, keys)
-    return Part(path, catalog_of(path, manifest), rankings=rankings, place=place, signers=signers)
+    catalog = catalog_of(path, manifest)
+    # Before anybody has it: from now on `trust` knows of it, whatever becomes of the part.
+    signers = trust.note_opened(catalog.name, path, manifest, signers, keys)
+    return Part(path, catalog, rankings=rankings, place=place, signers=signers)
 
 
 class Part:

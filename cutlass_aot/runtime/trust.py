@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cutlass_aot.errors import SignatureError, UntrustedBundle
+from cutlass_aot.runtime.process_lock import ProcessLock
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.signatures import PublicKey
@@ -43,10 +44,27 @@ class Required(NamedTuple):
     keys: tuple[PublicKey, ...]
 
 
+class _Opened(NamedTuple):
+    """A directory that was opened.
+
+    Attributes:
+        name: of the bundle.
+        path: of the directory.
+        signers: the required keys that had signed it, each as its 32 bytes.
+    """
+
+    name: str
+    path: Path
+    signers: frozenset[bytes]
+
+
 class _Process:
-    """What this process requires."""
+    """What this process requires, and what it has opened."""
 
     def __init__(self) -> None:
+        self.lock = ProcessLock()
+        # For good: a kernel may be held where its bundle is not, and what was mapped is never unmapped.
+        self.opened: dict[_Opened, None] = {}
         self.trusted: tuple[PublicKey, ...] = ()
         self.of_environment: tuple[PublicKey, ...] = ()
         self.said = False
@@ -58,35 +76,70 @@ _process = _Process()
 def trust(*keys: str | os.PathLike[str]) -> None:
     """From now on, load nothing in this process but bundles that one of these keys has signed.
 
-    Call it before the first bundle is opened. Called again, it can only take keys away.
+    Call it before the first bundle is opened: one that was opened may have been dropped, and its kernels be
+    held and launched nevertheless. Called again, it can only take keys away.
 
     Args:
         keys: files of public keys in PEM, and directories, of which every file ``*.pub`` is one.
 
     Raises:
         SignatureError: if there is no key, or a file is none; or for a key that an earlier call did not name.
-        UntrustedBundle: if a bundle is open that was not held against these keys. They are required from then
-            on nevertheless.
+        UntrustedBundle: if a bundle was opened that was not held against these keys. They are required from
+            then on nevertheless.
     """
     named = _read(keys, "cutlass_aot.trust")
-    before = {key.raw for key in _process.trusted}
-    added = [key for key in named if before and key.raw not in before]
+    with _process.lock:
+        before = {key.raw for key in _process.trusted}
+        added = [key for key in named if before and key.raw not in before]
+        if not added:
+            # Whoever notes a directory later looks at these.
+            _process.trusted = named
+        opened = tuple(_process.opened)
     if added:
         raise SignatureError(
             f"cutlass_aot.trust was called before, without key {added[0]}: a second call can only take keys "
             "away; name all of them in the first"
         )
-    _process.trusted = named
-    from cutlass_aot.runtime.bundle import opened_bundles
-
     good = {key.raw for key in named}
-    for bundle in opened_bundles():
-        for part in bundle.parts:
-            if not any(key.raw in good for key in part.signers):
-                raise UntrustedBundle(
-                    f"bundle {bundle.name} ({part.path}) is open already, and was not held against "
-                    f"{_listed(named)}: call cutlass_aot.trust before a bundle is opened"
-                )
+    for item in opened:
+        if not item.signers & good:
+            raise UntrustedBundle(
+                f"bundle {item.name} ({item.path}) was opened already, and not held against "
+                f"{_listed(named)}: call cutlass_aot.trust before a bundle is opened"
+            )
+
+
+def note_opened(
+    name: str,
+    root: Path,
+    manifest: bytes,
+    signers: tuple[PublicKey, ...],
+    keys: KeyFiles | None = None,
+) -> tuple[PublicKey, ...]:
+    """Count a directory among those that this process has opened, for :func:`trust` to look at.
+
+    Args:
+        name: of the bundle.
+        root: as :func:`check` had it, like the others.
+        manifest: likewise.
+        signers: what :func:`check` gave.
+        keys: what the caller of ``open`` gave.
+
+    Returns:
+        The required keys that have signed it: others, if :func:`trust` was called since the check.
+
+    Raises:
+        UntrustedBundle: if :func:`trust` was called since, with keys of which none has signed it.
+        SignatureError: as for :func:`check`.
+    """
+    while True:
+        raw = frozenset(key.raw for key in signers)
+        with _process.lock:
+            # Either `trust` sees what is noted, or it came first, and its keys are seen here.
+            if not _process.trusted or not raw.isdisjoint(key.raw for key in _process.trusted):
+                _process.opened[_Opened(name, root, raw)] = None
+                return signers
+        signers = check(root, manifest, keys)
 
 
 def read_once(keys: KeyFiles | None) -> tuple[PublicKey, ...] | None:

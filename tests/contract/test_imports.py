@@ -37,6 +37,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.merged",
     "cutlass_aot.runtime.operands",
     "cutlass_aot.runtime.part",
+    "cutlass_aot.runtime.process_lock",
     "cutlass_aot.runtime.search",
     "cutlass_aot.runtime.select",
     "cutlass_aot.runtime.shadowing",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import gc
 import json
 import logging
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,14 @@ import pytest
 import cutlass_aot
 from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import main
-from cutlass_aot.errors import CutlassAotError, SignatureError, UntrustedBundle
+from cutlass_aot.errors import CorruptFile, CutlassAotError, SignatureError, UntrustedBundle
 from cutlass_aot.runtime import bundle as bundle_module
 from cutlass_aot.runtime import declared, files, signatures, trust
 from cutlass_aot.runtime.cache import DIRECTORY_VARIABLE
 from cutlass_aot.runtime.installed import ENVIRONMENT_VARIABLE as PATH_VARIABLE
 from cutlass_aot.runtime.library import Library
 from cutlass_aot.runtime.signatures import examine
-from cutlass_aot.schema.catalog import MANIFEST_NAME
+from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import designs, write_bundle
@@ -351,11 +353,11 @@ def test_a_second_call_can_only_take_keys_away(bundle: Path, tmp_path: Path, key
     cutlass_aot.trust(key.public, other.public)
     other.sign(bundle)
     assert cutlass_aot.open(bundle).signers
-    bundle_module._opened.clear()
+    trust._process.opened.clear()
     with pytest.raises(SignatureError, match="a second call can only take keys away"):
         cutlass_aot.trust(key.public, make_key(tmp_path / "keys", 3).public)
     assert cutlass_aot.open(bundle).signers
-    bundle_module._opened.clear()
+    trust._process.opened.clear()
     cutlass_aot.trust(key.public)
     with pytest.raises(UntrustedBundle):
         cutlass_aot.open(bundle)
@@ -365,11 +367,103 @@ def test_a_second_call_can_only_take_keys_away(bundle: Path, tmp_path: Path, key
 
 def test_trust_that_comes_too_late_says_so_and_holds(bundle: Path, tmp_path: Path, key: Key) -> None:
     early = cutlass_aot.open(bundle)
-    with pytest.raises(UntrustedBundle, match="is open already, and was not held against"):
+    with pytest.raises(UntrustedBundle, match="was opened already, and not held against"):
         cutlass_aot.trust(key.public)
     with pytest.raises(UntrustedBundle):
         cutlass_aot.open(bundle)
     assert early.signers == ()
+
+
+def test_trust_that_comes_when_a_kernel_alone_is_held_says_so(bundle: Path, key: Key) -> None:
+    kernel = cutlass_aot.open(bundle).kernels()[0]
+    gc.collect()
+    assert bundle_module.opened_bundles() == []
+    with pytest.raises(UntrustedBundle, match=f"bundle small .{bundle}. was opened already"):
+        cutlass_aot.trust(key.public)
+    assert kernel.kernel in designs()
+
+
+def test_what_could_not_be_opened_is_not_counted(bundle: Path, tmp_path: Path, key: Key) -> None:
+    broken = write_bundle(tmp_path / "broken", designs())
+    (broken / CATALOG_NAME).write_bytes(b"")
+    with pytest.raises(CorruptFile):
+        cutlass_aot.open(broken)
+    with pytest.raises(UntrustedBundle):
+        cutlass_aot.open(bundle, keys=key.public)
+    cutlass_aot.trust(key.public)
+
+
+@pytest.mark.parametrize("where", ["before the check", "after the check", "once it is open"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_trust_that_comes_while_another_thread_opens_a_bundle(
+    bundle: Path, key: Key, monkeypatch: pytest.MonkeyPatch, where: str, signed: bool
+) -> None:
+    """One of the two says so: nothing that the keys have not signed is open without a word."""
+    if signed:
+        key.sign(bundle)
+    late: list[BaseException] = []
+
+    def trust_now() -> None:
+        def call() -> None:
+            try:
+                cutlass_aot.trust(key.public)
+            except UntrustedBundle as error:
+                late.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    function = {
+        "before the check": "check", "after the check": "note_opened", "once it is open": "note_opened"
+    }[where]  # fmt: skip
+    real = getattr(trust, function)
+
+    def interrupted(*arguments: Any) -> Any:
+        if where == "once it is open":
+            found = real(*arguments)
+            trust_now()
+            return found
+        monkeypatch.setattr(trust, function, real)
+        trust_now()
+        return real(*arguments)
+
+    monkeypatch.setattr(trust, function, interrupted)
+    try:
+        opened = cutlass_aot.open(bundle)
+    except UntrustedBundle:
+        assert not signed
+        assert late == []
+        assert where != "once it is open"
+        return
+    assert where == "once it is open" or (signed and opened.signers)
+    assert bool(late) is (where == "once it is open")
+
+
+def test_no_bundle_is_lost_where_several_threads_open_them(bundle: Path) -> None:
+    first, second, held = (cutlass_aot.open(bundle) for _ in range(3))
+    bundle_module._opened.clear()
+    bundle_module.note_opened(held)
+    inside, done = threading.Event(), threading.Event()
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        # In the middle of making the list anew, when one was taken over.
+        if frame.f_code.co_name == "<genexpr>" and event == "return" and not inside.is_set():
+            inside.set()
+            done.wait(0.3)
+        return trace
+
+    def note() -> None:
+        sys.settrace(trace)
+        bundle_module.note_opened(first)
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    assert inside.wait(5)
+    bundle_module.note_opened(second)
+    done.set()
+    thread.join()
+    assert {id(item) for item in bundle_module.opened_bundles()} == {id(first), id(second), id(held)}
 
 
 def test_a_bundle_that_was_held_against_the_key_may_be_open(bundle: Path, key: Key) -> None:
@@ -422,7 +516,7 @@ def test_there_is_one_way_to_open_a_bundle(what: str) -> None:
     # torch has a class Library of its own, for operators.
     assert made - {"torch/operators.py"} == {"runtime/part.py"}
     source = (PACKAGE / "runtime" / "part.py").read_text(encoding="utf-8")
-    assert source.index("trust.check(") < source.index(" Part(")
+    assert source.index("trust.check(") < source.index("trust.note_opened(") < source.index(" Part(")
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("show", "gemm")])
