@@ -170,6 +170,10 @@ def _folder(package: str) -> Path | None:
         return None
     for location in (spec.submodule_search_locations if spec else None) or ():
         folder = Path(location).joinpath(*inner, FOLDER)
-        if folder.is_dir():
+        try:
+            if folder.is_dir():
+                return folder
+        except OSError:
+            # It must not be looked into: opening it says so.
             return folder
     return None

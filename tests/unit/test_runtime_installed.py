@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import cutlass_aot
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime import doctor
 from cutlass_aot.runtime.declared import BundlesAtHand
+from cutlass_aot.runtime.installed import located
 from tests.unit.bundles import designs, write_bundle
 
 
@@ -128,6 +131,19 @@ def test_a_path_that_can_be_none_is_reported(site: Path) -> None:
     install(site, "cutlass-aot-small", "small")
     (unusable,) = cutlass_aot.open_installed("small", paths=["a\0b"]).report().unusable
     assert "cannot be read: " in unusable.reason
+
+
+def test_a_wheel_whose_folder_must_not_be_looked_into_stops_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = install(site, "cutlass-aot-small", "small")
+
+    def refused(folder: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", refused)
+        assert [item.path for item in located()] == [path]
 
 
 def test_a_wheel_without_its_files(site: Path) -> None:
