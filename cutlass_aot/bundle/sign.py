@@ -43,6 +43,9 @@ COMMAND_SECONDS = 60.0
 MAX_ANSWER = 4096
 """Bytes that are read of a signing program's answer."""
 
+_MAX_PASSPHRASE = 1023
+"""Bytes that the package ``cryptography`` takes."""
+
 _PROTECTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
@@ -69,7 +72,8 @@ class KeyFile:
         passphrase: asked for the key's passphrase if it is protected by one.
 
     Raises:
-        SignatureError: if the file is no private key of Ed25519, or the passphrase is not that of it.
+        SignatureError: if the file is no private key of Ed25519, or the passphrase is not that of it, or can
+            be none.
     """
 
     def __init__(self, path: Path, passphrase: Callable[[], str]) -> None:
@@ -236,12 +240,14 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
         passphrase: protects the private key; None leaves it unprotected.
 
     Raises:
-        SignatureError: if a file is there already, or cannot be written.
+        SignatureError: if a file is there already, or cannot be written; or if the passphrase can be none.
     """
     formats = serialization()
     key = ed25519().Ed25519PrivateKey.generate()
     protection = (
-        formats.NoEncryption() if passphrase is None else formats.BestAvailableEncryption(passphrase.encode())
+        formats.NoEncryption()
+        if passphrase is None
+        else formats.BestAvailableEncryption(_passphrase_bytes(passphrase))
     )
     private = key.private_bytes(formats.Encoding.PEM, formats.PrivateFormat.PKCS8, protection)
     public = key.public_key().public_bytes(formats.Encoding.PEM, formats.PublicFormat.SubjectPublicKeyInfo)
@@ -270,7 +276,7 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
 def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
     data = read_key_file(path)
     module = ed25519()
-    password = passphrase().encode() if _PROTECTED in data else None
+    password = _passphrase_bytes(passphrase()) if _PROTECTED in data else None
     try:
         key = serialization().load_pem_private_key(data, password)
     # It raises errors of its own for algorithms that it does not know.
@@ -280,6 +286,19 @@ def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
     if not isinstance(key, module.Ed25519PrivateKey):
         raise SignatureError(f"{path} is a {type(key).__name__}: expected a private key of Ed25519")
     return key
+
+
+def _passphrase_bytes(passphrase: str) -> bytes:
+    try:
+        data = passphrase.encode()
+    except UnicodeEncodeError:
+        # Without the error, which shows it.
+        raise SignatureError("the passphrase is no text in UTF-8: expected one that is") from None
+    if not 0 < len(data) <= _MAX_PASSPHRASE:
+        raise SignatureError(
+            f"the passphrase has {len(data)} bytes: expected 1 to {_MAX_PASSPHRASE}; choose another"
+        )
+    return data
 
 
 def _read_until(descriptor: int, deadline: float) -> bytes | None:

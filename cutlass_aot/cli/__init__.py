@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; what was compiled is in the store, and the next build goes on from there", 1)
+    except (KeyboardInterrupt, click.Abort) as error:
+        _fail("; ".join(["interrupted", *map(str, error.args)]), 1)
     except BrokenPipeError:
         # The reader (head, less) has gone. Leave without a traceback from the interpreter's own flush.
         sys.stderr.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import build_options, level_options, manifest_argument, out_option
+from cutlass_aot.cli.render import resumable
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     metavar="FILE.html",
     help="Write a page about the build: what was built, time, size, registers, failures.",
 )
+@resumable
 def command(
     manifest: Path,
     out: Path,

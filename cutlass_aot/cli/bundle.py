@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import Function, bundle_argument, out_option, store_option
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.render import json_option, print_json, resumable
 from cutlass_aot.words import plural
 
 
@@ -59,6 +59,7 @@ def prefill(bundle: Path, directory: Path | None) -> int:
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option
 @out_option
+@resumable
 def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     """Put SHARDS, the directories that `build --shard` wrote, together to one bundle.
 

@@ -1,10 +1,12 @@
-"""Shared pieces of output: tables, JSON."""
+"""Shared pieces of output: tables, JSON, what is said of an interrupt."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -14,6 +16,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def json_option(function: Function) -> Function:
     """The ``--json`` flag, the same on every query."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def resumable(function: Function) -> Function:
+    """Have an interrupt of a command that compiles say what becomes of what was compiled."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except KeyboardInterrupt:
+            # A terminal has shown ^C.
+            with contextlib.suppress(OSError):
+                click.echo(err=True)
+            raise click.Abort(
+                "what was compiled is in the store, and the next build goes on from there"
+            ) from None
+
+    return cast("Function", call)
 
 
 def print_json(value: Any) -> None:

@@ -123,6 +123,30 @@ def test_a_passphrase_protects_a_key(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("passphrase", "says"),
+    [
+        ("", "the passphrase has 0 bytes: expected 1 to 1023; choose another"),
+        ("x" * 1024, "the passphrase has 1024 bytes: expected 1 to 1023; choose another"),
+        ("ä" * 512, "the passphrase has 1024 bytes: expected 1 to 1023; choose another"),
+        # As the environment has bytes that are no UTF-8.
+        ("open-sesame\udcff", "the passphrase is no text in UTF-8: expected one that is"),
+    ],
+)
+def test_what_can_be_no_passphrase_is_refused(tmp_path: Path, passphrase: str, says: str) -> None:
+    new_key(tmp_path / "protected", "x" * 1023)
+    KeyFile(tmp_path / "protected", lambda: "x" * 1023)
+    for use in (
+        lambda: new_key(tmp_path / "release", passphrase),
+        lambda: KeyFile(tmp_path / "protected", lambda: passphrase),
+    ):
+        with pytest.raises(SignatureError) as raised:
+            use()
+        assert str(raised.value) == says
+        assert raised.value.__suppress_context__ or raised.value.__context__ is None
+    assert not (tmp_path / "release").exists()
+
+
+@pytest.mark.parametrize(
     ("data", "says"),
     [
         (b"", "not a public key in PEM"),
