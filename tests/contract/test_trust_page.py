@@ -11,19 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.sign import COMMAND_SECONDS
+from cutlass_aot.bundle.sign import COMMAND_SECONDS, new_key
 from cutlass_aot.bundle.verify import verify_path
-from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE as PASSPHRASE
 from cutlass_aot.cli.key import command as key_command
 from cutlass_aot.cli.sign import command as sign_command
 from cutlass_aot.cli.tune import command as tune_command
 from cutlass_aot.cli.verify import command as verify_command
+from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.runtime.trust import ENVIRONMENT_VARIABLE
 from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
-from tests.unit.synthetic import plan
+from tests.contract.smoke import write_smoke
+from tests.unit.synthetic import entry, kernels
+from tests.unit.tunings import tuned_group, tuning
 
 pytest.importorskip("cryptography")
 
@@ -54,8 +56,7 @@ def run(command: list[str], folder: Path) -> str:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the bundle is for x86_64")
 def test_what_the_page_shows_works_from_top_to_bottom(tmp_path: Path) -> None:
-    bundle = tmp_path / "build" / "bundles" / "smoke"
-    write_bundle(plan(tmp_path / "linked", name="smoke"), bundle)
+    bundle = write_smoke(tmp_path)
     seen = []
     for name, language, text in BLOCKS:
         if name:
@@ -68,16 +69,81 @@ def test_what_the_page_shows_works_from_top_to_bottom(tmp_path: Path) -> None:
             # As installed: this interpreter's command line.
             program = line.replace("cutlass-aot ", f"{sys.executable} -m cutlass_aot ", 1)
             seen.append(run(["bash", "-euo", "pipefail", "-c", program], tmp_path))
-    assert len(seen) == 11
+    assert len(seen) == 14
     first, second = (path.stem for path in sorted((bundle / "signatures").iterdir()))
     assert {first, second} <= set(re.findall(r"[0-9a-f]{16}", "".join(seen)))
-    assert "good, signed by" in seen[2]
+    assert "good, signed by" in seen[3]
+    assert [len(re.findall("good, signed by", text)) for text in seen[5:8]] == [1, 0, 2]
     assert verify_path(bundle) == []
-    assert list((tmp_path / "build" / "wheels").glob("*.whl"))
+    assert len(list((tmp_path / "build" / "wheels").rglob("*.whl"))) == 1 + 3
+    ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {f"/{path.relative_to(tmp_path).parts[0]}/" for path in tmp_path.rglob("*.pub")} <= set(ignored)
+
+
+ARGUMENTS = {
+    "ls": "smoke",
+    "show": "smoke gemm",
+    "tune --shapes": "smoke --shapes shapes.toml",
+    "bundle unpack": "smoke unpacked",
+    "bundle prefill": "smoke cache",
+    "bundle pull": "",
+    "installed": "--path smoke",
+    "build": "",
+    "bundle merge": "",
+    "bundle push": "smoke localhost:1/kernels/smoke:1 --plain-http",
+    "doctor": "smoke",
+    "sign": "smoke --key mine",
+    "tune --from": "smoke --from tuning.json --apply tuned",
+    "verify": "smoke",
+    "wheel": "smoke",
+}
+"""What a command is tried with; those that need a registry or the DSL are tried elsewhere."""
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Path:
+    """A folder with a bundle that its key has not signed, and what commands take beside it."""
+    write_smoke(tmp_path).rename(tmp_path / "smoke")
+    new_key(tmp_path / "theirs", None)
+    new_key(tmp_path / "mine", None)
+    (tmp_path / "shapes.toml").write_text("m = [16]\n[layers]\nnk = [[16, 16]]\n")
+    measured = tuning([tuned_group([entry(item) for item in kernels(target="sm_90a")])])
+    (tmp_path / "tuning.json").write_bytes(measured.to_bytes())
+    return tmp_path
+
+
+def rows() -> list[tuple[list[str], str]]:
+    """Of the table of commands: which they are, and what they do."""
+    table = PAGE.split("| | with `CUTLASS_AOT_TRUSTED_KEYS` |\n")[1].split("\n\n")[0]
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
+    return [(re.findall("`([^`]+)`", commands), does) for commands, does in cells]
+
+
+@pytest.mark.parametrize("command", [command for command, arguments in ARGUMENTS.items() if arguments])
+def test_a_command_does_with_required_keys_what_the_page_says(command: str, refused: Path) -> None:
+    words = [*command.split(" --")[0].split(), *ARGUMENTS[command].split()]
+    done = subprocess.run(
+        [sys.executable, "-m", "cutlass_aot", *words],
+        cwd=refused,
+        env={**environment(), ENVIRONMENT_VARIABLE: "theirs.pub"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    (promised,) = (does for commands, does in rows() if command in commands)
+    assert (done.returncode == 3) is ("exit status 3" in promised), done.stderr
+    assert ("not signed by a key that is trusted" in done.stdout) is ("unusable" in promised)
+    if "do not look" in promised and command not in ("bundle push", "doctor"):
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_command_of_the_table_is_tried_or_known() -> None:
+    assert sorted(name for commands, _ in rows() for name in commands) == sorted(ARGUMENTS)
 
 
 def test_every_option_that_is_named_exists() -> None:
-    commands = [*key_command.commands.values(), sign_command, verify_command, tune_command]
+    commands = [*key_command.commands.values(), sign_command, verify_command, tune_command, wheel_command]
     known = {option for command in commands for item in command.params for option in item.opts}
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
     assert set(re.findall(r"^cutlass-aot (\w+)", PAGE, re.MULTILINE)) <= set(_COMMANDS)
