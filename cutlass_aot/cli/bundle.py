@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cutlass_aot.bundle.oci.client import TIMEOUT
 from cutlass_aot.cli.options import Function, bundle_argument, out_option, store_option
 from cutlass_aot.cli.render import json_option, print_json, resumable
 from cutlass_aot.words import plural
@@ -16,7 +17,7 @@ def command() -> None:
     """Work with whole bundles."""
 
 
-@command.command("unpack")
+@command.command("unpack", short_help="Unpack a bundle into plain files, for programs without Python.")
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
@@ -39,7 +40,7 @@ def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
     return 0
 
 
-@command.command("prefill")
+@command.command("prefill", short_help="Unpack all GPU code of a bundle before a program needs it.")
 @bundle_argument
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
 def prefill(bundle: Path, directory: Path | None) -> int:
@@ -55,7 +56,7 @@ def prefill(bundle: Path, directory: Path | None) -> int:
     return 0
 
 
-@command.command("merge")
+@command.command("merge", short_help="Put shards of a build together to one bundle.")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option
 @out_option
@@ -80,19 +81,25 @@ def registry_options(function: Function) -> Function:
     """How a registry is spoken to."""
     options = (
         click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
-        click.option("--timeout", type=click.FloatRange(1), help="Seconds that the registry may be silent."),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1),
+            default=TIMEOUT,
+            show_default=True,
+            help="Seconds that the registry may be silent.",
+        ),
     )
     for option in reversed(options):
         function = option(function)
     return function
 
 
-@command.command("push")
+@command.command("push", short_help="Put a bundle into an OCI registry.")
 @bundle_argument
 @click.argument("name", metavar="REGISTRY/REPOSITORY:TAG")
 @registry_options
 @json_option
-def push(bundle: Path, name: str, plain_http: bool, timeout: float | None, as_json: bool) -> int:
+def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: bool) -> int:
     """Put BUNDLE into an OCI registry, and print its name there by digest.
 
     Every byte is verified before anything is sent. Equal bundles have equal digests. Credentials are those of
@@ -108,7 +115,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float | None, as_js
     return 0
 
 
-@command.command("pull")
+@command.command("pull", short_help="Fetch a bundle from an OCI registry.")
 @click.argument("name", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
 @click.option(
     "-o",
@@ -127,11 +134,13 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float | None, as_js
 @registry_options
 @json_option
 def pull(
-    name: str, output: Path, keys: tuple[Path, ...], plain_http: bool, timeout: float | None, as_json: bool
+    name: str, output: Path, keys: tuple[Path, ...], plain_http: bool, timeout: float, as_json: bool
 ) -> int:
     """Fetch a bundle from an OCI registry, and put it in place once every byte is verified.
 
-    By digest (REGISTRY/REPOSITORY@sha256:...) it is exactly the bundle that was pushed.
+    By digest (REGISTRY/REPOSITORY@sha256:...) it is exactly the bundle that was pushed. Without --key, one of
+    the keys that CUTLASS_AOT_TRUSTED_KEYS names, if it names any, has to have signed it. Credentials are
+    those of docker login or oras login.
     """
     from cutlass_aot.bundle.oci.pull import pull_bundle
 

@@ -17,7 +17,7 @@ def command() -> None:
     """Make keys to sign bundles with."""
 
 
-@command.command("new")
+@command.command("new", short_help="Make a private key, and the public one beside it.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--passphrase", "ask", is_flag=True, help="Ask for a passphrase that protects the private key.")
 def new(path: Path, ask: bool) -> int:

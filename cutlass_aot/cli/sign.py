@@ -22,7 +22,11 @@ def signer_options(function: Function) -> Function:
     options = (
         click.option("--key", type=path, help="The private key's file."),
         click.option("--command", "program", help="Instead of --key: a program with arguments that signs."),
-        click.option("--public-key", type=path, help="Of --command: whose signature it gives."),
+        click.option(
+            "--public-key",
+            type=path,
+            help="With --command: file of the public key whose signatures the program gives.",
+        ),
         click.option(
             "--timeout",
             type=click.FloatRange(0.1),

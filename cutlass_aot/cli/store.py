@@ -34,7 +34,7 @@ def command() -> None:
     """Look into a store, check it, and take away what nobody needs."""
 
 
-@command.command("check")
+@command.command("check", short_help="Read everything, and set aside what is damaged.")
 @store_option
 @click.option("--dry-run", is_flag=True, help="Only name what is damaged; change nothing.")
 @json_option
@@ -60,7 +60,7 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     return 1 if found else 0
 
 
-@command.command("gc")
+@command.command("gc", short_help="Take away what no root keeps and nobody used for long.")
 @store_option
 @click.option(
     "--days",
@@ -108,7 +108,7 @@ def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: b
     return 0
 
 
-@command.command("stats")
+@command.command("stats", short_help="Say how much a store holds, and of what.")
 @store_option
 @json_option
 def stats_command(store: Path, as_json: bool) -> int:
@@ -146,7 +146,7 @@ def _moment(seconds: float) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-@command.command("roots")
+@command.command("roots", short_help="List the roots, whose records are kept.")
 @store_option
 @json_option
 def roots_command(store: Path, as_json: bool) -> int:
@@ -162,7 +162,7 @@ def roots_command(store: Path, as_json: bool) -> int:
     return 0
 
 
-@command.command("forget")
+@command.command("forget", short_help="Give up a root; a later gc takes what it kept.")
 @click.argument("name")
 @store_option
 @json_option

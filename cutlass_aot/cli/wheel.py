@@ -27,9 +27,14 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     """A size with a unit or without, in bytes."""
     if value is None:
         return None
-    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", value.strip(), re.ASCII)
+    match = re.fullmatch(r"([0-9]{1,20})\s*([A-Za-z]*)", value.strip(), re.ASCII)
     if match is None or match[2].upper() not in _UNITS or not int(match[1]):
-        raise click.BadParameter(f"{value!r}: expected a size such as 100MB or 60MiB", context, option)
+        raise click.BadParameter(
+            f"{value[:40]!r}: expected a size such as 100MB or 60MiB: a whole number above 0, with B, KB, MB, "
+            "GB, KiB, MiB or GiB or without",
+            context,
+            option,
+        )
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -47,14 +52,15 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     "--split",
     "by",
     type=click.Choice(["families", "targets"]),
-    help="A wheel for each GPU code target, or for each family of GPUs.",
+    help="A wheel for each family of GPUs, or for each GPU code target.",
 )
 @click.option(
     "--max-size",
     "limit",
     callback=_bytes,
     metavar="SIZE",
-    help="Most bytes a wheel may have, such as 100MB; a bundle of more is split.",
+    help="Most bytes a wheel may have; a bundle of more is split. A whole number, with B, KB, MB, GB, KiB, "
+    "MiB or GiB or without, such as 100MB.",
 )
 @signer_options
 def command(

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("oras")
 
-from cutlass_aot.bundle.oci import manifest, registry
+from cutlass_aot.bundle.oci import client, manifest, registry
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli.bundle import command
 from tests.unit.registries import fake_registry
@@ -60,6 +60,6 @@ def test_the_media_types_are_those_of_the_code() -> None:
 
 
 def test_the_figures_are_those_of_the_code() -> None:
-    assert (manifest.MAX_OCI_MANIFEST_BYTES, registry.TIMEOUT, registry.SLOWEST) == (4 << 20, 30, 16 << 10)
+    assert (manifest.MAX_OCI_MANIFEST_BYTES, client.TIMEOUT, registry.SLOWEST) == (4 << 20, 30, 16 << 10)
     for words in ("4 MiB at most", "30 if left out", "less than 16 KiB a second"):
         assert words in TEXT

@@ -475,9 +475,10 @@ def test_the_command_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = str(tmp_path / "wheels")
     assert status("wheel", str(bundle), "-o", out, "--split", "targets", "--max-size", "1MiB") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-    for text in ("many", "0", "10TB", "-1", "1.5MB"):
+    for text in ("many", "0", "10TB", "-1", "1.5MB", "9" * 5000):
         assert status("wheel", str(bundle), "-o", out, "--max-size", text) == 2
-        assert "expected a size such as 100MB" in capsys.readouterr().err
+        told = " ".join(capsys.readouterr().err.split())
+        assert "expected a size such as 100MB or 60MiB: a whole number above 0" in told
 
 
 def test_a_packed_file_is_named(tmp_path: Path) -> None:

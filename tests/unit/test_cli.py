@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -55,6 +56,30 @@ def test_every_command_has_help_that_begins_as_the_list_says(run, name):
     status, out, _ = run(name, "--help")
     assert status == 0
     assert out.startswith(f"Usage: cutlass-aot {name} ")
+
+
+@pytest.mark.parametrize("name", ["bundle", "key", "store"])
+def test_commands_of_commands_have_a_line_that_is_whole(run, name):
+    _, out, _ = run(name, "--help")
+    lines = out.split("Commands:\n")[1].splitlines()
+    assert lines
+    assert all(re.fullmatch(r"  [a-z]+  +[A-Z][^.]*\.", line) for line in lines), lines
+
+
+def words(run, *arguments):
+    return " ".join(run(*arguments, "--help")[1].split())
+
+
+def test_help_says_what_options_take_and_what_counts_without_them(run):
+    for name in ("push", "pull"):
+        assert "the registry may be silent. [default: 30.0; x>=1]" in words(run, "bundle", name)
+    assert "Without --key, one of the keys that CUTLASS_AOT_TRUSTED_KEYS names" in words(
+        run, "bundle", "pull"
+    )
+    wheel = words(run, "wheel")
+    assert "--split [families|targets] A wheel for each family of GPUs, or for each GPU code target." in wheel
+    assert "A whole number, with B, KB, MB, GB, KiB, MiB or GiB or without, such as 100MB." in wheel
+    assert "With --command: file of the public key whose signatures the program gives." in wheel
 
 
 def test_help_imports_nothing_heavy():

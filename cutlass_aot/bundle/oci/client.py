@@ -10,8 +10,11 @@ from cutlass_aot.errors import ToolchainError
 if TYPE_CHECKING:
     from cutlass_aot.bundle.oci.registry import Registry
 
+TIMEOUT = 30.0
+"""Seconds that a registry may be silent."""
 
-def open_registry(reference: Reference, *, plain_http: bool, timeout: float | None) -> Registry:
+
+def open_registry(reference: Reference, *, plain_http: bool, timeout: float) -> Registry:
     """The repository that ``reference`` names.
 
     Raises:
@@ -19,10 +22,10 @@ def open_registry(reference: Reference, *, plain_http: bool, timeout: float | No
         RegistryError: if docker's config file cannot be used.
     """
     try:
-        from cutlass_aot.bundle.oci.registry import TIMEOUT, Registry
+        from cutlass_aot.bundle.oci.registry import Registry
     except ImportError as error:
         raise ToolchainError(
             f"the client for registries is not installed ({error.name} is missing): "
             "pip install 'cutlass-aot[oci]'"
         ) from None
-    return Registry(reference, plain_http=plain_http, timeout=TIMEOUT if timeout is None else timeout)
+    return Registry(reference, plain_http=plain_http, timeout=timeout)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cutlass_aot.bundle.contents import verify_bundle
 from cutlass_aot.bundle.files import is_exactly
-from cutlass_aot.bundle.oci.client import open_registry
+from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import (
     Contents,
     check_same_files,
@@ -58,7 +58,7 @@ def pull_bundle(
     *,
     keys: Sequence[Path] = (),
     plain_http: bool = False,
-    timeout: float | None = None,
+    timeout: float = TIMEOUT,
 ) -> Pulled:
     """Fetch a bundle from a registry. What is at ``output`` stays until the new one is whole and verified.
 
@@ -73,7 +73,7 @@ def pull_bundle(
             has is seen before anything but ``MANIFEST.json`` and signatures is fetched. If there are none,
             those count that a program here would require (:mod:`cutlass_aot.runtime.trust`).
         plain_http: whether to speak plain HTTP.
-        timeout: seconds that the registry may be silent; a default if ``None``.
+        timeout: seconds that the registry may be silent.
 
     Raises:
         RegistryNameError: for another form of ``name``.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cutlass_aot.bundle.contents import verify_bundle
 from cutlass_aot.bundle.files import digest_beneath, list_files
-from cutlass_aot.bundle.oci.client import open_registry
+from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.errors import BundleError, RegistryNameError
@@ -34,14 +34,14 @@ class Pushed:
     blobs: int
 
 
-def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float | None = None) -> Pushed:
+def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float = TIMEOUT) -> Pushed:
     """Put a bundle into a registry. Equal bundles have equal digests there.
 
     Args:
         bundle: its directory; every byte is verified before anything is sent.
         name: ``registry/repository:tag``.
         plain_http: whether to speak plain HTTP.
-        timeout: seconds that the registry may be silent; a default if ``None``.
+        timeout: seconds that the registry may be silent.
 
     Raises:
         RegistryNameError: for another form of ``name``.

@@ -25,14 +25,13 @@ import oras.utils
 import requests
 import urllib3
 
+from cutlass_aot.bundle.oci.client import TIMEOUT
 from cutlass_aot.bundle.oci.manifest import MANIFEST_TYPE
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
 from cutlass_aot.bundle.oci.transport import Bounded, Session
 from cutlass_aot.errors import CorruptFile, RegistryError
 from cutlass_aot.schema.catalog import FileReference
 
-TIMEOUT = 30.0
-"""Seconds that a registry may be silent."""
 SLOWEST = 1 << 14
 """Bytes a second; what comes slower counts as hanging."""
 
