@@ -1,4 +1,4 @@
-"""A stand-in for the bundle of manifests/smoke.toml, which pages use: its name and targets, no code behind."""
+"""A stand-in for the bundle of manifests/smoke.toml, which pages use: its name and targets, and no code."""
 
 from __future__ import annotations
 

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import _COMMANDS
-from cutlass_aot.runtime import cache
+from cutlass_aot.runtime import cache, trust
 from cutlass_aot.runtime.code import Code
 from cutlass_aot.runtime.files import read_catalog, read_file
 from cutlass_aot.schema.group_index import group_from_bytes
-from tests.unit.synthetic import plan
+from tests.contract.commands import blocks_of, own_environment, run_commands
+from tests.contract.smoke import write_smoke
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "unpacking.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^(?:`([^`\n]+)`\n)?```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the bundle is for x86_64")
 def test_a_directory_that_was_filled_as_the_page_says_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = tmp_path / "build" / "bundles" / "smoke"
-    write_bundle(plan(tmp_path / "linked", name="smoke"), bundle)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-    }
-    for name, _, text in BLOCKS:
-        if name:
-            (tmp_path / name).write_text(text)
-            continue
-        for line in text.splitlines():
-            # As installed: this interpreter's command line.
-            program = line.replace("cutlass-aot ", f"{sys.executable} -m cutlass_aot ", 1)
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", program], cwd=tmp_path, env=environment,
-                capture_output=True, text=True, check=False, timeout=300,
-            )  # fmt: skip
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    bundle = write_smoke(tmp_path)
+    said = ""
+    for block in blocks_of(PAGE):
+        if block.language == "bash":
+            (said,) = run_commands([block.text], tmp_path)
+    # By the last command, doctor's.
+    assert f"in {tmp_path}/build/cache: " in said
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path / "build" / "cache"))
     groups = read_catalog(bundle).groups
     for entry in groups:
@@ -61,8 +46,26 @@ def test_a_directory_that_was_filled_as_the_page_says_serves(
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in kept)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the bundle is for x86_64")
+def test_what_was_installed_is_found_as_the_page_says(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks_of(PAGE) if block.language == "bash installed")
+    (shown,) = re.findall(r"/\S+/site-packages", block.text)
+    variables = own_environment(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob(f"lib/python{sys.version_info[0]}.*/site-packages")
+    write_smoke(tmp_path)
+    commands = [
+        "cutlass-aot wheel build/bundles/smoke",
+        "pip install --no-index --find-links build/wheels cutlass-aot-bundle-smoke",
+        *block.text.replace(shown, str(packages)).splitlines(),
+    ]
+    *_, installed, filled = run_commands(commands, tmp_path, variables)
+    assert f"({packages}/cutlass_aot_bundle_smoke/bundle)" in installed
+    assert filled.startswith("build/cache: 2 files")
+
+
 def test_names_and_figures_are_those_of_the_code() -> None:
-    assert set(re.findall(r"CUTLASS_AOT_\w+", PAGE)) == {cache.DIRECTORY_VARIABLE, cache.LIMIT_VARIABLE}
+    known = {cache.DIRECTORY_VARIABLE, cache.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
+    assert set(re.findall(r"CUTLASS_AOT_\w+", PAGE)) == known
     assert f"4 GiB\n({cache.DEFAULT_LIMIT})" in PAGE
     assert (cache._LOCK_SECONDS, cache._TOUCH_SECONDS) == (60, 3600)
     assert "at most a minute" in PAGE
