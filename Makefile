@@ -42,12 +42,15 @@ fuzz: $(VENV)/.installed
 	$(BIN)/python tools/fuzz_readers.py build/bundles/smoke
 
 # A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it
-# cannot be had.
+# cannot be had. Unpacked beside its place, so that one that was interrupted is fetched again.
 registry: build/docker-registry/usr/bin/docker-registry
 
 build/docker-registry/usr/bin/docker-registry:
-	mkdir -p build/docker-registry
-	cd build/docker-registry && apt-get download docker-registry && dpkg -x docker-registry_*.deb .
+	rm -rf build/.docker-registry
+	mkdir -p build/.docker-registry
+	cd build/.docker-registry && apt-get download docker-registry && dpkg -x docker-registry_*.deb .
+	rm -rf build/docker-registry
+	mv build/.docker-registry build/docker-registry
 
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed

@@ -159,9 +159,15 @@ def take_emulator(archive: Path, names: Collection[str], to: Path) -> bool:
         for member in package:
             stream = package.extractfile(member) if Path(member.name).name in names else None
             if stream is not None and member.isfile():
-                with to.open("wb") as file:
-                    shutil.copyfileobj(stream, file)
-                to.chmod(0o755)
+                # Beside it, then in place: where it is looked for it is whole, whatever ends this.
+                part = to.with_name(f".{to.name}-{os.getpid()}")
+                try:
+                    with part.open("xb") as file:
+                        shutil.copyfileobj(stream, file)
+                    part.chmod(0o755)
+                    part.rename(to)
+                finally:
+                    part.unlink(missing_ok=True)
                 unpacking.terminate()
                 return True
     return False

@@ -30,8 +30,8 @@ def _bytes(context: click.Context, option: click.Parameter, value: str | None) -
     match = re.fullmatch(r"([0-9]{1,20})\s*([A-Za-z]*)", value.strip(), re.ASCII)
     if match is None or match[2].upper() not in _UNITS or not int(match[1]):
         raise click.BadParameter(
-            f"{value[:40]!r}: expected a size such as 100MB or 60MiB: a whole number above 0, with B, KB, MB, "
-            "GB, KiB, MiB or GiB or without",
+            f"{value[:40]!r}: expected a size such as 100MB or 60MiB: a whole number above 0, with B, KB, "
+            "MB, GB, KiB, MiB or GiB or without",
             context,
             option,
         )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from click.testing import CliRunner
@@ -40,6 +45,58 @@ def test_a_failure_leaves_nothing_and_says_the_last_words(
     assert result.exit_code == 1
     assert "package lists failed (exit status 100):\nE: there is no network" in result.output
     assert list((tmp_path / "build").iterdir()) == []
+
+
+def test_an_emulator_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is taken where it lies, without another look."""
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "usr" / "qemu-x86_64").write_bytes(b"program" * 1000)
+    with tarfile.open(tmp_path / "package.deb", "w") as package:
+        package.add(tmp_path / "usr" / "qemu-x86_64", "./usr/bin/qemu-x86_64")
+    programs, made = tmp_path / "programs", tmp_path / "made"
+    programs.mkdir()
+    made.mkdir()
+    (programs / "dpkg-deb").write_text('#!/bin/sh\nexec cat "$2"\n')
+    (programs / "dpkg-deb").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+
+    def interrupted(source: BinaryIO, target: BinaryIO) -> None:
+        target.write(source.read(100))
+        target.flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(emulator.shutil, "copyfileobj", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            emulator.take_emulator(tmp_path / "package.deb", ["qemu-x86_64"], made / "qemu-x86_64")
+    assert list(made.iterdir()) == []
+    assert emulator.take_emulator(tmp_path / "package.deb", ["qemu-x86_64"], made / "qemu-x86_64")
+    assert list(made.iterdir()) == [made / "qemu-x86_64"]
+    assert (made / "qemu-x86_64").read_bytes() == b"program" * 1000
+    assert (made / "qemu-x86_64").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_registry_that_make_fetches_is_whole_or_not_there(tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "apt-get").write_text("#!/bin/sh\ntouch docker-registry_2_amd64.deb\n")
+    # The second time it gets to the end.
+    (programs / "dpkg").write_text(
+        '#!/bin/sh\nmkdir -p "$3/usr/bin"\necho part > "$3/usr/bin/docker-registry"\n'
+        f'[ -e "{tmp_path}/again" ] || {{ touch "{tmp_path}/again"; exit 1; }}\n'
+        'echo whole > "$3/usr/bin/docker-registry"\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    command = ["make", "--file", str(emulator.REPOSITORY / "Makefile"), "registry"]
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    program = tmp_path / "build" / "docker-registry" / "usr" / "bin" / "docker-registry"
+    for status, found in ((2, None), (0, "whole\n"), (0, "whole\n")):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert (program.read_text() if program.exists() else None) == found
+    assert [path.name for path in (tmp_path / "build").iterdir()] == ["docker-registry"]
 
 
 def test_what_is_there_stays_unless_something_else_is_wanted(
