@@ -3,64 +3,61 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cutlass_aot.bundle.platform_tags import OLDEST
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, SPECIFICATION
-from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli.installed import command as installed_command
 from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.runtime.installed import ENVIRONMENT_VARIABLE
-from tests.unit.synthetic import group, kernels, plan
+from tests.contract.commands import blocks_of, own_environment, run_commands
+from tests.contract.smoke import write_smoke
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "wheels.md").read_text(encoding="utf-8")
-COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
+COMMANDS = [
+    line
+    for block in blocks_of(TEXT)
+    if block.language in ("bash", "bash install")
+    for line in block.text.splitlines()
+]
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def small(folder: Path) -> None:
-    """The bundle of the page, for two targets."""
-    linked = folder / "linked"
-    linked.mkdir(parents=True)
-    targets = ("sm_100a", "sm_90a")
-    groups = tuple(group(linked, kernels(target=target)) for target in targets)
-    needs = plan(folder / "plan").needs._replace(glibc="2.17")
-    made = plan(folder / "plan", groups=groups, targets=targets, rankings=(), needs=needs)
-    write_bundle(made, folder / "build" / "bundles" / "small")
-
-
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the bundle is for x86_64")
 def test_the_commands_run(tmp_path: Path) -> None:
-    small(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    assert len(COMMANDS) == 8
-    for line in COMMANDS:
-        program, *arguments = line.split()
-        assert program == "cutlass-aot"
-        done = subprocess.run(
-            [sys.executable, "-m", "cutlass_aot", *arguments],
-            capture_output=True, text=True, cwd=tmp_path, check=False, env=environment,
-        )  # fmt: skip
-        assert done.returncode == 0, (line, done.stderr)
-        assert done.stdout
-        if "--path" in arguments:
-            assert done.stdout.startswith("small 0.1.0: 6 kernels in 2 groups")
-    wheels = {wheel.name for wheel in (tmp_path / "build" / "wheels").iterdir()}
+    write_smoke(tmp_path)
+    assert len(COMMANDS) == 9
+    printed = dict(
+        zip(COMMANDS, run_commands(COMMANDS, tmp_path, own_environment(tmp_path / "venv")), strict=True)
+    )
+    assert all(printed.values())
+    wheels = {folder: sorted(path.name for path in (tmp_path / "build" / "wheels" / folder).glob("*.whl"))
+              for folder in ("", "targets", "families", "limited", "limited-targets")}  # fmt: skip
     (shown,) = re.findall(r"^    (\S+\.whl)$", TEXT, re.MULTILINE)
-    assert shown in wheels
-    for part in ("sm90a", "sm9x"):
-        assert any(f"_small_{part}-" in name for name in wheels)
+    assert wheels[""] == wheels["limited"] == [shown]
+    for folder, parts in (("targets", ("sm100a", "sm90a")), ("families", ("sm10x", "sm9x"))):
+        packages = [name.split("-")[0].removeprefix("cutlass_aot_bundle_") for name in wheels[folder]]
+        assert packages == ["smoke", *(f"smoke_{part}" for part in parts)]
+    assert wheels["limited-targets"] == wheels["targets"]
+    # The parts that were installed, and the bundle of the search path, which comes before them.
+    assert printed["cutlass-aot installed"].count("site-packages/cutlass_aot_bundle_smoke_sm") == 2
+    (line,) = (line for line in COMMANDS if "--path" in line)
+    assert printed[line].startswith("smoke 0.1.0: 6 kernels in 2 groups")
 
 
 def test_the_program_runs(tmp_path: Path) -> None:
-    small(tmp_path)
+    write_smoke(tmp_path)
     path = tmp_path / "build" / "bundles"
     # Libraries of another host are a look at what is there; a test has no GPU to load them for.
-    program = PROGRAM.replace('open_installed("small")', 'open_installed("small", check=False)')
+    program = PROGRAM.replace('open_installed("smoke")', 'open_installed("smoke", check=False)')
     program = program.replace("open_installed()", "open_installed(check=False)")
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -68,7 +65,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), ENVIRONMENT_VARIABLE: str(path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "small 0.1.0: 6 kernels in 2 groups for sm_100a, sm_90a" in done.stdout
+    assert "smoke 0.1.0: 6 kernels in 2 groups for sm_100a, sm_90a" in done.stdout
 
 
 def test_what_is_named_exists() -> None:
