@@ -55,14 +55,21 @@ def for_host(plan: BundlePlan, host: str) -> BundlePlan:
     """A bundle with the libraries of one host alone, and what these need; the GPU code is the same."""
     if tuple(plan.hosts) == (host,):
         return plan
-    libraries = [library.path for group in plan.groups for library in group.libraries[host]]
-    return replace(
-        plan,
-        hosts=(host,),
-        needs=plan.needs._replace(glibc=glibc_of([*libraries, plan.launchers[host].path])),
-        launchers={host: plan.launchers[host]},
-        groups=[replace(group, libraries={host: group.libraries[host]}) for group in plan.groups],
+    return _promising_its_own(
+        replace(
+            plan,
+            hosts=(host,),
+            launchers={host: plan.launchers[host]},
+            groups=[replace(group, libraries={host: group.libraries[host]}) for group in plan.groups],
+        )
     )
+
+
+def _promising_its_own(plan: BundlePlan) -> BundlePlan:
+    """A bundle that promises the glibc that its own libraries need, not those of what it is a part of."""
+    libraries = [library.path for group in plan.groups for own in group.libraries.values() for library in own]
+    launchers = [launcher.path for launcher in plan.launchers.values()]
+    return replace(plan, needs=plan.needs._replace(glibc=glibc_of([*libraries, *launchers])))
 
 
 def part_of(plan: BundlePlan, groups: Collection[str], part: str, parts: Sequence[str]) -> BundlePlan:
@@ -73,16 +80,22 @@ def part_of(plan: BundlePlan, groups: Collection[str], part: str, parts: Sequenc
         groups: names of its groups.
         part: how the part is called.
         parts: how all parts are called.
+
+    Raises:
+        CorruptFile: if a library is none.
+        BundleError: if one binds to what no release of glibc promises.
     """
     kept = [group for group in plan.groups if group.name in groups]
     digests = {group.entries[0].kernel.group for group in kept}
-    return replace(
-        plan,
-        groups=kept,
-        targets=sorted({_target(group) for group in kept}),
-        rankings=[ranking for ranking in plan.rankings if ranking.group in digests],
-        part=part,
-        parts=tuple(sorted(parts)),
+    return _promising_its_own(
+        replace(
+            plan,
+            groups=kept,
+            targets=sorted({_target(group) for group in kept}),
+            rankings=[ranking for ranking in plan.rankings if ranking.group in digests],
+            part=part,
+            parts=tuple(sorted(parts)),
+        )
     )
 
 

@@ -37,6 +37,8 @@ from tests.unit.synthetic import exports, group, kernels, launcher, packed, plan
 
 TARGETS = ("sm_100a", "sm_103a", "sm_90a")
 MACHINES = {"aarch64": 183, "x86_64": 62}
+PLATFORM = "py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+"""Of a part: nothing in the tests' libraries asks for more, whatever the bundle promises."""
 PAD = 120_000
 """Bytes of code that make a group of the tests large."""
 
@@ -155,6 +157,28 @@ def test_the_tag_is_never_below_what_a_library_needs(tmp_path: Path) -> None:
     assert for_host(made, "x86_64") is made
 
 
+@pytest.mark.parametrize("hosts", [("x86_64",), ("x86_64", "aarch64")])
+def test_a_part_promises_what_its_own_libraries_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+) -> None:
+    """However many hosts the bundle has: what another part's libraries need is not asked for."""
+    bundle = write(tmp_path, hosts=hosts, targets=("sm_90a", "sm_100a"))
+
+    def needed(library: object, what: str) -> tuple[int, int]:
+        return (2, 28) if "sm_100a" in what else (2, 5)
+
+    for module in ("contents", "platform_tags"):
+        monkeypatch.setattr(f"cutlass_aot.bundle.{module}.needed_glibc", needed)
+    wheels = build_wheels(bundle, tmp_path / "wheels", by="targets")
+    assert {name.rpartition("-")[2] for name in names(wheels) if "sm90a" in name} == {
+        f"manylinux_2_17_{host}.manylinux2014_{host}.whl" for host in hosts
+    }
+    assert {name.rpartition("-")[2] for name in names(wheels) if "sm100a" in name} == {
+        f"manylinux_2_28_{host}.whl" for host in hosts
+    }
+    assert all(verify_wheel(wheel) == [] for wheel in wheels)
+
+
 def test_a_library_that_needs_more_than_its_bundle_promises_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,9 +200,8 @@ def test_a_library_that_needs_more_than_its_bundle_promises_is_found(
 def test_a_wheel_for_each_target_or_family(tmp_path: Path, by: str, parts: list[str]) -> None:
     bundle = write(tmp_path)
     wheels = build_wheels(bundle, tmp_path / "wheels", by=by)
-    platform = "py3-none-manylinux_2_28_x86_64.whl"
     assert sorted(names(wheels)) == sorted(
-        ["small-0.1.0-py3-none-any.whl", *(f"small_{part}-0.1.0-{platform}" for part in parts)]
+        ["small-0.1.0-py3-none-any.whl", *(f"small_{part}-0.1.0-{PLATFORM}" for part in parts)]
     )
     opened = []
     for wheel in wheels:
@@ -211,13 +234,11 @@ def test_wheels_stay_under_a_limit(tmp_path: Path) -> None:
     bundle = write(tmp_path, pad=PAD)
     limit = 400_000
     wheels = build_wheels(bundle, tmp_path / "wheels", limit=limit)
-    assert sorted(names(wheels))[-2:] == [
-        f"small_part{number}-0.1.0-py3-none-manylinux_2_28_x86_64.whl" for number in (2, 3)
-    ]
+    assert sorted(names(wheels))[-2:] == [f"small_part{number}-0.1.0-{PLATFORM}" for number in (2, 3)]
     assert max(wheel.stat().st_size for wheel in wheels) <= limit
     assert all(verify_wheel(wheel) == [] for wheel in wheels)
     both = build_wheels(bundle, tmp_path / "both", by="targets", limit=300_000)
-    assert "small_sm100a_part2-0.1.0-py3-none-manylinux_2_28_x86_64.whl" in names(both)
+    assert f"small_sm100a_part2-0.1.0-{PLATFORM}" in names(both)
     assert all(verify_wheel(wheel) == [] for wheel in both)
 
 
