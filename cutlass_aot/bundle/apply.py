@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.contents import in_short, verify_bundle
+from cutlass_aot.bundle.files import read_licenses
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, PackedFile, write_bundle
 from cutlass_aot.errors import BundleError, TuningError
 from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
@@ -14,8 +15,6 @@ from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
 from cutlass_aot.schema.tuned import fits, objects_of, rankings, sound
 from cutlass_aot.schema.tuning import Tuning
-
-_LICENSES = "licenses/"
 
 
 def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:
@@ -73,9 +72,8 @@ def plan_of(bundle: Path) -> BundlePlan:
     """
     problems = verify_bundle(bundle)
     if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BundleError(
-            f"the bundle {bundle} is damaged: {problems[0]}{more}; cutlass-aot verify lists all; "
+            f"the bundle {bundle} is damaged: {in_short(problems)}; cutlass-aot verify lists all; "
             "build or fetch it again"
         )
     catalog = read_catalog(bundle)
@@ -90,11 +88,7 @@ def plan_of(bundle: Path) -> BundlePlan:
         provenance=catalog.provenance,
         groups=[_group(bundle, group) for group in catalog.groups],
         launchers={host: _packed(bundle, reference) for host, reference in catalog.launchers.items()},
-        licenses={
-            path.removeprefix(_LICENSES): read_file(bundle, reference)
-            for path, reference in references.items()
-            if path.startswith(_LICENSES)
-        },
+        licenses=read_licenses(bundle, references),
         rankings=[
             Ranking.from_bytes(read_file(bundle, reference.file), reference.file.path)
             for group in catalog.groups

@@ -71,6 +71,12 @@ class Problem:
         return f"{self.path}: found {self.found}; expected {self.expected}"
 
 
+def in_short(problems: Sequence[Problem]) -> str:
+    """The first of some problems, and how many more there are, for an error."""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}"
+
+
 @dataclass(slots=True)
 class Findings:
     """What a look at a bundle or a wheel brought.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import BundleError, CutlassAotError
-from cutlass_aot.runtime.files import MANIFEST_KIND, MAX_MANIFEST_BYTES, open_beneath, read_bounded
+from cutlass_aot.runtime.files import MANIFEST_KIND, MAX_MANIFEST_BYTES, open_beneath, read_bounded, read_file
 from cutlass_aot.runtime.signatures import read_signature
 from cutlass_aot.schema.catalog import MANIFEST_NAME, SCHEMA, FileReference
 from cutlass_aot.schema.signature import MAX_SIGNATURES, is_signature_path
@@ -30,6 +30,27 @@ def manifest_to_bytes(references: Mapping[str, FileReference]) -> bytes:
     files = {path: {"sha256": item.sha256, "size": item.size} for path, item in references.items()}
     text = json.dumps({"schema": SCHEMA, "kind": MANIFEST_KIND, "files": files}, indent=1, sort_keys=True)
     return text.encode() + b"\n"
+
+
+LICENSES = "licenses"
+"""The folder of the licences of what is linked in."""
+
+
+def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict[str, bytes]:
+    """The licences of a bundle, by the names of their files.
+
+    Args:
+        bundle: its directory.
+        references: what its manifest lists.
+
+    Raises:
+        CutlassAotError: if one cannot be read, or is not what its digest says.
+    """
+    return {
+        path.removeprefix(f"{LICENSES}/"): read_file(bundle, reference)
+        for path, reference in references.items()
+        if path.startswith(f"{LICENSES}/")
+    }
 
 
 def digest_file(path: Path) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.contents import in_short, verify_bundle
 from cutlass_aot.errors import BundleError, SignatureError
 from cutlass_aot.runtime.files import manifest_bytes
 from cutlass_aot.runtime.signatures import (
@@ -203,8 +203,7 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
         manifest = manifest_bytes(bundle)
         problems = [problem for problem in verify_bundle(bundle) if problem.path != path]
         if problems:
-            more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-            raise BundleError(f"{bundle} is not sound: {problems[0]}{more}; what is damaged is not signed")
+            raise BundleError(f"{bundle} is not sound: {in_short(problems)}; what is damaged is not signed")
         if manifest_bytes(bundle) != manifest:
             raise _replaced(bundle)
         message = signed_message(manifest)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cutlass_aot.bundle.archive import ZIP_ERRORS, digest_of, entry_problems, record_problems, text_of
 from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
+from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.wheel import BUNDLE_FOLDER
 from cutlass_aot.bundle.wheel_names import (
@@ -33,7 +34,7 @@ from cutlass_aot.bundle.wheel_names import (
 )
 from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
+from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.runtime.signatures import PublicKey
 from cutlass_aot.runtime.wheel_catalog import check_directory
 from cutlass_aot.schema.catalog import (
@@ -165,18 +166,14 @@ def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str,
     """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
     try:
         references = read_manifest(folder)
-        licenses = {
-            path.removeprefix("licenses/"): read_file(folder, reference)
-            for path, reference in references.items()
-            if path.startswith("licenses/")
-        }
+        licenses = read_licenses(folder, references)
     except CutlassAotError:
         # Which is a problem of the bundle already.
         return {}
     found: dict[str, str] = {}
     if licenses:
         text = licenses_text(licenses).decode("utf-8", "replace")
-        found[f"{names.dist_info}/licenses/{LICENSES_NAME}"] = text
+        found[f"{names.dist_info}/{LICENSES}/{LICENSES_NAME}"] = text
     bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
@@ -261,7 +258,7 @@ def _surroundings(
         # What cannot be read is told below.
         wheel = text_of(archive, f"{dist_info}WHEEL")
     release = release_of(wheel)
-    licensed = f"{dist_info}licenses/{LICENSES_NAME}" in about
+    licensed = f"{dist_info}{LICENSES}/{LICENSES_NAME}" in about
     try:
         described = metadata(catalog, names, licensed, release)
     except (CutlassAotError, ValueError) as error:

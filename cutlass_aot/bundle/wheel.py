@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.replace import make_folders
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.sign import Signer, sign_bundle
@@ -64,7 +65,6 @@ _FIRST_SECOND = 315532800  # 1980-01-01 00:00 UTC, where a zip file's calendar b
 _LAST_SECOND = 4354819199  # 2107-12-31 23:59:59 UTC, where it ends
 _COMPRESSION_LEVEL = 6
 _COMPRESSED = ".zst"
-_LICENSES = "licenses/"
 
 _Date = tuple[int, int, int, int, int, int]
 
@@ -204,18 +204,14 @@ def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelN
         archive.add(f"{folder}/{path}", read_file(bundle, reference))
     for signature in _signatures(bundle, manifest):
         archive.add(f"{folder}/{signature.path}", signature.to_bytes())
-    licenses = {
-        path.removeprefix(_LICENSES): read_file(bundle, reference)
-        for path, reference in references.items()
-        if path.startswith(_LICENSES)
-    }
+    licenses = read_licenses(bundle, references)
     about = {
         "METADATA": metadata(catalog, names, bool(licenses)),
         "WHEEL": wheel_file(names),
         "entry_points.txt": entry_points(catalog, names),
     }
     if licenses:
-        about[f"{_LICENSES}{LICENSES_NAME}"] = licenses_text(licenses)
+        about[f"{LICENSES}/{LICENSES_NAME}"] = licenses_text(licenses)
     bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         # The kernels stand in the bundle's own bill, which is not packed twice.

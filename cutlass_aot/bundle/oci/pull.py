@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.contents import in_short, verify_bundle
 from cutlass_aot.bundle.files import is_exactly
 from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import (
@@ -155,8 +155,7 @@ def _fill(folder: Path, registry: Registry, contents: Contents, bundle_manifest:
         synchronise(item)
     problems = verify_bundle(folder)
     if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise CorruptFile(f"what was pulled is no sound bundle: {problems[0]}{more}; push one that is")
+        raise CorruptFile(f"what was pulled is no sound bundle: {in_short(problems)}; push one that is")
     if contents.config is not None:
         _check_config(registry, contents.config, config_of(read_catalog(folder)))
 

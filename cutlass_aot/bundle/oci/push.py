@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import verify_bundle
+from cutlass_aot.bundle.contents import in_short, verify_bundle
 from cutlass_aot.bundle.files import digest_beneath, list_files
 from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
@@ -57,9 +57,8 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
         )
     problems = verify_bundle(bundle)
     if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BundleError(
-            f"the bundle {bundle} is damaged: {problems[0]}{more}; cutlass-aot verify lists all; "
+            f"the bundle {bundle} is damaged: {in_short(problems)}; cutlass-aot verify lists all; "
             "build or fetch it again, then push it"
         )
     files = files_of(bundle)
