@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.platform_tags import promised_glibc
 from cutlass_aot.cli.doctor import command
+from cutlass_aot.errors import FactsError
+from cutlass_aot.manifest.model import load_manifest
 from cutlass_aot.runtime.compatibility import ANYTHING, MINIMUM_PYTHON
-from cutlass_aot.runtime.facts import DRIVER_KEYS, GPU_KEYS, MAX_BYTES, TEXTS
+from cutlass_aot.runtime.facts import DRIVER_KEYS, GPU_KEYS, MAX_BYTES, TEXTS, parse_facts
 from cutlass_aot.runtime.remarks import NATIVE_TORCH
 from cutlass_aot.schema.drivers import FIRST_DRIVERS
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
-from tests.unit.bundles import NEEDS, designs, write_bundle
+from tests.contract.commands import REPOSITORY, blocks_of
+from tests.contract.stand_ins import write_stand_in
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -33,42 +34,50 @@ def table(header: str) -> list[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the page's commands are given: a bundle, its wheel, and the two files of facts."""
-    root = write_bundle(
-        tmp_path / "build" / "bundles" / "sm100",
-        [*designs(target="sm_100a"), *designs(target="sm_103a")],
-        needs=NEEDS._replace(glibc=promised_glibc([])),
-        hosts=("aarch64", "x86_64"),
-        name="sm100",
-    )
-    wheel = tmp_path / "build" / "wheels" / "sm100.whl"
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file in sorted(root.rglob("*")):
-            if file.is_file():
-                archive.write(file, f"package/bundle/{file.relative_to(root)}")
-    (tmp_path / "gb300.toml").write_text(blocks("toml")[0])
-    (tmp_path / "old-node.json").write_text(blocks("json")[0])
+    """Where the page's commands are given: with the bundle that `make bundle` builds."""
+    write_stand_in(tmp_path, "sm100-dense", ("sm_100a", "sm_103a"), ("aarch64", "x86_64"))
     return tmp_path
 
 
 def test_the_commands_print_what_is_shown(folder: Path) -> None:
-    commands = "".join(blocks("bash")).splitlines()
-    assert len(commands) == 6
+    shown = []
     printed = {}
-    for line in commands:
-        assert line.startswith("cutlass-aot doctor")
-        program = line.replace("cutlass-aot", f"{sys.executable} -m cutlass_aot")
-        done = subprocess.run(
-            ["bash", "-c", program], capture_output=True, text=True, cwd=folder, check=False
-        )  # fmt: skip
-        assert done.stderr == ""
-        printed[line] = done.returncode, done.stdout
-    here, gb300, old, written, *read = commands
-    assert blocks("text") == [printed[gb300][1], printed[old][1]]
-    assert (printed[gb300][0], printed[old][0], printed[written][0]) == (0, 1, 0)
+    for block in blocks_of(PAGE):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "text":
+            # By the last command above it.
+            shown.append((list(printed)[-1], block.text))
+        for line in block.text.splitlines() if block.language == "bash" else ():
+            program = line.replace("cutlass-aot", f"{sys.executable} -m cutlass_aot")
+            done = subprocess.run(
+                ["bash", "-c", program], capture_output=True, text=True, cwd=folder, check=False
+            )  # fmt: skip
+            assert done.stderr == ""
+            printed[line] = done.returncode, done.stdout
+    here, written, *read, gb300, packed, old = printed
+    assert shown == [(gb300, printed[gb300][1]), (old, printed[old][1])]
+    assert [printed[line][0] for line in (gb300, old, written, packed)] == [0, 1, 0, 0]
     # The machine at hand answers for itself as its facts do.
+    assert len(read) == 2
     assert all(printed[line] == printed[here] for line in read)
+
+
+def test_the_bundle_is_the_one_that_the_first_command_of_the_readme_builds() -> None:
+    manifest = load_manifest(REPOSITORY / "manifests" / "sm100.toml")
+    assert set(re.findall(r"build/bundles/([\w.-]+)", PAGE)) == {manifest.name}
+    assert manifest.targets == ("sm_100a", "sm_103a")
+    assert set(manifest.hosts) == {"aarch64", "x86_64"}
+
+
+def test_the_version_of_a_gpu_is_text() -> None:
+    (value,) = re.findall(r'in quotes, such as `("[0-9.]+")`', PAGE)
+    text = '[[gpus]]\nname = "NVIDIA GB300"\ncompute_capability = '
+    first = blocks("toml")[0].split("[[gpus]]")[0]
+    (gpu,) = parse_facts(f"{first}{text}{value}\n".encode(), "node.toml").gpus
+    assert gpu.capability == (10, 3)
+    with pytest.raises(FactsError):
+        parse_facts(f"{first}{text}{value[1:-1]}\n".encode(), "node.toml")
 
 
 def test_every_key_of_the_facts_is_explained() -> None:

@@ -23,7 +23,7 @@ from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.runtime.trust import ENVIRONMENT_VARIABLE
 from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
-from tests.contract.smoke import write_smoke
+from tests.contract.stand_ins import write_smoke
 from tests.unit.synthetic import entry, kernels
 from tests.unit.tunings import tuned_group, tuning
 

@@ -18,7 +18,7 @@ from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.runtime.installed import ENVIRONMENT_VARIABLE
 from tests.contract.commands import blocks_of, own_environment, run_commands
-from tests.contract.smoke import write_smoke
+from tests.contract.stand_ins import write_smoke
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "wheels.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     # The parts that were installed, and the bundle of the search path, which comes before them.
     assert printed["cutlass-aot installed"].count("site-packages/cutlass_aot_bundle_smoke_sm") == 2
     (line,) = (line for line in COMMANDS if "--path" in line)
-    assert printed[line].startswith("smoke 0.1.0: 6 kernels in 2 groups")
+    assert printed[line].startswith("smoke 0.1.0: 12 kernels in 4 groups")
 
 
 def test_the_program_runs(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), ENVIRONMENT_VARIABLE: str(path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "smoke 0.1.0: 6 kernels in 2 groups for sm_100a, sm_90a" in done.stdout
+    assert "smoke 0.1.0: 12 kernels in 4 groups for sm_100a, sm_90a" in done.stdout
 
 
 def test_what_is_named_exists() -> None:
