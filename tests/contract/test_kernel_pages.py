@@ -9,12 +9,15 @@ import pytest
 
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.toml import load_toml
-from tests.contract.test_tutorial import Block, blocks
+from tests.contract.commands import REPOSITORY, Block, blocks_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "axpy_package"
 OWN = REPOSITORY / "docs" / "own-kernels.md"
 MANIFESTS = {"convolution.md": "convolution.toml", "kernels.md": "kernels.toml", "tf32.md": "tf32.toml"}
+
+
+def blocks(page: Path) -> list[Block]:
+    return blocks_of(page.read_text(encoding="utf-8"))
 
 
 def of(page: str, language: str) -> list[Block]:
