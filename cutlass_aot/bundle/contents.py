@@ -84,10 +84,17 @@ class Findings:
     Attributes:
         problems: all that is wrong; empty if nothing is.
         signers: ids of the keys that have rightly signed it, whoever they are.
+        unsigned: whether one of the problems is that none of the keys that were given has signed it.
     """
 
     problems: list[Problem] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
+    unsigned: bool = False
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything is wrong but who has signed it."""
+        return len(self.problems) > self.unsigned
 
 
 def _printable(text: str) -> str:
@@ -121,11 +128,11 @@ def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         SignatureError: if it is signed, and the package ``cryptography`` is not there.
     """
     findings = Findings()
-    findings.problems = _problems(bundle, keys, findings.signers)
+    findings.problems = _problems(bundle, keys, findings)
     return findings
 
 
-def _problems(bundle: Path, keys: Sequence[PublicKey], signers: list[str]) -> list[Problem]:
+def _problems(bundle: Path, keys: Sequence[PublicKey], findings: Findings) -> list[Problem]:
     try:
         listing = list_files(bundle)
     except OSError as error:
@@ -140,7 +147,7 @@ def _problems(bundle: Path, keys: Sequence[PublicKey], signers: list[str]) -> li
     if data != manifest_to_bytes(references):
         problems.append(Problem(MANIFEST_NAME, "other bytes than its contents give", "its canonical form"))
     signatures = [path for path in listing.regular if path.startswith(f"{SIGNATURES}/")]
-    problems += _signatures(bundle, data, keys, signers)
+    problems += _signatures(bundle, data, keys, findings)
     known = {*references, *signatures, MANIFEST_NAME, *listing.links, *listing.special}
     problems += [
         Problem(path, "a file that the manifest does not list", "no such file")
@@ -158,9 +165,10 @@ def _problems(bundle: Path, keys: Sequence[PublicKey], signers: list[str]) -> li
 
 
 def _signatures(
-    bundle: Path, manifest: bytes, keys: Sequence[PublicKey], signers: list[str]
+    bundle: Path, manifest: bytes, keys: Sequence[PublicKey], findings: Findings
 ) -> Iterator[Problem]:
-    """What is wrong with a bundle's signatures; ids of those who have rightly signed go to ``signers``."""
+    """What is wrong with a bundle's signatures; ``findings`` is told who has rightly signed."""
+    signers = findings.signers
     raw = set()
     for item in examine(bundle, manifest):
         if item.problem or item.signature is None:
@@ -171,6 +179,7 @@ def _signatures(
             signers.append(item.signature.key)
             raw.add(item.signature.public_key)
     if keys and not any(key.raw in raw for key in keys):
+        findings.unsigned = True
         found = f"signatures by {_few(signers)}" if signers else "no right signature"
         yield Problem(SIGNATURES, found, f"one by {_few(map(str, keys))}")
 

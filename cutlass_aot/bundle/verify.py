@@ -109,9 +109,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
             with archive:
                 findings = Findings(list(entry_problems(archive, os.fstat(file.fileno()).st_size)))
                 if not findings.problems:
-                    findings.problems = list(
-                        _contents(archive, wheel.name, Path(folder), keys, findings.signers)
-                    )
+                    findings.problems = list(_contents(archive, wheel.name, Path(folder), keys, findings))
                 return findings
     except OSError as error:
         # A seek to an offset that the archive made up.
@@ -123,7 +121,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
 
 def _contents(
-    archive: zipfile.ZipFile, file_name: str, folder: Path, keys: Sequence[PublicKey], signers: list[str]
+    archive: zipfile.ZipFile, file_name: str, folder: Path, keys: Sequence[PublicKey], findings: Findings
 ) -> Iterator[Problem]:
     sizes = {info.filename: info.file_size for info in archive.infolist()}
     records = [name for name in sizes if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
@@ -134,6 +132,7 @@ def _contents(
     if not manifests and any(WHOLE_INIT.fullmatch(_start(archive, name)) for name in sizes):
         yield from _whole(archive, file_name, records[0], sizes)
         if keys:
+            findings.unsigned = True
             yield Problem(file_name, "no bundle, and so no signature", "a wheel of a bundle that is signed")
         return
     if len(manifests) != 1 or manifests[0].count("/") != 2:
@@ -149,7 +148,8 @@ def _contents(
             yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
     yield from record_problems(archive, records[0], sizes, digests)
     inside = look_at_bundle(folder, keys)
-    signers += inside.signers
+    findings.signers += inside.signers
+    findings.unsigned = inside.unsigned
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 )
 @json_option
 def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
-    """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong."""
+    """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong.
+
+    The exit status is 1 if anything is damaged, and 3 if nothing is, but none of the keys has signed it.
+    """
     from cutlass_aot.bundle.verify import CHECKERS, Checker, look_at
 
     store = Checker(
@@ -59,6 +63,8 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
         state = plural(len(problems), "problem") if problems else "good"
         click.echo(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
+    if findings.unsigned and not findings.damaged:
+        return UntrustedBundle.exit_code
     return 1 if problems else 0
 
 

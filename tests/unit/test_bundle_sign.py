@@ -598,7 +598,7 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
     assert status == 0
     (line,) = [line for line in out.splitlines() if "public key" in line]
     identity = line.split()[-1]
-    assert run("verify", bundle, "--key", f"{key}.pub")[0] == 1
+    assert run("verify", bundle, "--key", f"{key}.pub")[0] == 3
     status, out, _ = run("sign", bundle, "--key", key)
     assert (status, out) == (0, f"{bundle}/signatures/{identity}.json: signed\n")
     status, out, _ = run("verify", bundle, "--key", f"{key}.pub")
@@ -608,6 +608,26 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
     status, out, _ = run("verify", bundle, "--json")
     assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity]}
     assert run("key", "new", key)[0] == 1
+
+
+def test_verify_tells_what_is_damaged_from_what_others_signed(
+    run, bundle: Path, tmp_path: Path, key: Key, other: Key
+) -> None:
+    key.sign(bundle)
+    (wheel,) = build_wheels(bundle, tmp_path / "wheels")
+    for path in (bundle, wheel):
+        assert run("verify", path, "--key", key.public)[0] == 0
+        status, out, error = run("verify", path, "--key", other.public)
+        assert (status, f"signatures by {key.id}; expected one by {other.id}" in error) == (3, True)
+        assert out == f"{path}: 1 problem, signed by {key.id}\n"
+    # A signature that the key did make, and that was damaged, is damage.
+    damaged = other.sign(bundle)
+    damaged.write_bytes(other.signature(b"something else").to_bytes())
+    assert run("verify", bundle, "--key", other.public)[0] == 1
+    damaged.unlink()
+    (bundle / "more").write_text("x")
+    assert run("verify", bundle, "--key", other.public)[0] == 1
+    assert run("verify", bundle, "--key", key.public)[0] == 1
 
 
 def test_a_command_of_another_signs(run, bundle: Path, tmp_path: Path, key: Key) -> None:
