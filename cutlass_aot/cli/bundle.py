@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.bundle.oci.client import TIMEOUT
-from cutlass_aot.cli.options import Function, bundle_argument, out_option, store_option
+from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
 from cutlass_aot.cli.render import json_option, print_json, resumable
 from cutlass_aot.words import plural
 
@@ -127,7 +127,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
 @click.option(
     "--key",
     "keys",
-    type=click.Path(path_type=Path),
+    type=KeyPath(),
     multiple=True,
     help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
 )

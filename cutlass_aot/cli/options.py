@@ -13,6 +13,19 @@ from cutlass_aot.builder.cores import available_workers
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class KeyPath(click.Path):
+    """Where a key is. Empty, as of a variable that is unset, it would be the current directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "":
+            self.fail("an empty path names no key: expected a file (is a variable unset?)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def manifest_argument(function: Function) -> Function:
     """The manifest's path."""
     path = click.Path(path_type=Path, dir_okay=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE, passphrase_of_environment
-from cutlass_aot.cli.options import Function, bundle_argument
+from cutlass_aot.cli.options import Function, KeyPath, bundle_argument
 from cutlass_aot.errors import SignatureError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def signer_options(function: Function) -> Function:
     """Options that say who signs."""
-    path = click.Path(path_type=Path)
+    path = KeyPath()
     options = (
         click.option("--key", type=path, help="The private key's file."),
         click.option("--command", "program", help="Instead of --key: a program with arguments that signs."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cutlass_aot.cli.options import KeyPath
 from cutlass_aot.cli.render import json_option, print_json
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.words import plural
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--key",
     "keys",
-    type=click.Path(path_type=Path),
+    type=KeyPath(),
     multiple=True,
     help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
 )

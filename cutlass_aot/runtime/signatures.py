@@ -157,10 +157,17 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
         paths: files, and directories, of which every file ``*.pub`` is a key.
 
     Raises:
-        SignatureError: if there is none, or a file is no public key.
+        SignatureError: if there is none, a path is empty, or a file is no public key.
     """
     found: dict[bytes, PublicKey] = {}
-    for path in map(Path, paths):
+    for given in paths:
+        if not os.fspath(given):
+            # What pathlib takes for the current directory, with whatever keys lie there.
+            raise SignatureError(
+                "an empty path names no keys: expected a file or a directory of public keys (is a variable "
+                "unset?)"
+            )
+        path = Path(given)
         try:
             files = sorted(inner for inner in path.iterdir() if inner.suffix == KEY_SUFFIX)
         except NotADirectoryError:

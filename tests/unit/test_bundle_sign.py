@@ -25,6 +25,7 @@ from cutlass_aot.bundle.wheel import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CutlassAotError, SignatureError
+from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.runtime.signatures import read_public_key, read_public_keys
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
@@ -628,6 +629,27 @@ def test_verify_tells_what_is_damaged_from_what_others_signed(
     (bundle / "more").write_text("x")
     assert run("verify", bundle, "--key", other.public)[0] == 1
     assert run("verify", bundle, "--key", key.public)[0] == 1
+
+
+def test_an_empty_path_is_not_the_keys_of_the_current_directory(
+    run, bundle: Path, tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key.sign(bundle)
+    monkeypatch.chdir(key.public.parent)
+    for arguments in (
+        ("verify", bundle, "--key", ""),
+        ("bundle", "pull", "localhost:1/x:y", "-o", tmp_path / "out", "--key", ""),
+        ("sign", bundle, "--key", ""),
+        ("sign", bundle, "--command", "false", "--public-key", ""),
+        ("wheel", bundle, "-o", tmp_path / "wheels", "--key", ""),
+    ):
+        status, _, error = run(*arguments)
+        assert (status, "an empty path names no key" in error) == (2, True), arguments
+    with pytest.raises(SignatureError, match="an empty path names no keys"):
+        read_public_keys([""])
+    assert [found.raw for found in read_public_keys(["."])] == [key.raw]
+    with pytest.raises(SignatureError, match="an empty path names no keys"):
+        open_bundle(bundle, keys="")
 
 
 def test_a_command_of_another_signs(run, bundle: Path, tmp_path: Path, key: Key) -> None:
