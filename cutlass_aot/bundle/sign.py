@@ -239,8 +239,13 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
         passphrase: protects the private key; None leaves it unprotected.
 
     Raises:
-        SignatureError: if a file is there already, or cannot be written; or if the passphrase can be none.
+        SignatureError: if a file is there already, or cannot be written; or if the path ends in no name, or
+            the passphrase can be none.
     """
+    if path.name in ("", ".."):
+        raise SignatureError(
+            f"{os.fspath(path)!r} names no file for a key: expected one, such as keys/release"
+        )
     formats = serialization()
     key = ed25519().Ed25519PrivateKey.generate()
     protection = (

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import re
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,17 +296,25 @@ def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
     yield Problem(path, f"{there} in line {number}", right)
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Of what cannot be told, the error that nothing was recognised says why."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 CHECKERS = (
     Checker(
         kind="bundle",
         looks_like=f"a directory with {MANIFEST_NAME} or {CATALOG_NAME}",
-        recognises=lambda path: any((path / name).is_file() for name in (MANIFEST_NAME, CATALOG_NAME)),
+        recognises=lambda path: any(is_file(path / name) for name in (MANIFEST_NAME, CATALOG_NAME)),
         look_at=look_at_bundle,
     ),
     Checker(
         kind="wheel",
         looks_like="a file *.whl",
-        recognises=lambda path: path.suffix == ".whl" and path.is_file(),
+        recognises=lambda path: path.suffix == ".whl" and is_file(path),
         look_at=look_at_wheel,
     ),
 )
@@ -340,8 +349,24 @@ def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Check
     for checker in checkers:
         if checker.recognises(path):
             return checker.look_at(path, keys)
-    found = "nothing is there"
-    if path.exists():
-        found = "it is another directory" if path.is_dir() else "it is another file"
+    found = _what_is_at(path)
     expected = "; ".join(f"{checker.kind}: {checker.looks_like}" for checker in checkers)
     raise BundleError(f"{path} cannot be verified: {found}; expected one of: {expected}")
+
+
+def _what_is_at(path: Path) -> str:
+    """In words, for the error that says that it is nothing that can be verified."""
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return "it is another file"
+        # What it holds cannot be seen where it may not be entered.
+        with contextlib.suppress(FileNotFoundError):
+            (path / MANIFEST_NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "nothing is there"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    # With a NUL, or with what has no bytes in the file system's encoding.
+    except ValueError as error:
+        return f"there can be no such path ({error})"
+    return "it is another directory"

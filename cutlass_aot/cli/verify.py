@@ -34,12 +34,12 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
 
     The exit status is 1 if anything is damaged, and 3 if nothing is, but none of the keys has signed it.
     """
-    from cutlass_aot.bundle.verify import CHECKERS, Checker, look_at
+    from cutlass_aot.bundle.verify import CHECKERS, Checker, is_file, look_at
 
     store = Checker(
         kind="store",
         looks_like="a directory with a FORMAT file",
-        recognises=lambda candidate: (candidate / "FORMAT").is_file(),
+        recognises=lambda candidate: is_file(candidate / "FORMAT"),
         look_at=_store,
     )
     trusted: tuple[PublicKey, ...] = ()

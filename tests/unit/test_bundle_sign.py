@@ -631,6 +631,14 @@ def test_verify_tells_what_is_damaged_from_what_others_signed(
     assert run("verify", bundle, "--key", key.public)[0] == 1
 
 
+@pytest.mark.parametrize("name", ["", ".", "/", ".."])
+def test_a_key_needs_a_name(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, error = run("key", "new", name)
+    assert (status, "names no file for a key" in error) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_path_is_not_the_keys_of_the_current_directory(
     run, bundle: Path, tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cutlass_aot.bundle.files import manifest_to_bytes
 from cutlass_aot.bundle.verify import CHECKERS, Checker, Findings, Problem, verify_bundle, verify_path
 from cutlass_aot.bundle.write import write_bundle
+from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files import read_catalog, read_manifest
 from cutlass_aot.schema.catalog import (
@@ -31,6 +32,7 @@ from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS
 from cutlass_aot.schema.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
 from tests.unit.kernels import gemm
 from tests.unit.synthetic import entry, exports, kernels, plan, ranking, shared_object
+from tests.unit.unreadable import unreadable
 
 
 @pytest.fixture
@@ -545,6 +547,23 @@ def test_what_is_nothing_known_is_an_error_that_says_what_was_expected(tmp_path)
     ):
         with pytest.raises(BundleError, match=f"{says}; expected one of: bundle: .*; wheel: "):
             verify_path(path)
+
+
+def test_what_cannot_be_looked_at_is_an_error_that_says_so(tmp_path, capsys):
+    for path, says in (
+        (tmp_path / ("n" * 300), "File name too long"),
+        (tmp_path / "a\0b", "there can be no such path"),
+    ):
+        with pytest.raises(BundleError, match=f"{says}.*; expected one of: bundle: "):
+            verify_path(path)
+    with unreadable(tmp_path) as locked:
+        for inner in (locked, locked / "sub", locked / "sub.whl"):
+            with pytest.raises(BundleError, match=r"it cannot be read \(Permission denied\); expected"):
+                verify_path(inner)
+            for arguments in (["verify"], ["ls"], ["doctor"]):
+                with pytest.raises(SystemExit) as caught:
+                    main([*arguments, str(inner)])
+                assert (caught.value.code, "Permission denied" in capsys.readouterr().err) == (1, True)
 
 
 def test_another_checker_can_be_plugged_in(tmp_path):
