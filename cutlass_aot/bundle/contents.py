@@ -14,7 +14,7 @@ from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, kernels_of_bill, ker
 from cutlass_aot.bundle.write import FILE_NAME
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
-from cutlass_aot.runtime.signatures import PublicKey, examine
+from cutlass_aot.runtime.signatures import PublicKey, examine, why_unchecked
 from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
@@ -84,11 +84,13 @@ class Findings:
     Attributes:
         problems: all that is wrong; empty if nothing is.
         signers: ids of the keys that have rightly signed it, whoever they are.
+        remarks: what was not looked at, and why, in sentences without a full stop.
         unsigned: whether one of the problems is that none of the keys that were given has signed it.
     """
 
     problems: list[Problem] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     unsigned: bool = False
 
     @property
@@ -117,7 +119,8 @@ def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
     The manifest is read, every file is held against its size and digest (in pieces, at bounded memory), the
     indices against each other, the symbols of each library against the kernels of its group, and signatures
-    against the manifest.
+    against the manifest. Without the package ``cryptography`` nobody can say whether a signature is right:
+    where none is asked for, that is a remark.
 
     Args:
         bundle: the directory.
@@ -125,7 +128,7 @@ def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
     Raises:
         BundleError: if the directory itself is missing or cannot be read.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there.
+        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     findings = Findings()
     findings.problems = _problems(bundle, keys, findings)
@@ -170,11 +173,14 @@ def _signatures(
     """What is wrong with a bundle's signatures; ``findings`` is told who has rightly signed."""
     signers = findings.signers
     raw = set()
-    for item in examine(bundle, manifest):
+    unchecked = "" if keys else why_unchecked()
+    for item in examine(bundle, manifest, check=not unchecked):
         if item.problem or item.signature is None:
             yield Problem(
                 item.path, item.problem, "signatures of this bundle alone: remove it, or sign again"
             )
+        elif unchecked:
+            findings.remarks = [unchecked]
         else:
             signers.append(item.signature.key)
             raw.add(item.signature.public_key)

@@ -98,7 +98,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
     Raises:
         BundleError: if the wheel cannot be read, or the temporary directory cannot be written.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there.
+        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     try:
         with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
@@ -150,6 +150,7 @@ def _contents(
     yield from record_problems(archive, records[0], sizes, digests)
     inside = look_at_bundle(folder, keys)
     findings.signers += inside.signers
+    findings.remarks += inside.remarks
     findings.unsigned = inside.unsigned
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
@@ -344,7 +345,7 @@ def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Check
 
     Raises:
         BundleError: if none does, or if it cannot be read at all.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there.
+        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     for checker in checkers:
         if checker.recognises(path):

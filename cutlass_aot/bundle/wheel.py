@@ -53,7 +53,7 @@ from cutlass_aot.runtime.files import (
     read_catalog,
     read_file,
 )
-from cutlass_aot.runtime.signatures import examine
+from cutlass_aot.runtime.signatures import examine, why_unchecked
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Catalog
 from cutlass_aot.schema.signature import SIGNATURES, Signature
 from cutlass_aot.words import size
@@ -81,7 +81,8 @@ def build_wheels(
 
     Args:
         bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is
-            packed as it is: a wheel for one host of several, or for a part, has a bundle of its own.
+            packed as it is: a wheel for one host of several, or for a part, has a bundle of its own. Where
+            the package ``cryptography`` is not there, they go along unchecked.
         output: directory for the wheels, made if it is not there.
         by: how to split it, of :data:`~cutlass_aot.bundle.split.SPLITS`; None leaves it whole.
         limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
@@ -93,8 +94,7 @@ def build_wheels(
     Raises:
         BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses; or if kernels that
             cannot be parted have more bytes than ``limit``.
-        SignatureError: if it is signed, and the package ``cryptography`` is not there; or if the signer gives
-            no signature.
+        SignatureError: if the signer gives no signature.
     """
     plan = plan_of(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
@@ -270,8 +270,8 @@ def _synchronise(file: BinaryIO) -> None:
 
 
 def _signatures(bundle: Path, manifest: bytes) -> Iterator[Signature]:
-    """A bundle's signatures, each held against the manifest that is packed."""
-    for item in examine(bundle, manifest):
+    """A bundle's signatures, each held against the manifest that is packed, where that can be done."""
+    for item in examine(bundle, manifest, check=not why_unchecked()):
         if item.problem or item.signature is None:
             raise BundleError(f"{bundle}: {item.path}: {item.problem}; remove it, or sign the bundle again")
         yield item.signature

@@ -83,11 +83,14 @@ def command(
     part, is a bundle of its own: --key, or --command, signs it.
     """
     from cutlass_aot.bundle.wheel import build_wheels, is_signed
+    from cutlass_aot.runtime.signatures import why_unchecked
 
     signer = signer_of(key, program, public_key, timeout)
     wheels = build_wheels(bundle, output, by=by, limit=limit, signer=signer)
     for wheel in wheels:
         click.echo(f"{wheel}: {size(wheel.stat().st_size)}")
+    if is_signed(bundle) and (unchecked := why_unchecked()):
+        click.echo(f"{bundle}: {unchecked}", err=True)
     if is_signed(bundle) and signer is None and len(wheels) > 1:
         click.echo(
             f"{bundle} is signed, and these wheels are not: sign them with --key or --command", err=True

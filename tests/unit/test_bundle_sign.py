@@ -607,7 +607,7 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
     status, out, _ = run("verify", bundle)
     assert (status, out) == (0, f"{bundle}: good, signed by {identity}\n")
     status, out, _ = run("verify", bundle, "--json")
-    assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity]}
+    assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity], "remarks": []}
     assert run("key", "new", key)[0] == 1
 
 
@@ -742,9 +742,23 @@ def test_without_the_package_the_error_says_what_to_install(
         assert status == 1
         assert "pip install 'cutlass-aot[sign]'" in error
     key.sign(bundle)
-    # Nobody can say whether it is right: that is not the same as good.
-    status, _, error = run("verify", bundle)
-    assert (status, "pip install 'cutlass-aot[sign]'" in error) == (1, True)
+    # Nobody can say whether it is right, and nobody asked: its digests are checked, and that is said.
+    says = "signatures not checked: keys and signatures need the package cryptography"
+    status, out, error = run("verify", bundle)
+    assert (status, f"{bundle}: {says}" in error, "signed by" in out) == (0, True, False)
+    assert json.loads(run("verify", bundle, "--json")[1])["remarks"][0].startswith(says)
+    status, _, error = run("wheel", bundle, "-o", tmp_path / "wheels")
+    assert (status, f"{bundle}: {says}" in error) == (0, True)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    status, _, error = run("verify", wheel)
+    assert (status, f"{wheel}: {says}" in error) == (0, True)
+    for path in (bundle, wheel):
+        assert run("verify", path, "--key", key.public)[0] == 1
+    (bundle / CATALOG_NAME).write_bytes(b"x")
+    assert run("verify", bundle)[0] == 1
+    # What is no signature whatever it signs is told.
+    (bundle / "signatures" / "README").write_text("x")
+    assert "a file that is no signature" in run("verify", bundle)[2]
 
 
 def test_every_error_is_one_of_ours(bundle: Path, key: Key) -> None:
