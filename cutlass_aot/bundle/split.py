@@ -22,6 +22,9 @@ from cutlass_aot.words import size
 Label = Callable[[GroupPlan], str]
 """The part that a group belongs to, by name."""
 
+Measure = Callable[[BundlePlan], int]
+"""Bytes that the wheel of a bundle really has, of the host for which it has most."""
+
 _PER_FILE = 512
 """Bytes of a wheel that a file costs beside its contents: twice its name in the archive, a row of RECORD, an
 entry of the manifest."""
@@ -31,6 +34,10 @@ _PER_KERNEL = 400
 
 _PER_WHEEL = 1 << 16
 """Bytes that a wheel has whatever is in it: its metadata, and the catalog and the manifest without groups."""
+
+
+_PER_PART = 32
+"""Bytes of a part's wheel that the name of another part costs."""
 
 
 def by_target(group: GroupPlan) -> str:
@@ -99,13 +106,21 @@ def part_of(plan: BundlePlan, groups: Collection[str], part: str, parts: Sequenc
     )
 
 
-def split(plan: BundlePlan, *, label: Label | None = None, limit: int | None = None) -> list[BundlePlan]:
+def split(
+    plan: BundlePlan,
+    *,
+    label: Label | None = None,
+    limit: int | None = None,
+    measure: Measure | None = None,
+) -> list[BundlePlan]:
     """A bundle in parts, in order of their names; the bundle itself, if it is to be one.
 
     Args:
         plan: the bundle.
         label: which part a group belongs to; None puts all into one.
         limit: bytes that a part's wheel may have for each host; parts that would have more are split further.
+        measure: asked about what seems to have more: an estimate errs on the side of too much, for small
+            bundles by several times. None leaves it at the estimate.
 
     Raises:
         BundleError: if groups that share a file are more than that, or belong to different parts.
@@ -119,9 +134,19 @@ def split(plan: BundlePlan, *, label: Label | None = None, limit: int | None = N
                 "build the bundle again, which keeps targets apart"
             )
         labelled.setdefault(names.pop(), []).append(unit)
+
+    def asked(units: Sequence[_Unit]) -> int:
+        assert measure is not None  # noqa: S101 - for types
+        groups = {group.name for unit in units for group in unit.groups}
+        if label is None and len(groups) == len(plan.groups):
+            return measure(plan)
+        # Whichever parts there will be: their names stand in each.
+        count = sum(map(len, labelled.values()))
+        return measure(part_of(plan, groups, "part1", ["part1"])) + _PER_PART * count
+
     parts: dict[str, set[str]] = {}
     for name, units in sorted(labelled.items()):
-        bins = _bins(units, _overhead(plan), limit)
+        bins = _bins(units, _overhead(plan), limit, asked if measure else None)
         for number, filled in enumerate(bins, 1):
             own = [name] if name else []
             if len(bins) > 1:
@@ -134,10 +159,11 @@ def split(plan: BundlePlan, *, label: Label | None = None, limit: int | None = N
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Groups that share files, and bytes that they have in a wheel, at most."""
+    """Groups that share files, and bytes that they have in a wheel, at most and at least."""
 
     groups: tuple[GroupPlan, ...]
     weight: int
+    least: int
 
 
 def _units(plan: BundlePlan) -> list[_Unit]:
@@ -154,15 +180,15 @@ def _units(plan: BundlePlan) -> list[_Unit]:
     rankings: dict[str, list[Ranking]] = {}
     for ranking in plan.rankings:
         rankings.setdefault(ranking.group, []).append(ranking)
-    return [_Unit(tuple(groups), _weight(groups, rankings)) for _, groups in together]
+    return [_Unit(tuple(groups), *_weights(groups, rankings)) for _, groups in together]
 
 
 def _packed(group: GroupPlan) -> list[PackedFile]:
     return [group.code, *(library for own in group.libraries.values() for library in own)]
 
 
-def _weight(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Ranking]]) -> int:
-    """Most bytes that groups have in the wheel of a host: of the host whose libraries are the largest."""
+def _weights(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Ranking]]) -> tuple[int, int]:
+    """Most and least bytes that groups have in the wheel of the host whose libraries are the largest."""
     code = {group.code.sha256: group.code.path.stat().st_size for group in groups}
     hosts = sorted({host for group in groups for host in group.libraries})
     libraries = [
@@ -184,8 +210,9 @@ def _weight(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Ranking
         )
     ]
     operands = [operand.to_record() for group in groups for operand in group.entries[0].kernel.operands]
-    return (
-        sum(code.values())
+    least = sum(code.values())
+    most = (
+        least
         + _PER_FILE * len(code)
         + max(libraries, default=0)
         + sum(len(zlib.compress(data)) + _PER_FILE for data in texts)
@@ -194,6 +221,7 @@ def _weight(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Ranking
         + len(encode(operands))
         + _PER_FILE * (len(texts) + len(code) + len(groups))
     )
+    return most, least
 
 
 def _overhead(plan: BundlePlan) -> int:
@@ -202,17 +230,23 @@ def _overhead(plan: BundlePlan) -> int:
     return max(launchers) + 2 * sum(len(zlib.compress(text)) for text in plan.licenses.values()) + _PER_WHEEL
 
 
-def _bins(units: Sequence[_Unit], overhead: int, limit: int | None) -> list[list[_Unit]]:
-    """Units in as few parts as come of putting each into the first that has room."""
-    if limit is None:
+def _bins(
+    units: Sequence[_Unit], overhead: int, limit: int | None, asked: Callable[[Sequence[_Unit]], int] | None
+) -> list[list[_Unit]]:
+    """All units in one part, if it has room; else in as few as come of putting each into the first that has.
+
+    What alone is too large by its estimate, and is not really, has a part of its own.
+    """
+    if limit is None or _bytes(units, overhead, limit, asked)[0] <= limit:
         return [list(units)]
     filled: list[list[_Unit]] = []
     for unit in units:
-        if unit.weight + overhead > limit:
+        found, about = _bytes([unit], overhead, limit, asked)
+        if found > limit:
             raise BundleError(
-                f"groups {_few(unit)} share their code, and would come to about "
-                f"{size(unit.weight + overhead)} in a wheel; the limit is {size(limit)}: allow more, or "
-                "build fewer kernels a group (max_per_group in the manifest)"
+                f"groups {_few(unit)} share their code, and would come to {about}{size(found)} in a wheel; "
+                f"the limit is {size(limit)}: allow more, or build fewer kernels a group (max_per_group in "
+                "the manifest)"
             )
         for part in filled:
             if sum(other.weight for other in part) + unit.weight + overhead <= limit:
@@ -221,6 +255,16 @@ def _bins(units: Sequence[_Unit], overhead: int, limit: int | None) -> list[list
         else:
             filled.append([unit])
     return filled
+
+
+def _bytes(
+    units: Sequence[_Unit], overhead: int, limit: int, asked: Callable[[Sequence[_Unit]], int] | None
+) -> tuple[int, str]:
+    """Bytes of a wheel, and ``"about "`` where that is an estimate: where it decides, either way."""
+    estimate = sum(unit.weight for unit in units) + overhead
+    if asked is None or estimate <= limit or sum(unit.least for unit in units) > limit:
+        return estimate, "about "
+    return asked(units), ""
 
 
 def _few(unit: _Unit) -> str:

@@ -65,6 +65,7 @@ _FIRST_SECOND = 315532800  # 1980-01-01 00:00 UTC, where a zip file's calendar b
 _LAST_SECOND = 4354819199  # 2107-12-31 23:59:59 UTC, where it ends
 _COMPRESSION_LEVEL = 6
 _COMPRESSED = ".zst"
+_SIGNED = 1024  # bytes of a wheel that a signature costs, at most
 
 _Date = tuple[int, int, int, int, int, int]
 
@@ -99,7 +100,14 @@ def build_wheels(
     plan = plan_of(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
     label = None if by is None else SPLITS[by]
-    parts = split(plan, label=label, limit=limit)
+
+    def measure(part: BundlePlan) -> int:
+        with _disk(output):
+            output.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as name:
+                return _largest(part, plan, bundle, Path(name), date) + (_SIGNED if signer else 0)
+
+    parts = split(plan, label=label, limit=limit, measure=measure)
     made: list[Path] = []
     with _disk(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -124,6 +132,16 @@ def build_wheels(
             for path in made:
                 path.replace(output / path.name)
     return sorted(output / path.name for path in made)
+
+
+def _largest(part: BundlePlan, plan: BundlePlan, bundle: Path, folder: Path, date: _Date) -> int:
+    """Bytes of the largest wheel of a part, of those for each host, or of the bundle itself."""
+    found = []
+    for host in sorted(part.hosts):
+        packed = for_host(part, host)
+        source = bundle if packed is plan else _written(packed, folder)
+        found.append(_pack(source, folder, date).stat().st_size)
+    return max(found)
 
 
 def is_signed(bundle: Path) -> bool:

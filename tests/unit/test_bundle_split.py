@@ -237,7 +237,7 @@ def test_wheels_stay_under_a_limit(tmp_path: Path) -> None:
     assert sorted(names(wheels))[-2:] == [f"small_part{number}-0.1.0-{PLATFORM}" for number in (2, 3)]
     assert max(wheel.stat().st_size for wheel in wheels) <= limit
     assert all(verify_wheel(wheel) == [] for wheel in wheels)
-    both = build_wheels(bundle, tmp_path / "both", by="targets", limit=300_000)
+    both = build_wheels(bundle, tmp_path / "both", by="targets", limit=240_000)
     assert f"small_sm100a_part2-0.1.0-{PLATFORM}" in names(both)
     assert all(verify_wheel(wheel) == [] for wheel in both)
 
@@ -247,6 +247,23 @@ def test_what_is_below_the_limit_stays_whole(tmp_path: Path) -> None:
     (wheel,) = build_wheels(bundle, tmp_path / "wheels", limit=10_000_000)
     (plain,) = build_wheels(bundle, tmp_path / "plain")
     assert wheel.read_bytes() == plain.read_bytes()
+
+
+def test_what_fits_by_its_real_size_is_neither_split_nor_refused(tmp_path: Path) -> None:
+    bundle = write(tmp_path)
+    (plain,) = build_wheels(bundle, tmp_path / "plain")
+    real = plain.stat().st_size
+    (wheel,) = build_wheels(bundle, tmp_path / "wheels", limit=real)
+    assert wheel.read_bytes() == plain.read_bytes()
+    parts = build_wheels(bundle, tmp_path / "parts", limit=real - 1)
+    assert len(parts) > 2
+    assert max(wheel.stat().st_size for wheel in parts) < real
+    targets = build_wheels(bundle, tmp_path / "targets", by="targets")
+    same = build_wheels(bundle, tmp_path / "same", by="targets", limit=real)
+    assert [wheel.read_bytes() for wheel in same] == [wheel.read_bytes() for wheel in targets]
+    with pytest.raises(BundleError, match=r"would come to [0-9.]+ KB in a wheel; the limit is 4\.0 KB"):
+        build_wheels(bundle, tmp_path / "refused", limit=4_000)
+    assert list((tmp_path / "refused").iterdir()) == []
 
 
 def test_what_cannot_be_parted_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
