@@ -7,6 +7,7 @@ it is on, by ``cutlass-aot doctor`` for that one or another.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
 
 GLIBC, MUSL = "glibc", "musl"
+
+_SHOWN = 3  # parts of a bundle, in advice
 
 
 class Gpu(NamedTuple):
@@ -76,17 +79,19 @@ class Wanted(NamedTuple):
         hosts: CPU architectures that there are libraries for.
         needs: lowest versions.
         name: how it is called in reasons.
+        missing: names of the parts of it that are not at hand, which may be what a GPU needs.
     """
 
     targets: Sequence[str]
     hosts: Sequence[str]
     needs: Needs
     name: str = "the bundle"
+    missing: Sequence[str] = ()
 
     @classmethod
-    def of(cls, catalog: Catalog) -> Wanted:
+    def of(cls, catalog: Catalog, missing: Sequence[str] = ()) -> Wanted:
         """A bundle, as its catalog describes it."""
-        return cls(catalog.targets, catalog.hosts, catalog.needs)
+        return cls(catalog.targets, catalog.hosts, catalog.needs, missing=missing)
 
 
 ANYTHING = Wanted(
@@ -322,7 +327,19 @@ def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason
     )
     buildable = runnable_targets(KNOWN_TARGETS, capability)
     advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"
+    parts = _parts_for(buildable, wanted.missing)
+    if parts:
+        more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+        advice = f"install what is missing of it, part {', '.join(parts[:_SHOWN])}{more}"
     return Reason("gpu", problem if buildable else f"{problem}, and this release builds none for it", advice)
+
+
+def _parts_for(targets: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """Parts of a bundle that may have kernels for one of the targets, as far as their names say."""
+    labels = {name.replace("_", "") for name in targets}
+    labels |= {f"sm{Target.parse(name).major}x" for name in targets}
+    # Of a bundle that was split by size alone no name says what is in a part.
+    return [part for part in parts if targets and re.sub(r"-?part[0-9]+\Z", "", part) in {"", *labels}]
 
 
 def _capability(gpu: Gpu) -> tuple[int, int] | None:
