@@ -107,9 +107,10 @@ def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Par
     catalog = part.catalog
     if item.announced and (item.name, item.version) != (catalog.name, catalog.version):
         raise BundleError(
-            f"{item.path} is bundle {catalog.name} {catalog.version}, but {item.distribution or item.package} announces "
-            f"{item.name} {item.version}: expected its own name and version; pack it with cutlass-aot wheel, "
-            "or get the wheel again from who made the bundle"
+            f"{item.path} is bundle {catalog.name} {catalog.version}, but "
+            f"{item.distribution or item.package} announces {item.name} {item.version}: "
+            "expected its own name and version; pack it with cutlass-aot wheel, or get it again from who "
+            "made the bundle"
         )
     return part
 
