@@ -36,7 +36,7 @@ BUILD_PACKAGES = (
     "torch",
     "ziglang",
 )
-"""What the extra ``build`` installs; a test holds it against pyproject.toml."""
+"""What the extra ``build`` installs, beside those; a test holds it against pyproject.toml."""
 
 
 def collect() -> dict[str, Any]:
