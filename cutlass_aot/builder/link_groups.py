@@ -32,7 +32,7 @@ LAUNCHER = "launcher"
 COMPRESSION_LEVEL = 19
 """Of code and libraries. ``tools/bench_size.py`` prints what each level comes to."""
 
-_HOST_CODES_A_BATCH = 16
+_HOST_CODES_A_BATCH = 8
 """Kernels whose host code is compiled at once: enough to start the compiler seldom, few enough to share."""
 
 
