@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.runtime.merged import MergedGroups
 from cutlass_aot.runtime.part import Part
+from cutlass_aot.words import plural
 
 
 class Unusable(NamedTuple):
@@ -129,8 +130,8 @@ class Report(NamedTuple):
             for item in self.used
         ]
         lines += [
-            f"shadowed: {len(item.groups)} groups of {_title(item.name, item.version)} ({item.path}) by "
-            f"{item.by}: {item.reason}"
+            f"shadowed: {plural(len(item.groups), 'group')} of {_title(item.name, item.version)} "
+            f"({item.path}) by {item.by}: {item.reason}"
             for item in self.shadowed
         ]
         lines += [
