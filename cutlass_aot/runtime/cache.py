@@ -263,7 +263,7 @@ def _lock_of(path: Path) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that only saves work: whoever does not get it goes on, and renames a whole file as well.
 
-    By ``flock`` itself: importing a package for it would be a third of what the first use of a kernel takes.
+    By ``flock`` itself: the first use of a kernel would wait for the import of a package for it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -304,7 +304,7 @@ def _wait_for(descriptor: int) -> None:
 def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
     """Put a file in place, whole; whatever is there under its name is replaced."""
     pieces = unpack()
-    # Not by tempfile, whose import takes longer than the file.
+    # Not by tempfile, whose import the first use of a kernel would wait for.
     beside = path.parent / f".new-{os.urandom(16).hex()}"
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
