@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from cutlass_aot.schema.kernel import Kernel
@@ -22,10 +23,8 @@ def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
     digits of their digest in it.
     """
     readable = {kernel.group: kernel.group_name for kernel in kernels}
-    names = list(readable.values())
-    return {
-        group: name if names.count(name) == 1 else f"{name}-{group[:8]}" for group, name in readable.items()
-    }
+    count = Counter(readable.values())
+    return {group: name if count[name] == 1 else f"{name}-{group[:8]}" for group, name in readable.items()}
 
 
 def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -130,7 +132,10 @@ class Libraries:
         self._compiled: dict[tuple[str, str], list[Future[dict[str, Path]]]] = {}
         self._made: dict[tuple[str, str], Future[_Made]] = {}
         self._code: dict[str, Future[_Made]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._finished: SimpleQueue[Linked] = SimpleQueue()
+        """Libraries that the caller has not been told of yet."""
+        self._failure: Exception | None = None
+        """What the first thread that failed met."""
 
     def __enter__(self) -> Libraries:
         for host in self._linkers:
@@ -175,18 +180,17 @@ class Libraries:
             if library.fresh or not self._store.behind:
                 self._compile_waiting(name, absent)
             for host in self._linkers:
-                self._made[name, host] = self._submit(self._library, name, host)
+                self._made[name, host] = self._submit(self._finished_library, name, host)
         packed = self._pack_of[self._names[kernel.group]]
         if packed not in self._code and all(
             len(self._libraries[own].objects) == len(self._libraries[own].kernels)
             for own in self._libraries_of[packed]
         ):
             self._code[packed] = self._submit(self._packed_code, packed)
-        for host in self._linkers:
-            for future in self._compiled.get((name, host), ()):
-                if future.done():
-                    future.result()
-        self._tell_linked()
+        if self._failure is not None:
+            # A compiler or linker that does not work is an error now, not after hours of compiling.
+            raise self._failure
+        self._tell_finished()
 
     def entry(self, kernel: Kernel) -> tuple[CodeSpan, int]:
         """Where a kernel's GPU code is, and which of its group's libraries has its host code.
@@ -239,19 +243,13 @@ class Libraries:
 
     def _result(self, library: str, host: str) -> PackedFile:
         made = self._made[library, host].result()
-        self._tell_linked()
+        self._tell_finished()
         return PackedFile(library, made.path, made.sha256)
 
-    def _tell_linked(self) -> None:
-        for (library, host), future in list(self._made.items()):
-            if (library, host) in self._told or not future.done():
-                continue
-            # A linker that does not work is an error now, not after hours of compiling.
-            made = future.result()
-            self._told.add((library, host))
-            if library != LAUNCHER:
-                size = made.path.stat().st_size
-                self._tell(Linked(library, len(self._libraries[library].kernels), size, made.seconds, host))
+    def _tell_finished(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._tell(self._finished.get_nowait())
 
     def _compile_waiting(self, name: str, hosts: Iterable[str]) -> None:
         library = self._libraries[name]
@@ -265,8 +263,12 @@ class Libraries:
 
     def _submit(self, make: Callable[..., Any], *arguments: Any) -> Future[Any]:
         def made() -> Any:
-            with reported("link libraries in", self._workspace):
-                return make(*arguments)
+            try:
+                with reported("link libraries in", self._workspace):
+                    return make(*arguments)
+            except Exception as error:
+                self._failure = self._failure or error
+                raise
 
         return self._threads.submit(made)
 
@@ -294,6 +296,13 @@ class Libraries:
         objects, linker = self._libraries[name].objects, self._linkers[host].fingerprint
         parts = {"schema": LINK_SCHEMA, "objects": objects, "linker": linker, "compression": _compression()}
         return digest(encode(parts))
+
+    def _finished_library(self, name: str, host: str) -> _Made:
+        made = self._library(name, host)
+        # Before it is returned: whoever waits for it finds it here.
+        count, size = len(self._libraries[name].kernels), made.path.stat().st_size
+        self._finished.put(Linked(name, count, size, made.seconds, host))
+        return made
 
     def _library(self, name: str, host: str) -> _Made:
         linker, library = self._linkers[host], self._libraries[name]
