@@ -55,7 +55,7 @@ from cutlass_aot.runtime.files import (
 )
 from cutlass_aot.runtime.signatures import examine, why_unchecked
 from cutlass_aot.schema.catalog import MANIFEST_NAME, Catalog
-from cutlass_aot.schema.signature import SIGNATURES, Signature
+from cutlass_aot.schema.signature import Signature
 from cutlass_aot.words import size
 
 BUNDLE_FOLDER = "bundle"
@@ -142,11 +142,6 @@ def _largest(part: BundlePlan, plan: BundlePlan, bundle: Path, folder: Path, dat
         source = bundle if packed is plan else _written(packed, folder)
         found.append(_pack(source, folder, date).stat().st_size)
     return max(found)
-
-
-def is_signed(bundle: Path) -> bool:
-    """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
-    return (bundle / SIGNATURES).is_dir()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import click
 
 from cutlass_aot.bundle.oci.client import TIMEOUT
 from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
-from cutlass_aot.cli.render import json_option, print_json, resumable
+from cutlass_aot.cli.render import json_option, print_json, resumable, tell_unchecked
 from cutlass_aot.words import plural
 
 
@@ -108,6 +108,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     from cutlass_aot.bundle.oci.push import push_bundle
 
     pushed = push_bundle(bundle, name, plain_http=plain_http, timeout=timeout)
+    tell_unchecked(bundle)
     if as_json:
         print_json({"name": pushed.name, "uploaded": pushed.uploaded, "blobs": pushed.blobs})
     else:
@@ -145,6 +146,7 @@ def pull(
     from cutlass_aot.bundle.oci.pull import pull_bundle
 
     pulled = pull_bundle(name, output, keys=keys, plain_http=plain_http, timeout=timeout)
+    tell_unchecked(output)
     if as_json:
         print_json(
             {"name": pulled.name, "written": pulled.written, "files": pulled.files, "bytes": pulled.size}

@@ -1,4 +1,4 @@
-"""Shared pieces of output: tables, JSON, what is said of an interrupt."""
+"""Shared pieces of output: tables, JSON, what is said of an interrupt and of signatures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
@@ -34,6 +35,14 @@ def resumable(function: Function) -> Function:
             ) from None
 
     return cast("Function", call)
+
+
+def tell_unchecked(bundle: Path) -> None:
+    """Say that a bundle's signatures were not checked, if it has any and they cannot be checked here."""
+    from cutlass_aot.runtime.signatures import is_signed, why_unchecked
+
+    if is_signed(bundle) and (unchecked := why_unchecked()):
+        click.echo(f"{bundle}: {unchecked}", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.render import tell_unchecked
 from cutlass_aot.errors import TuningError
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     from cutlass_aot.schema.tuning import read_tuning
 
     tuning = read_tuning(source)
+    tell_unchecked(bundle)
     try:
         outcome = apply_tuning(bundle, tuning, applied)
     except TuningError as error:
@@ -169,6 +171,7 @@ def _measure(request: _Request) -> int:
     if applied is not None:
         # What cannot be written is told now, and not after all is measured.
         made_of = plan_of(request.bundle)
+        tell_unchecked(request.bundle)
         check_output(applied)
     torch = import_torch(gpu)
     tuning = _empty(opened, gpu, str(torch.__version__))

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.render import tell_unchecked
 from cutlass_aot.cli.sign import signer_of, signer_options
 from cutlass_aot.words import size
 
@@ -82,15 +83,14 @@ def command(
     The signatures of BUNDLE go along where all of it is one wheel. What is for one host of several, or a
     part, is a bundle of its own: --key, or --command, signs it.
     """
-    from cutlass_aot.bundle.wheel import build_wheels, is_signed
-    from cutlass_aot.runtime.signatures import why_unchecked
+    from cutlass_aot.bundle.wheel import build_wheels
+    from cutlass_aot.runtime.signatures import is_signed
 
     signer = signer_of(key, program, public_key, timeout)
     wheels = build_wheels(bundle, output, by=by, limit=limit, signer=signer)
     for wheel in wheels:
         click.echo(f"{wheel}: {size(wheel.stat().st_size)}")
-    if is_signed(bundle) and (unchecked := why_unchecked()):
-        click.echo(f"{bundle}: {unchecked}", err=True)
+    tell_unchecked(bundle)
     if is_signed(bundle) and signer is None and len(wheels) > 1:
         click.echo(
             f"{bundle} is signed, and these wheels are not: sign them with --key or --command", err=True

@@ -237,6 +237,11 @@ def read_signature(root: Path, path: str) -> Signature:
     return signature
 
 
+def is_signed(root: Path) -> bool:
+    """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
+    return (root / SIGNATURES).is_dir()
+
+
 def examine(root: Path, manifest: bytes, *, check: bool = True) -> list[Examined]:
     """Look at every file in a bundle's folder of signatures, at :data:`MAX_SIGNATURES` of them at most.
 

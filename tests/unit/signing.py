@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,10 @@ def make_key(folder: Path, number: int, passphrase: bytes | None = None) -> Key:
         private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     return Key(private, path, public)
+
+
+def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, the package cannot be imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)

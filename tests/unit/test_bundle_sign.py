@@ -30,7 +30,7 @@ from cutlass_aot.runtime.files import read_manifest
 from cutlass_aot.runtime.signatures import read_public_key, read_public_keys
 from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
-from tests.unit.signing import Key, make_key
+from tests.unit.signing import Key, make_key, without_cryptography
 from tests.unit.synthetic import plan
 from tests.unit.unreadable import unreadable
 
@@ -729,9 +729,7 @@ def test_a_store_is_not_signed(run, tmp_path: Path, key: Key) -> None:
 def test_without_the_package_the_error_says_what_to_install(
     run, bundle: Path, key: Key, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    without_cryptography(monkeypatch)
     assert run("verify", bundle)[0] == 0
     for arguments in (
         ("sign", bundle, "--key", key.path),

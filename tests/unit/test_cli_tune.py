@@ -17,6 +17,7 @@ from cutlass_aot.runtime import device
 from cutlass_aot.runtime.handle import KernelHandle
 from cutlass_aot.schema.ranking import Extents
 from cutlass_aot.schema.tuning import read_tuning, write_tuning
+from tests.unit.signing import make_key, without_cryptography
 from tests.unit.synthetic import entry, kernels, plan
 from tests.unit.tunings import GPU, tuned_group, tuning
 
@@ -216,6 +217,15 @@ def test_applying_as_json(run, measured):
     status, out, _ = run("small", "--from", "t.json", "--apply", "tuned", "--json")
     assert status == 0
     assert json.loads(out)["written"] is True
+
+
+def test_signatures_that_nobody_can_check_are_told(run, measured, monkeypatch):
+    make_key(measured / "keys", 1).sign(measured / "small")
+    without_cryptography(monkeypatch)
+    status, _, errors = run("small", "--from", "t.json", "--apply", "small")
+    assert (status, errors.startswith("small: signatures not checked: ")) == (0, True)
+    # It is another bundle now, which nobody has signed.
+    assert run("small", "--from", "t.json", "--apply", "small")[2] == ""
 
 
 def test_a_file_of_another_bundle_is_refused(run, measured):

@@ -45,6 +45,7 @@ from tests.unit.registries import (
     real_registry,
     real_registry_program,
 )
+from tests.unit.signing import without_cryptography
 from tests.unit.synthetic import plan
 
 
@@ -808,6 +809,19 @@ def test_the_commands(fake, bundle, tmp_path, capsys):
     assert json.loads("\n".join(rest))["written"] is False
     assert "(status 404)" in printed.err
     assert "small@" not in printed.err
+
+
+def test_signatures_that_nobody_can_check_are_told(fake, bundle, tmp_path, key, capsys, monkeypatch):
+    sign(bundle, key)
+    without_cryptography(monkeypatch)
+    for arguments, path in (
+        (["push", str(bundle), f"{fake.name}/k/small:2"], bundle),
+        (["pull", f"{fake.name}/k/small:2", "-o", str(tmp_path / "out")], tmp_path / "out"),
+    ):
+        with pytest.raises(SystemExit) as raised:
+            main(["bundle", *arguments, "--plain-http"])
+        error = capsys.readouterr().err
+        assert (raised.value.code, error.count(f"{path}: signatures not checked: ")) == (0, 1)
 
 
 @pytest.fixture

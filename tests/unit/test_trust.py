@@ -33,7 +33,7 @@ from cutlass_aot.schema.kernel import Kernel
 from tests.unit.bundles import designs, write_bundle
 from tests.unit.flips import files_of, flipped, positions
 from tests.unit.native import arrays, f32_gemm, on_gpu, write_host_bundle
-from tests.unit.signing import Key, make_key
+from tests.unit.signing import Key, make_key, without_cryptography
 from tests.unit.synthetic import ranking
 from tests.unit.test_runtime_installed import install
 
@@ -477,9 +477,7 @@ def test_without_the_package_nothing_is_opened_where_keys_are_required(
     bundle: Path, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key.sign(bundle)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    without_cryptography(monkeypatch)
     for way in (by_argument, by_environment):
         with pytest.raises(SignatureError, match=r"pip install 'cutlass-aot\[sign\]'"):
             way(bundle, key, monkeypatch)
