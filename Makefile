@@ -9,11 +9,12 @@ bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
 
 # A file of tests stays in one process, which shares what it has compiled. More processes than four would take more
-# memory than they save time, since many tests compile with processes of their own.
+# memory than they save time, since many tests compile with processes of their own. In the order of the folders:
+# files that compile take longest, and one of them begun last would leave a process alone with it at the end.
 test: bundle
 	-$(BIN)/python tools/emulator.py
 	-$(MAKE) registry
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
 emulator: $(VENV)/.installed

@@ -33,7 +33,7 @@ device = "h200"
 [[kernels]]
 generator = "cutlass.operators"
 ab = ["f16", "bf16"]
-tile = ["64x*", "128x64"]
+tile = ["64x64", "128x64"]
 """
 
 

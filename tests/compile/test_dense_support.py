@@ -33,10 +33,10 @@ KINDS = [
     (Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32"), "sm_100a"),
     (Problem("gemm", ("i8", "i8", "i32"), "tnn", "i32"), "sm_100a"),
 ]
-OPERANDS = 700
+OPERANDS = 500
 FLOATS, INTEGERS = ("f16", "bf16", "f8e4m3", "f8e5m2"), ("i8", "u8")
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a")
-EPILOGUES = 160
+EPILOGUES = 120
 
 
 def made_up_operands(chance: random.Random):

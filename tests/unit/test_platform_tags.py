@@ -26,7 +26,7 @@ def shared_objects() -> list[Path]:
     found = [
         path for folder in folders for path in sorted(folder.glob("**/*.so")) if path.stat().st_size < 1 << 24
     ]
-    return found[:: max(1, len(found) // 40)]
+    return found[:: max(1, len(found) // 12)]
 
 
 def with_elftools(path: Path) -> set[str]:
