@@ -24,6 +24,7 @@ from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import references
 from cutlass_aot.runtime import device, machine
 from cutlass_aot.runtime.asked import Parameters
+from cutlass_aot.runtime.candidates import sort_key
 from cutlass_aot.runtime.compatibility import runnable_targets
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.dlpack import view
@@ -33,7 +34,6 @@ from cutlass_aot.runtime.lookup import Request, arrangement, usual_accumulator
 from cutlass_aot.runtime.operands import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.process_lock import ProcessLock
-from cutlass_aot.runtime.select import sort_key
 from cutlass_aot.runtime.streams import current_stream, stream_handle
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint

@@ -20,8 +20,9 @@ import click
 
 import cutlass_aot
 from cutlass_aot.runtime import select
+from cutlass_aot.runtime.candidates import Candidates, candidate_of
 from cutlass_aot.runtime.files import read_file
-from cutlass_aot.runtime.select import Candidate, Preference, Ranked
+from cutlass_aot.runtime.select import Preference, Ranked
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.tuned import rankings
 from cutlass_aot.schema.tuning import read_tuning
@@ -64,7 +65,7 @@ def scores(
     """
     for group in bundle.groups:
         kernels = bundle.kernels(group=group.name)
-        candidates = {handle.digest: select.candidate_of(handle.kernel) for handle in kernels}
+        candidates = Candidates({handle.digest: candidate_of(handle.kernel) for handle in kernels})
         for reference in group.rankings:
             if not reference.measured:
                 continue
@@ -76,7 +77,7 @@ def scores(
 def _of_ranking(
     name: str,
     ranking: Ranking,
-    candidates: Mapping[str, Candidate],
+    candidates: Candidates,
     others: Mapping[str, Sequence[Ranking]],
     sm_count: int,
 ) -> Iterator[Score]:

@@ -15,7 +15,7 @@ from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
 from cutlass_aot.manifest.keys import unknown
 from cutlass_aot.manifest.model import Manifest
-from cutlass_aot.runtime.select import sort_key
+from cutlass_aot.runtime.candidates import sort_key
 from cutlass_aot.schema.kernel import Kernel, OperandConstraint
 from cutlass_aot.schema.operands import packed, supports
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cutlass_aot.runtime import select
+from cutlass_aot.runtime.candidates import Candidates, usual_sm_count
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.select import Candidate, Preference, Ranked
+from cutlass_aot.runtime.select import Preference, Ranked
 from cutlass_aot.schema.ranking import Extents
 
 
@@ -39,7 +40,7 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
         gpu: model of the GPU, None if there is none to choose for.
         sm_count: its SMs; None for those of a typical GPU of the target.
     """
-    sms = sm_count or select.usual_sm_count(groups[0].entry.target)
+    sms = sm_count or usual_sm_count(groups[0].entry.target)
     measured: list[Ranked] = []
     modelled: list[tuple[str, Ranked]] = []
     elsewhere: set[str] = set()
@@ -101,7 +102,7 @@ def ordered(
         sm_count: as given to it.
     """
     by_digest = {handle.digest: handle for members in handles for handle in members}
-    sms = sm_count or select.usual_sm_count(groups[0].entry.target)
+    sms = sm_count or usual_sm_count(groups[0].entry.target)
     names = dict.fromkeys((*preference.digests, *_default_order(groups, extents, sms).digests))
     return [by_digest[digest] for digest in names if digest in by_digest]
 
@@ -110,7 +111,7 @@ def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Prefe
     return select.default_order(_candidates(groups), extents, sms)
 
 
-def _candidates(groups: Sequence[Group]) -> Mapping[str, Candidate]:
+def _candidates(groups: Sequence[Group]) -> Candidates:
     if len(groups) == 1:
         return groups[0].candidates
-    return {digest: candidate for group in groups for digest, candidate in group.candidates.items()}
+    return Candidates.merged(group.candidates for group in groups)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, Incompatible
+from cutlass_aot.runtime.candidates import DECISIVE, Candidate, Candidates
 from cutlass_aot.runtime.code import Code
 from cutlass_aot.runtime.files import read_file
 from cutlass_aot.runtime.library import Library
-from cutlass_aot.runtime.select import DECISIVE, Candidate, Ranked
+from cutlass_aot.runtime.select import Ranked
 from cutlass_aot.schema.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
@@ -54,7 +55,7 @@ class Group:
         self._libraries = tuple(libraries)
         # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
         self._index: GroupIndex | None = None
-        self._candidates: dict[str, Candidate] | None = None
+        self._candidates: Candidates | None = None
         self._rankings: dict[RankingReference, Ranked] = {}
 
     @property
@@ -77,8 +78,8 @@ class Group:
         return self._index
 
     @property
-    def candidates(self) -> Mapping[str, Candidate]:
-        """What choosing needs of each kernel, by its digest, in the order of the index."""
+    def candidates(self) -> Candidates:
+        """What choosing needs of its kernels; the order of the index decides where nothing else does."""
         if self._candidates is None:
             shared: dict[object, Candidate] = {}
             found = {}
@@ -88,7 +89,7 @@ class Group:
                 if candidate is None:
                     candidate = shared[key] = Candidate.make(values, constants)
                 found[digest] = candidate
-            self._candidates = found
+            self._candidates = Candidates(found)
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:

@@ -21,6 +21,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.asked",
     "cutlass_aot.runtime.cache",
+    "cutlass_aot.runtime.candidates",
     "cutlass_aot.runtime.choice",
     "cutlass_aot.runtime.choosers",
     "cutlass_aot.runtime.code",

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutlass_aot.runtime.candidates import Candidate, Candidates, estimate
 from cutlass_aot.runtime.select import (
     NEAR,
     NEIGHBOURS,
-    Candidate,
     Ranked,
     default_order,
-    estimate,
     merged,
     modelled,
     nearest_tuned,
@@ -29,6 +28,7 @@ CANDIDATES = {
     digest: Candidate.make([(*tile, 64), (1, 1), False, "F", "clc"], {})
     for digest, tile in sorted(TILES.items())
 }
+ALL = Candidates(CANDIDATES)
 SMS = 132
 SQUARE = Extents(1, 4096, 4096, 4096)
 
@@ -93,7 +93,7 @@ def test_near_is_within_two_octaves_in_every_extent(name: str, factor: float, ne
     extents = {"batch": 1000, "m": 1000, "n": 1000, "k": 1000}
     moved = {**extents, name: round(1000 * factor)}
     asked, known = (Extents(**moved), Extents(**extents)) if up else (Extents(**extents), Extents(**moved))
-    found = nearest_tuned(ranking_of(ranked(known, "aa")), asked, CANDIDATES, SMS)
+    found = nearest_tuned(ranking_of(ranked(known, "aa")), asked, ALL, SMS)
     assert (found is not None) == near
     if found is not None:
         assert found.tier == "nearest tuned"
@@ -102,7 +102,7 @@ def test_near_is_within_two_octaves_in_every_extent(name: str, factor: float, ne
 
 def test_all_candidates_are_ordered_and_nothing_else() -> None:
     ranking = ranking_of(ranked(SQUARE, "bb", "foreign", "cc"))
-    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 2048), CANDIDATES, SMS)
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 2048), ALL, SMS)
     assert found is not None
     assert sorted(found.digests) == sorted(CANDIDATES)
 
@@ -110,14 +110,14 @@ def test_all_candidates_are_ordered_and_nothing_else() -> None:
 def test_the_best_of_a_near_problem_of_the_same_waves_is_the_best() -> None:
     # K alone differs: the estimates for both problems are equal.
     ranking = ranking_of(ranked(SQUARE, "dd", "aa", "cc", "bb", "ee"))
-    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), ALL, SMS)
     assert found is not None
     assert found.digests == ("dd", "aa", "cc", "bb", "ee")
 
 
 def test_kernels_without_a_time_rank_behind_those_with_one() -> None:
     ranking = ranking_of(ranked(SQUARE, "ee", "aa", seconds=(1e-5, 1.2e-5)))
-    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), CANDIDATES, SMS)
+    found = nearest_tuned(ranking, Extents(1, 4096, 4096, 4000), ALL, SMS)
     assert found is not None
     assert found.digests == ("ee", "aa", "bb", "cc", "dd")
 
@@ -127,7 +127,7 @@ def test_times_are_carried_over_by_the_estimate() -> None:
     known, asked = Extents(1, 12 * 128, 11 * 128, 4096), Extents(1, 12 * 128 + 1, 11 * 128, 4096)
     assert estimate(CANDIDATES["bb"], asked, SMS) == 2 * estimate(CANDIDATES["bb"], known, SMS)
     assert estimate(CANDIDATES["dd"], asked, SMS) == estimate(CANDIDATES["dd"], known, SMS)
-    two = {digest: CANDIDATES[digest] for digest in ("bb", "dd")}
+    two = Candidates({digest: CANDIDATES[digest] for digest in ("bb", "dd")})
     ranking = ranking_of(ranked(known, "bb", "dd", seconds=(1e-5, 1.3e-5)))
     found = nearest_tuned(ranking, asked, two, SMS)
     assert found is not None
@@ -137,7 +137,7 @@ def test_times_are_carried_over_by_the_estimate() -> None:
 def test_the_nearer_problem_weighs_more() -> None:
     near, far = Extents(1, 4096, 4096, 3800), Extents(1, 4096, 4096, 1100)
     ranking = ranking_of(ranked(far, "bb", "aa"), ranked(near, "aa", "bb"))
-    two = {digest: CANDIDATES[digest] for digest in ("aa", "bb")}
+    two = Candidates({digest: CANDIDATES[digest] for digest in ("aa", "bb")})
     found = nearest_tuned(ranking, SQUARE, two, SMS)
     assert found is not None
     assert found.digests == ("aa", "bb")
@@ -153,8 +153,8 @@ def test_no_more_than_the_nearest_are_asked() -> None:
     )
     assert [problem.extents for _, problem in more.near(SQUARE)] == known[:NEIGHBOURS]
     # What is farther has no say, whatever it says.
-    found = nearest_tuned(more, SQUARE, CANDIDATES, SMS)
-    assert found == nearest_tuned(ranking, SQUARE, CANDIDATES, SMS)
+    found = nearest_tuned(more, SQUARE, ALL, SMS)
+    assert found == nearest_tuned(ranking, SQUARE, ALL, SMS)
     assert found is not None
     assert found.reason == f"measured near {SQUARE}: {', '.join(map(str, known[:3]))}"
 
@@ -164,14 +164,14 @@ def test_a_faster_group_wins_though_the_other_does_not_know_its_kernels() -> Non
     slow = ranking_of(ranked(near, "aa", "bb", seconds=(1e-5, 2e-5)))
     fast = ranking_of(ranked(near, "cc", "dd", seconds=(5e-6, 6e-6)))
     for rankings in ([slow, fast], [fast, slow]):
-        found = nearest_tuned(merged(rankings), SQUARE, CANDIDATES, SMS)
+        found = nearest_tuned(merged(rankings), SQUARE, ALL, SMS)
         assert found is not None
         assert found.digests[:4] == ("cc", "dd", "aa", "bb")
 
 
 def test_nothing_near_is_no_answer() -> None:
     for ranking in (ranking_of(), ranking_of(ranked(Extents(1, 1, 1, 1), "aa"))):
-        assert nearest_tuned(ranking, SQUARE, CANDIDATES, SMS) is None
+        assert nearest_tuned(ranking, SQUARE, ALL, SMS) is None
 
 
 # -- modelled -----------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_the_first_ranking_that_knows_an_answer_decides() -> None:
 
 
 def test_the_default_order_is_by_the_estimate() -> None:
-    found = default_order(CANDIDATES, SQUARE, SMS)
+    found = default_order(ALL, SQUARE, SMS)
     assert found.tier == "default order"
     assert found.reason == "the least estimated time on 132 SMs"
     estimates = [estimate(CANDIDATES[digest], SQUARE, SMS) for digest in found.digests]
@@ -219,7 +219,7 @@ def test_the_default_order_is_by_the_estimate() -> None:
 
 
 def test_equals_stay_in_the_order_given() -> None:
-    same = dict.fromkeys(("zz", "aa", "mm"), CANDIDATES["bb"])
+    same = Candidates(dict.fromkeys(("zz", "aa", "mm"), CANDIDATES["bb"]))
     assert default_order(same, SQUARE, SMS).digests == ("zz", "aa", "mm")
 
 
@@ -253,7 +253,7 @@ def test_tiers_do_not_depend_on_the_order_of_what_they_are_given(
         ranking = merged([Ranked(problems) for problems in given_])
         return [
             tuned(ranking, extents),
-            nearest_tuned(ranking, extents, candidates, SMS),
+            nearest_tuned(ranking, extents, Candidates(candidates), SMS),
             *(modelled([("b200", Ranked(problems))], extents) for problems in sorted(given_, key=str)),
         ]
 
@@ -300,7 +300,7 @@ def test_near_answers_name_candidates_alone_and_the_nearest_problems(
     # Not too close to the bound, where roundings decide.
     near = {other for other in known if max(steps[other]) <= NEAR - 1e-9}
     maybe = {other for other in known if max(steps[other]) <= NEAR + 1e-9}
-    found = nearest_tuned(ranking, extents, CANDIDATES, SMS)
+    found = nearest_tuned(ranking, extents, ALL, SMS)
     assert (found is not None) == bool(maybe) or near != maybe
     asked = [(far, problem.extents) for far, problem in ranking.near(extents)]
     assert near <= {other for _, other in asked} <= maybe or len(asked) == NEIGHBOURS
@@ -313,9 +313,9 @@ def test_near_answers_name_candidates_alone_and_the_nearest_problems(
 
 @given(st.lists(st.sampled_from(sorted(CANDIDATES)), unique=True, min_size=1), EXTENTS, st.integers(1, 500))
 def test_the_default_order_has_every_candidate_once(names: list[str], extents: Extents, sms: int) -> None:
-    found = default_order({name: CANDIDATES[name] for name in names}, extents, sms)
+    found = default_order(Candidates({name: CANDIDATES[name] for name in names}), extents, sms)
     assert sorted(found.digests) == sorted(names)
-    again = default_order({name: CANDIDATES[name] for name in reversed(names)}, extents, sms)
+    again = default_order(Candidates({name: CANDIDATES[name] for name in reversed(names)}), extents, sms)
     estimates = {name: estimate(CANDIDATES[name], extents, sms) for name in names}
     for one, other in zip(found.digests, again.digests, strict=True):
         assert estimates[one] == estimates[other]

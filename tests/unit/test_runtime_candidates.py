@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import random
+from math import ceil
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cutlass_aot.runtime import select
-from cutlass_aot.runtime.select import candidate_of, sort_key, usual_sm_count
+from cutlass_aot.runtime import candidates
+from cutlass_aot.runtime.candidates import (
+    ADDING_UP,
+    TRAFFIC,
+    Candidate,
+    Candidates,
+    candidate_of,
+    sort_key,
+    usual_sm_count,
+)
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Extents
 from tests.unit.kernels import gemm
@@ -19,7 +30,7 @@ def default_order(kernels, extents, sm_count=None):
 
 
 def estimate(of: Kernel, extents: Extents, sm_count: int | None = None) -> float:
-    return select.estimate(candidate_of(of), extents, sm_count or usual_sm_count(of.target))
+    return candidates.estimate(candidate_of(of), extents, sm_count or usual_sm_count(of.target))
 
 
 def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Kernel:
@@ -129,3 +140,50 @@ def test_a_design_without_these_names_is_ordered_too(design: dict[str, Any], tar
         unknown,
         kernel((128, 128), target),
     }
+
+
+EXTENT = st.one_of(st.integers(1, 300), st.sampled_from([512, 4096, 8192, 2**31 - 1]))
+CANDIDATES = st.builds(
+    lambda tile, pair, cluster, swapped, at_once, scheduler: Candidate(
+        tile[0], tile[1], pair, cluster[0], cluster[1], swapped, cluster[0] * cluster[1] * cluster[2],
+        at_once, scheduler,
+    ),
+    st.tuples(st.sampled_from([64, 128, 192, 256]), st.sampled_from([8, 64, 128, 256])),
+    st.sampled_from([1, 2]),
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    st.booleans(),
+    st.sampled_from([0, 0, 20, 64]),
+    st.integers(0, 2),
+)  # fmt: skip
+
+
+def as_the_module_says(of: Candidate, extents: Extents, sm_count: int) -> float:
+    rows, columns = (extents.n, extents.m) if of.swapped else (extents.m, extents.n)
+    along_m = ceil(ceil(rows / of.tile_m) * of.pair / of.cluster_m)
+    along_n = ceil(ceil(columns / of.tile_n) / of.cluster_n)
+    at_once = of.at_once or max(1, sm_count // of.cluster)
+    waves = -(-extents.batch * along_m * along_n // at_once)
+    tile_m = of.tile_m / of.pair
+    parts = of.cluster / (of.cluster_m * of.cluster_n)
+    split = 1.0 if parts == 1 else 1 / parts + ADDING_UP / extents.k
+    return waves * (tile_m * of.tile_n + TRAFFIC * (tile_m + of.tile_n)) * split
+
+
+@given(
+    st.lists(CANDIDATES, min_size=1, max_size=20),
+    st.lists(st.builds(Extents, st.integers(1, 9), EXTENT, EXTENT, EXTENT), min_size=1, max_size=4),
+    st.lists(st.integers(1, 200), min_size=1, max_size=3),
+)
+def test_many_are_estimated_as_each_alone(
+    members: list[Candidate], problems: list[Extents], sm_counts: list[int]
+) -> None:
+    by_digest = {f"{number:03}": member for number, member in enumerate(members)}
+    ready = Candidates(by_digest)
+    assert sorted(ready.digests) == sorted(by_digest)
+    assert [ready.digests[position] for position in ready.alphabetical] == sorted(by_digest)
+    for extents in problems:
+        for sm_count in sm_counts:
+            found = dict(zip(ready.digests, ready.estimates(extents, sm_count), strict=True))
+            for digest, member in by_digest.items():
+                assert found[digest] == pytest.approx(as_the_module_says(member, extents, sm_count))
+                assert found[digest] == candidates.estimate(member, extents, sm_count)
