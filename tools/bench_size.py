@@ -368,7 +368,7 @@ def main(words: Sequence[str] | None = None) -> None:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each figure")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each figure")
     parser.add_argument("--store", type=Path, help="where the kernels are, or are to be kept")
     parser.add_argument("--small", action="store_true", help="a few kernels instead, to try this script")
     parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")

@@ -11,7 +11,7 @@ KERNELS_A_PACK = 128
 """Kernels up to which groups share a file of GPU code. The more, the better they compress; the fewer, the
 sooner the first one is unpacked. ``tools/bench_size.py`` prints what each number comes to."""
 
-KERNELS_A_LIBRARY = 16
+KERNELS_A_LIBRARY = 14
 """Most kernels of a library of host code, all of which are mapped with the first: by ``tools/bench_size.py``,
 which prints how long that takes and how much larger it makes a bundle."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import in_short, verify_bundle
+from cutlass_aot.bundle.contents import require_sound
 from cutlass_aot.bundle.files import read_licenses
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, PackedFile, write_bundle
-from cutlass_aot.errors import BundleError, TuningError
+from cutlass_aot.errors import TuningError
 from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.schema.catalog import FileReference, GroupEntry
 from cutlass_aot.schema.group_index import group_from_bytes
@@ -70,12 +70,7 @@ def plan_of(bundle: Path) -> BundlePlan:
     Raises:
         BundleError: if there is no bundle, or anything is wrong with it.
     """
-    problems = verify_bundle(bundle)
-    if problems:
-        raise BundleError(
-            f"the bundle {bundle} is damaged: {in_short(problems)}; cutlass-aot verify lists all; "
-            "build or fetch it again"
-        )
+    require_sound(bundle)
     catalog = read_catalog(bundle)
     references = read_manifest(bundle)
     return BundlePlan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +13,14 @@ from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_byt
 from cutlass_aot.bundle.platform_tags import needed_glibc
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, kernels_of_bill, kernels_of_index
 from cutlass_aot.bundle.write import FILE_NAME
-from cutlass_aot.errors import BundleError, CutlassAotError
-from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES, parse_manifest, read_bounded, read_file
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
+from cutlass_aot.runtime.files import (
+    MAX_MANIFEST_BYTES,
+    manifest_bytes,
+    parse_manifest,
+    read_bounded,
+    read_file,
+)
 from cutlass_aot.runtime.signatures import PublicKey, examine, why_unchecked
 from cutlass_aot.schema.catalog import (
     BUNDLE_NAME,
@@ -112,6 +119,23 @@ def verify_bundle(bundle: Path) -> list[Problem]:
         BundleError: as :func:`look_at_bundle`, like the other errors.
     """
     return look_at_bundle(bundle).problems
+
+
+def require_sound(bundle: Path) -> None:
+    """Refuse what is no bundle, and a bundle of which anything is wrong.
+
+    Raises:
+        BundleError: then, with the first of what is wrong.
+    """
+    with suppress(CorruptFile):
+        # What is no bundle at all is called that; what is wrong with a manifest is found with the rest.
+        manifest_bytes(bundle)
+    problems = verify_bundle(bundle)
+    if problems:
+        raise BundleError(
+            f"the bundle {bundle} is damaged: {in_short(problems)}; cutlass-aot verify lists all; "
+            "build or fetch it again"
+        )
 
 
 def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:

@@ -164,7 +164,7 @@ def test_what_is_no_public_key_is_refused(tmp_path: Path, data: bytes, says: str
 def test_a_private_key_is_no_public_one_nor_the_reverse(key: Key) -> None:
     with pytest.raises(SignatureError, match="is a private key, expected a public one"):
         read_public_key(key.path)
-    with pytest.raises(SignatureError, match="cannot be read as a private key in PEM"):
+    with pytest.raises(SignatureError, match="is a public key, expected the private one"):
         KeyFile(key.public, never)
 
 

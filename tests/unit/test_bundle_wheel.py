@@ -242,6 +242,15 @@ def test_a_damaged_bundle_is_not_packed(bundle, tmp_path):
     assert not (tmp_path / "wheels").exists()
 
 
+def test_what_is_no_bundle_is_called_that(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, words in (("empty", "is not a bundle, or an incomplete one"), ("none", "no such directory")):
+        with pytest.raises(BundleError, match=words) as caught:
+            build_wheel(tmp_path / name, tmp_path / "wheels")
+        assert "damaged" not in str(caught.value)
+    assert not (tmp_path / "wheels").exists()
+
+
 def test_an_output_that_cannot_be_written_is_a_clear_error(bundle, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(BundleError, match=r"cannot write .*file"):

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import in_short, verify_bundle
+from cutlass_aot.bundle.contents import require_sound
 from cutlass_aot.bundle.files import digest_beneath, list_files
 from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
-from cutlass_aot.errors import BundleError, RegistryNameError
+from cutlass_aot.errors import RegistryNameError
 from cutlass_aot.runtime.files import open_beneath, read_catalog, read_manifest
 from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
 from cutlass_aot.schema.encoding import digest
@@ -55,12 +55,7 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
             f"{name} names no tag to push to, or a digest beside it: expected registry/repository:tag; the "
             "digest follows from the bundle"
         )
-    problems = verify_bundle(bundle)
-    if problems:
-        raise BundleError(
-            f"the bundle {bundle} is damaged: {in_short(problems)}; cutlass-aot verify lists all; "
-            "build or fetch it again, then push it"
-        )
+    require_sound(bundle)
     files = files_of(bundle)
     config = config_of(read_catalog(bundle))
     manifest = manifest_of(files, config)
