@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -135,7 +134,7 @@ class Libraries:
         self._finished: SimpleQueue[Linked] = SimpleQueue()
         """Libraries that the caller has not been told of yet."""
         self._failure: Exception | None = None
-        """What the first thread that failed met."""
+        """What a thread that failed met."""
 
     def __enter__(self) -> Libraries:
         for host in self._linkers:
@@ -247,9 +246,12 @@ class Libraries:
         return PackedFile(library, made.path, made.sha256)
 
     def _tell_finished(self) -> None:
-        with suppress(Empty):
-            while True:
-                self._tell(self._finished.get_nowait())
+        while True:
+            try:
+                event = self._finished.get_nowait()
+            except Empty:
+                return
+            self._tell(event)
 
     def _compile_waiting(self, name: str, hosts: Iterable[str]) -> None:
         library = self._libraries[name]
@@ -298,6 +300,7 @@ class Libraries:
         return digest(encode(parts))
 
     def _finished_library(self, name: str, host: str) -> _Made:
+        """:meth:`_library`, and have the caller told of it."""
         made = self._library(name, host)
         # Before it is returned: whoever waits for it finds it here.
         count, size = len(self._libraries[name].kernels), made.path.stat().st_size

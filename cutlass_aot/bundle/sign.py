@@ -48,6 +48,7 @@ _MAX_PASSPHRASE = 1023
 
 _PROTECTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _PUBLIC = b"-----BEGIN PUBLIC KEY-----"
+_PRIVATE = b" PRIVATE KEY-----"
 
 
 class Signer(Protocol):
@@ -280,7 +281,7 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
 
 def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
     data = read_key_file(path)
-    if _PUBLIC in data:
+    if _PUBLIC in data and _PRIVATE not in data:
         raise SignatureError(f"{path} is a public key, expected the private one that belongs to it")
     module = ed25519()
     password = _passphrase_bytes(passphrase()) if _PROTECTED in data else None

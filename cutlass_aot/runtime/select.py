@@ -56,7 +56,7 @@ class Ranked:
             extents = problem.extents
             place = (log2(extents.batch), log2(extents.n), log2(extents.k))
             self._by_weights.setdefault(place, []).append((log2(extents.m), problem))
-        self._rates: dict[tuple[Extents, int], list[float]] = {}
+        self._rates: dict[tuple[Extents, int, tuple[str, ...]], list[float]] = {}
 
     def exact(self, extents: Extents) -> RankedProblem | None:
         """The problem of these extents."""
@@ -82,7 +82,9 @@ class Ranked:
 
         What was not measured to the end was slower than all that was.
         """
-        found = self._rates.get((problem.extents, sm_count))
+        # Shapes decide which groups serve, and so which candidates there are.
+        key = (problem.extents, sm_count, candidates.digests)
+        found = self._rates.get(key)
         if found is None:
             times = dict(zip(problem.kernels, problem.seconds, strict=True))
             best, unknown = problem.seconds[0], problem.seconds[-1] * UNMEASURED
@@ -91,7 +93,7 @@ class Ranked:
                 log2(times.get(digest, unknown) / best / estimate)
                 for digest, estimate in zip(candidates.digests, estimates, strict=True)
             ]
-            self._rates[problem.extents, sm_count] = found
+            self._rates[key] = found
         return found
 
 

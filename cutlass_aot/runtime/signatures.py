@@ -239,7 +239,11 @@ def read_signature(root: Path, path: str) -> Signature:
 
 def is_signed(root: Path) -> bool:
     """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
-    return (root / SIGNATURES).is_dir()
+    try:
+        return (root / SIGNATURES).is_dir()
+    except OSError:
+        # Whoever reads the bundle says why it cannot be looked at.
+        return False
 
 
 def examine(root: Path, manifest: bytes, *, check: bool = True) -> list[Examined]:

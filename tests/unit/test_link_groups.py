@@ -333,7 +333,7 @@ def test_a_large_group_has_several_libraries_and_one_code(workshop: Workshop) ->
             text = made.content(plan.libraries[host][entry.library].sha256).decode()
             assert f"host code of {entry.kernel.symbol} for {host}\n" in text
     assert sorted(sizes) == list(range(pieces))
-    assert set(sizes.values()) == {300 // pieces, 300 // pieces + 1}
+    assert set(sizes.values()) == {300 // pieces, -(-300 // pieces)}
     told = [event for event in workshop.told if isinstance(event, Linked)]
     assert sorted((event.library, event.kernels, event.host) for event in told) == sorted(
         (f"{plan.code.name}.{number}", sizes[number], host) for number in range(pieces) for host in HOSTS
@@ -460,6 +460,19 @@ def test_an_error_of_the_compiler_comes_out_at_the_next_kernel(workshop: Worksho
         eventually(lambda: all(future.done() for own in libraries._compiled.values() for future in own))
         with pytest.raises(LinkError, match=f"^the compiler refuses {kernels[3].symbol}$"):
             libraries.add(kernels[BATCH], workshop.put(kernels[BATCH]), True)
+
+
+def test_it_comes_out_whatever_library_the_next_kernel_is_of(workshop: Workshop) -> None:
+    kernels, other = some(BATCH + 2), some(1, target="sm_100a")[0]
+    workshop.linkers["aarch64"].refuses = kernels[3].symbol
+    with workshop.making([*kernels, other]) as libraries:
+        for kernel in kernels[: BATCH - 1]:
+            libraries.add(kernel, workshop.put(kernel), True)
+        with suppress(LinkError):
+            libraries.add(kernels[BATCH - 1], workshop.put(kernels[BATCH - 1]), True)
+        eventually(lambda: all(future.done() for own in libraries._compiled.values() for future in own))
+        with pytest.raises(LinkError, match=f"^the compiler refuses {kernels[3].symbol}$"):
+            libraries.add(other, workshop.put(other), True)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

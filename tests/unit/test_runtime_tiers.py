@@ -169,6 +169,18 @@ def test_a_faster_group_wins_though_the_other_does_not_know_its_kernels() -> Non
         assert found.digests[:4] == ("cc", "dd", "aa", "bb")
 
 
+def test_one_ranking_is_asked_about_several_sets_of_candidates() -> None:
+    """Shapes decide which groups serve: the same ranking then has more candidates, fewer, or others."""
+    problem = ranked(Extents(1, 4096, 4096, 4000), "ee", "aa", "dd")
+    ranking = ranking_of(problem)
+    for names in (("aa", "bb"), ("aa", "bb", "cc"), ("aa", "dd"), ("dd", "ee"), ("aa", "bb")):
+        some = Candidates({name: CANDIDATES[name] for name in names})
+        found = nearest_tuned(ranking, SQUARE, some, SMS)
+        assert found is not None
+        assert found == nearest_tuned(ranking_of(problem), SQUARE, some, SMS)
+        assert sorted(found.digests) == sorted(names)
+
+
 def test_nothing_near_is_no_answer() -> None:
     for ranking in (ranking_of(), ranking_of(ranked(Extents(1, 1, 1, 1), "aa"))):
         assert nearest_tuned(ranking, SQUARE, ALL, SMS) is None
