@@ -28,7 +28,7 @@ from cutlass_aot.schema.targets import HOSTS
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Host code comes as the DSL has made it, not optimised: see builder/export.py. It checks operands one after
-# the other and has nothing to gain from vectors, for which the compiler would look for a good while.
+# the other and has nothing to gain from vectors; looking for them would only take the compiler longer.
 _HOST_CODE_FLAGS = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-g0", "-fPIC", "-Wno-override-module")
 _HOST_FLAGS = {
     # Atomic operations as instructions: the functions that choose between them at run time are in no library
