@@ -17,7 +17,7 @@ import msgpack
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew
 
-MAX_DEPTH = 16
+MAX_DEPTH = 32
 MAX_ITEMS = 4_000_000
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

@@ -266,8 +266,9 @@ def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandC
     """
     operands = tuple(OperandConstraint.from_record(record) for record in records)
     extents = {operand.name: operand.extents for operand in operands}
-    if not 1 <= len(operands) <= MAX_OPERANDS or len(extents) != len(operands):
-        raise ValueError(f"expected 1 to {MAX_OPERANDS} operands of different names, got {len(operands)}")
+    # A kernel of a program has none: its compiled code knows what it is called with.
+    if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
+        raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
     for operand in operands:
         scale = operand.scale
         scaled = extents.get(scale.of, ()) if scale is not None else ()
