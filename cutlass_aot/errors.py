@@ -23,9 +23,12 @@ __all__ = [
     "ManifestError",
     "OperandError",
     "PolicyError",
+    "ProgramError",
     "RegistryError",
     "RegistryNameError",
     "ReportError",
+    "RequestError",
+    "RequestNotFound",
     "SchemaTooNew",
     "SignatureError",
     "StoreError",
@@ -129,6 +132,18 @@ class ReportError(CutlassAotError):
 
 class KernelNotFound(CutlassAotError):
     """No kernel of the bundle supports the operands."""
+
+
+class RequestError(CutlassAotError):
+    """A request of a program cannot be described soundly, so that it is neither recorded nor answered."""
+
+
+class RequestNotFound(KernelNotFound):
+    """No bundle at hand has the kernel that a program asks ``cute.compile`` for."""
+
+
+class ProgramError(CutlassAotError):
+    """A program whose requests are to be recorded failed, or made none."""
 
 
 class LaunchError(CutlassAotError):

@@ -1,0 +1,573 @@
+"""Describe what a program passes to ``cute.compile`` as values of a request; what cannot be described soundly is refused.
+
+A value is described by what can decide the code that is compiled from it, and by nothing that cannot: the address of a
+tensor is left out, its dtype and layout are not. Dynamic scalars are described by their type alone, since compiled code
+takes their value at each call; every other scalar by its value.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import inspect
+import sys
+import textwrap
+import types
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.request import Value
+
+MAX_DEPTH = 24
+"""Levels of values within values."""
+
+_MAX_SOURCE = 2000
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_DYNAMIC_SCALARS = {bool: "bool", int: "int", float: "float"}
+_INT64 = 2**63
+_NO_FIELDS = ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__dataclass_fields__")
+
+
+def qualified_name(thing: Any) -> str:
+    """``module:qualified.name`` of a class or a function."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def is_reachable_by_name(thing: Any) -> bool:
+    """Whether its module has this very class or function under its qualified name, in another module than ``__main__``.
+
+    Such a thing is described by its name: its module's source decides what it is.
+    """
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    found: Any = module
+    for part in thing.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+    if isinstance(thing, types.FunctionType) and found is not None:
+        return _unwrapped(found) is _unwrapped(thing)
+    return found is thing
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+class Passed(enum.Enum):
+    """How a value gets to compiled code."""
+
+    CONSTANT = "compiled in"
+    """Whatever it is, a trace sees it."""
+    DYNAMIC = "passed at each call"
+    """A trace sees the type of a scalar, the layout of a tensor."""
+    FIELD = "a field of what is passed"
+    """Of a class that decides itself which of its fields are compiled in: scalars count as if all were."""
+
+
+class Describer:
+    """Describes the arguments of one request.
+
+    Attributes:
+        code: functions and classes that were met, of which the request follows from the code.
+    """
+
+    def __init__(self) -> None:
+        self.code: dict[int, Any] = {}
+        self._symbols: dict[int, int] = {}
+        self._kept: list[Any] = []
+        self._inside: set[int] = set()
+        self._path: list[str] = []
+
+    def argument(self, name: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
+        """Describe one argument.
+
+        Args:
+            name: the parameter's name.
+            value: what is passed.
+            passed: how it gets to compiled code.
+
+        Raises:
+            RequestError: if it cannot be described, with the path of the part that cannot.
+        """
+        self._path = [name]
+        return self._value(value, passed)
+
+    # -- dispatch ---------------------------------------------------------------------------------------
+
+    def _value(self, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
+        # Not isinstance: placeholders of the DSL pretend to be of another class.
+        kind = type(value)
+        if kind in _PLAIN:
+            if passed is Passed.DYNAMIC and kind in _DYNAMIC_SCALARS:
+                return {"dynamic": _DYNAMIC_SCALARS[kind]}
+            if kind is int and not -_INT64 <= value < _INT64:
+                return {"int": str(value)}
+            return value
+        if len(self._path) > MAX_DEPTH:
+            self._refuse("it is nested too deep")
+        handler = _HANDLERS.get(kind)
+        if handler is not None:
+            return handler(self, value, passed)
+        own = _dsl_handlers().get(kind)
+        if own is not None:
+            return own(self, value, passed)
+        return self._other(value, kind, passed)
+
+    def _at(self, step: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
+        self._path.append(step)
+        described = self._value(value, passed)
+        self._path.pop()
+        return described
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise RequestError(f"{''.join(self._path)}: {reason}")
+
+    def _entered(self, value: Any) -> None:
+        if id(value) in self._inside:
+            self._refuse("it contains itself")
+        self._inside.add(id(value))
+
+    # -- plain Python -----------------------------------------------------------------------------------
+
+    def _sequence(self, value: Any, passed: Passed) -> Value:
+        self._entered(value)
+        items = [self._at(f"[{index}]", item, passed) for index, item in enumerate(value)]
+        self._inside.discard(id(value))
+        return items if type(value) is list else {"tuple": items}
+
+    def _set(self, value: Any, passed: Passed) -> Value:
+        items = [self._at("{}", item) for item in value]
+        return {"set": sorted(items, key=encode)}
+
+    def _dict(self, value: Mapping[Any, Any], passed: Passed) -> Value:
+        # In the program's order, in which a trace would go through it.
+        self._entered(value)
+        items = [[self._at("{}", key), self._at(f"[{key!r}]", item)] for key, item in value.items()]
+        self._inside.discard(id(value))
+        return {"dict": items}
+
+    def _function(self, value: types.FunctionType, passed: Passed) -> Value:
+        function = _unwrapped(value)
+        if not isinstance(function, types.FunctionType):
+            return self._value(function)
+        self.code.setdefault(id(function), function)
+        if is_reachable_by_name(function):
+            return {"function": qualified_name(function)}
+        self._entered(function)
+        described: dict[str, Value] = {"function": qualified_name(function), "source": self._source(function)}
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        closure = {}
+        for name, cell in sorted(cells.items()):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            if content is function or content is value:
+                continue  # A function that calls itself.
+            closure[name] = self._at(f".{name}", content)
+        if closure:
+            described["closure"] = closure
+        for key, defaults in (("defaults", function.__defaults__), ("keywords", function.__kwdefaults__)):
+            if defaults:
+                described[key] = self._at(f".{key}", defaults)
+        self._inside.discard(id(function))
+        return described
+
+    def _source(self, function: types.FunctionType) -> Value:
+        try:
+            text = source_of(function)
+        except (OSError, TypeError, SyntaxError, ValueError) as error:
+            self._refuse(f"the source of {qualified_name(function)} is not at hand ({error})")
+        return text if len(text) <= _MAX_SOURCE else {"sha256": digest(text.encode())}
+
+    def _method(self, value: types.MethodType, passed: Passed) -> Value:
+        return {"method": self._at(".__func__", value.__func__), "self": self._at(".__self__", value.__self__)}
+
+    def _partial(self, value: functools.partial[Any], passed: Passed) -> Value:
+        return {
+            "partial": self._at(".func", value.func),
+            "arguments": self._at(".args", list(value.args)),
+            "keywords": self._at(".keywords", dict(value.keywords)),
+        }
+
+    def _class(self, value: type, passed: Passed) -> Value:
+        if value.__module__ == "builtins":
+            return {"type": value.__qualname__}
+        self.code.setdefault(id(value), value)
+        if is_reachable_by_name(value):
+            return {"type": qualified_name(value)}
+        if value.__module__.partition(".")[0] == "cutlass":
+            # The DSL makes some of its classes as it goes, by their names.
+            return {"type": qualified_name(value)}
+        return self._made_class(value)
+
+    def _made_class(self, value: type) -> Value:
+        """A class that its module does not have under its name: described by what it is made of."""
+        known = _made_classes.get(value)
+        if known is not None:
+            self.code.update((id(thing), thing) for thing in known[1])
+            return known[0]
+        outer, self.code = self.code, {}
+        described = self._members(value)
+        _made_classes[value] = described, tuple(self.code.values())
+        self.code = outer | self.code
+        return described
+
+    def _members(self, value: type) -> Value:
+        fields = getattr(value, "_fields", None)
+        if issubclass(value, tuple) and fields is not None:
+            annotations = {name: str(item) for name, item in vars(value).get("__annotations__", {}).items()}
+            defaults = self._at("._field_defaults", dict(getattr(value, "_field_defaults", {})))
+            return {"named_tuple": qualified_name(value), "fields": list(fields), "types": annotations, "defaults": defaults}
+        self._entered(value)
+        own = {
+            name: self._at(f".{name}", inspect.unwrap(item.__func__) if isinstance(item, (staticmethod, classmethod)) else item)
+            for name, item in sorted(vars(value).items())
+            if name not in _NO_FIELDS and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        }
+        bases = [self._at(".__bases__", base) for base in value.__bases__ if base is not object]
+        self._inside.discard(id(value))
+        return {"class": qualified_name(value), "bases": bases, "members": own}
+
+    def _property(self, value: property, passed: Passed) -> Value:
+        return {"property": [self._at(".fget", part) for part in (value.fget, value.fset, value.fdel)]}
+
+    def _module(self, value: types.ModuleType, passed: Passed) -> Value:
+        return {"module": value.__name__}
+
+    def _other(self, value: Any, kind: type, passed: Passed) -> Value:
+        """What has no kind of its own: by what it is derived from, or else by its fields."""
+        if isinstance(value, enum.Enum):
+            return self._enum(value, passed)
+        for base in kind.__mro__[:-1]:
+            handler = _BY_BASE.get(base)
+            if handler is not None:
+                return handler(self, value, passed)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        refusal = _REFUSED.get(name) or _refused_base(kind)
+        if refusal:
+            self._refuse(f"{name}: {refusal}")
+        if kind.__module__.startswith("torch"):
+            return self._of_torch(value, kind, passed)
+        adapted = self._adapted(value, kind, passed)
+        if adapted is not None:
+            return adapted
+        return self._object(value, kind, passed)
+
+    def _of_torch(self, value: Any, kind: type, passed: Passed) -> Value:
+        if kind.__qualname__ in ("dtype", "device", "layout", "memory_format"):
+            return {"torch": str(value)}
+        if any(base.__qualname__ == "Tensor" for base in kind.__mro__):
+            if passed is Passed.CONSTANT:
+                self._refuse("a live tensor, whose values would be compiled in: pass it as an argument instead")
+            # As the DSL adapts it.
+            runtime = sys.modules["cutlass.cute.runtime"]
+            return self._tensor(runtime.from_dlpack(value).mark_layout_dynamic(), passed)
+        return self._object(value, kind, passed)
+
+    def _enum(self, value: enum.Enum, passed: Passed) -> Value:
+        kind = type(value)
+        self.code.setdefault(id(kind), kind)
+        # Combined flags have no name of their own.
+        return {"enum": f"{qualified_name(kind)}.{value.name if value.name is not None else value.value}"}
+
+    def _named_tuple_or_tuple(self, value: tuple[Any, ...], passed: Passed) -> Value:
+        kind = type(value)
+        fields = getattr(kind, "_fields", None)
+        self._entered(value)
+        names = fields if fields is not None else [str(index) for index in range(len(value))]
+        inner = _inner(passed)
+        items = {name: self._at(f".{name}", item, inner) for name, item in zip(names, value, strict=True)}
+        self._inside.discard(id(value))
+        return {"object": self._class_name(kind), "fields": items}
+
+    def _of_plain_base(self, value: Any, passed: Passed) -> Value:
+        kind = type(value)
+        for base in (int, float, str, bytes):
+            if isinstance(value, base):
+                return {"object": self._class_name(kind), "value": self._value(base(value))}
+        raise AssertionError(kind)
+
+    def _of_container_base(self, value: Any, passed: Passed) -> Value:
+        kind = type(value)
+        base = dict if isinstance(value, dict) else list if isinstance(value, list) else frozenset
+        fields = {name: self._at(f".{name}", item) for name, item in sorted(_own_fields(value).items())}
+        return {"object": self._class_name(kind), "value": self._at("", base(value)), "fields": fields}
+
+    def _class_name(self, kind: type) -> Value:
+        described = self._class(kind, Passed.CONSTANT)
+        return described["type"] if "type" in described else described
+
+    def _adapted(self, value: Any, kind: type, passed: Passed) -> Value | None:
+        """A dataclass that the DSL passes field by field: dynamic fields by their types."""
+        if passed is not Passed.DYNAMIC or not dataclasses.is_dataclass(value):
+            return None
+        if hasattr(kind, "__get_mlir_types__") or hasattr(kind, "__new_from_mlir_values__"):
+            return None
+        own = [field.name for field in dataclasses.fields(value)]
+        if sorted(_own_fields(value)) != sorted(own):
+            return None
+        self._entered(value)
+        fields = {
+            field.name: self._at(f".{field.name}", getattr(value, field.name), _field(field.type))
+            for field in dataclasses.fields(value)
+        }
+        self._inside.discard(id(value))
+        return {"object": self._class_name(kind), "fields": fields}
+
+    def _object(self, value: Any, kind: type, passed: Passed) -> Value:
+        fields = _own_fields(value)
+        if not fields and not hasattr(value, "__dict__") and not dataclasses.is_dataclass(value):
+            return self._opaque(value, kind)
+        self._entered(value)
+        inner = _inner(passed)
+        described = {name: self._at(f".{name}", item, inner) for name, item in sorted(fields.items())}
+        self._inside.discard(id(value))
+        return {"object": self._class_name(kind), "fields": described}
+
+    def _opaque(self, value: Any, kind: type) -> Value:
+        """An object of an extension: by its text, if it is the DSL's and its text is no address."""
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        if kind.__module__.partition(".")[0] == "cutlass":
+            text = str(value)
+            if "0x" not in text and " at " not in text:
+                return {"text": text, "of": name}
+        self._refuse(f"an object of {name}, which has no fields that could be described")
+
+    # -- what the DSL makes -----------------------------------------------------------------------------
+
+    def _dtype(self, value: Any) -> Value:
+        return None if value is None else qualified_name(value)
+
+    def _extent(self, value: Any) -> Value:
+        if type(value) is int:
+            return value
+        if type(value) is tuple:
+            return {"tuple": [self._extent(item) for item in value]}
+        return self._symbol(value, Passed.DYNAMIC)
+
+    def _symbol(self, value: Any, passed: Passed) -> Value:
+        # By identity: two symbols of one name are two extents, one symbol in two places is one.
+        number = self._symbols.setdefault(id(value), len(self._symbols))
+        self._kept.append(value)
+        described = {"symbol": number, "width": value.width, "divisibility": value.divisibility}
+        name = getattr(value, "symbol", None)
+        return described | ({"name": str(name)} if name else {})
+
+    def _fake_tensor(self, value: Any, passed: Passed) -> Value:
+        return {
+            "tensor": {
+                "dtype": self._dtype(value.element_type),
+                "space": str(value.memspace),
+                "alignment": value._typed_tensor.assumed_align,
+                "strides_32": bool(value._use_32bit_stride),
+                "shape": [self._extent(item) for item in value.shape],
+                "strides": [self._extent(item) for item in value.stride],
+            }
+        }
+
+    def _tensor(self, value: Any, passed: Passed) -> Value:
+        """A tensor of a framework: what the DSL compiles from it is its dtype, its alignment and its layout."""
+        dtype, alignment, layout = value.__cache_key__
+        described: dict[str, Value] = {
+            "dtype": self._dtype(dtype), "alignment": alignment, "layout": str(layout),
+            "strides_32": bool(value._use_32bit_stride),
+        }  # fmt: skip
+        ffi = getattr(value, "_tvm_ffi_tensor", None)
+        if ffi is not None:
+            described |= {"device": str(ffi.device.type), "passed_as": str(ffi.dtype)}
+        return {"tensor": described}
+
+    def _pointer(self, value: Any, passed: Passed) -> Value:
+        if passed is Passed.CONSTANT:
+            self._refuse("a pointer, whose address would be compiled in: pass it as an argument instead")
+        return {
+            "pointer": {
+                "dtype": self._dtype(value.dtype), "space": str(value.memspace), "alignment": value._assumed_align
+            }
+        }  # fmt: skip
+
+    def _stream(self, value: Any, passed: Passed) -> Value:
+        environment = bool(getattr(value, "use_tvm_ffi_env_stream", False))
+        return {"stream": "environment" if environment else "argument"}
+
+    def _numeric(self, value: Any, passed: Passed) -> Value:
+        name = qualified_name(type(value))
+        if passed is Passed.DYNAMIC:
+            return {"dynamic": name}
+        if type(value.value) not in _PLAIN:
+            self._refuse(f"a {name} whose value is not known before the trace")
+        return {"number": name, "value": value.value}
+
+    def _numeric_class(self, value: type, passed: Passed) -> Value:
+        return {"type": qualified_name(value)}
+
+    def _arch(self, value: Any, passed: Passed) -> Value:
+        return {"enum": f"{qualified_name(type(value))}.{value.name}"}
+
+
+_made_classes: weakref.WeakKeyDictionary[type, tuple[Value, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+"""Descriptions of classes that programs make, with the code that was met. Their plain members are looked at each time, as
+state of the request (:mod:`cutlass_aot.programs.slice`)."""
+
+Handler = Callable[[Describer, Any, Passed], Value]
+
+_HANDLERS: dict[type, Handler] = {
+    tuple: Describer._sequence,
+    list: Describer._sequence,
+    set: Describer._set,
+    frozenset: Describer._set,
+    dict: Describer._dict,
+    types.FunctionType: Describer._function,
+    types.MethodType: Describer._method,
+    functools.partial: Describer._partial,
+    type: Describer._class,
+    property: Describer._property,
+    types.ModuleType: Describer._module,
+    types.BuiltinFunctionType: lambda self, value, passed: {"builtin": f"{value.__module__}:{value.__qualname__}"},
+    type(Ellipsis): lambda self, value, passed: {"text": "..."},
+    types.GenericAlias: lambda self, value, passed: {"type": str(value)},
+    types.UnionType: lambda self, value, passed: {"type": str(value)},
+    range: lambda self, value, passed: {"range": [value.start, value.stop, value.step]},
+    slice: lambda self, value, passed: {"slice": [self._value(x) for x in (value.start, value.stop, value.step)]},
+    complex: lambda self, value, passed: {"complex": [value.real, value.imag]},
+}
+
+_BY_BASE: dict[type, Handler] = {
+    type: Describer._class,
+    tuple: Describer._named_tuple_or_tuple,
+    int: Describer._of_plain_base,
+    float: Describer._of_plain_base,
+    str: Describer._of_plain_base,
+    bytes: Describer._of_plain_base,
+    dict: Describer._of_container_base,
+    list: Describer._of_container_base,
+    set: Describer._of_container_base,
+    frozenset: Describer._of_container_base,
+    typing._GenericAlias: lambda self, value, passed: {"type": str(value)},  # type: ignore[attr-defined]
+}
+
+_ADDRESS = "a raw address, which is another one in every process: pass a pointer as an argument instead"
+_REFUSED = {
+    "ctypes.c_void_p": _ADDRESS,
+    "cuda.bindings.driver.CUdeviceptr": _ADDRESS,
+    "numpy.ndarray": "a live array, whose values would be compiled in: pass it as an argument instead",
+    "builtins.generator": "a generator, which a description would use up",
+    "_thread.lock": "a lock, which says nothing of the code",
+    "_thread.RLock": "a lock, which says nothing of the code",
+    "builtins.object": "an object without fields is described by nothing but its address",
+    "weakref.ReferenceType": "a weak reference is described by nothing but an address",
+}
+
+
+def _refused_base(kind: type) -> str:
+    return _ADDRESS if any(base.__module__ == "_ctypes" for base in kind.__mro__) else ""
+
+
+def _own_fields(value: Any) -> dict[str, Any]:
+    """An instance's fields, those in slots among them."""
+    fields = {}
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                held = getattr(value, name, _ABSENT)
+                if held is not _ABSENT:
+                    fields[name] = held
+    return fields | dict(getattr(value, "__dict__", {}))
+
+
+_ABSENT = object()
+
+
+def _inner(passed: Passed) -> Passed:
+    """How the fields of an object are passed that is passed in a way."""
+    return Passed.CONSTANT if passed is Passed.CONSTANT else Passed.FIELD
+
+
+def _field(annotation: Any) -> Passed:
+    text = annotation if isinstance(annotation, str) else str(annotation)
+    return Passed.CONSTANT if "Constexpr" in text else Passed.DYNAMIC
+
+
+@functools.lru_cache(maxsize=1)
+def _dsl_handlers() -> Mapping[type, Handler]:
+    """How the DSL's own types are described; it is imported by whoever has such an object."""
+    runtime: Any = sys.modules.get("cutlass.cute.runtime")
+    typing_: Any = sys.modules.get("cutlass.base_dsl.typing")
+    if runtime is None or typing_ is None:
+        raise RequestError("the DSL is not imported: describe requests from within its cute.compile")
+    handlers: dict[type, Handler] = {
+        runtime._FakeTensor: Describer._fake_tensor,
+        runtime._Tensor: Describer._tensor,
+        runtime._Pointer: Describer._pointer,
+        runtime._FakeStream: Describer._stream,
+        sys.modules["cutlass.cute.typing"].SymInt: Describer._symbol,
+        typing_.NumericMeta: Describer._numeric_class,
+    }
+    for numeric in _subclasses(typing_.Numeric):
+        handlers[numeric] = Describer._numeric
+    driver: Any = sys.modules.get("cuda.bindings.driver")
+    if driver is not None:
+        handlers[driver.CUstream] = lambda self, value, passed: {"stream": "CUstream"}
+    return handlers
+
+
+def _subclasses(kind: type) -> list[type]:
+    direct = type.__subclasses__(kind)
+    return [kind, *(deeper for item in direct for deeper in _subclasses(item))]
+
+
+def source_of(function: types.FunctionType) -> str:
+    """The source of a function or a lambda, without the indentation and the rest of the line it stands in.
+
+    Raises:
+        OSError: if there is no source.
+        ValueError: if it cannot be told which of several lambdas of a line it is.
+        SyntaxError: if the source has changed since, and is none any more.
+    """
+    if function.__name__ != "<lambda>":
+        return textwrap.dedent(inspect.getsource(function))
+    lines, _ = inspect.findsource(function)
+    first = function.__code__.co_firstlineno
+    found = {
+        ast.unparse(node)
+        for node in ast.walk(_parsed("".join(lines)))
+        if isinstance(node, ast.Lambda) and node.lineno == first
+    }
+    if len(found) > 1:
+        found = {text for text in found if _compiles_to(text, function)}
+    if len(found) != 1:
+        raise ValueError(f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own")
+    return found.pop()
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _compiles_to(text: str, function: types.FunctionType) -> bool:
+    """Whether the text of a lambda, in a function that has its free variables, gives its code."""
+    names = function.__code__.co_freevars
+    inner = f"def outer({', '.join(names)}):\n return ({text})"
+    outer = next(c for c in compile(inner, "<lambda>", "exec").co_consts if isinstance(c, types.CodeType))
+    made = next((c for c in outer.co_consts if isinstance(c, types.CodeType)), None)
+    code = function.__code__
+    return made is not None and (made.co_code, made.co_names, _constants(made)) == (
+        code.co_code, code.co_names, _constants(code)
+    )  # fmt: skip
+
+
+def _constants(code: types.CodeType) -> list[Any]:
+    return [_constants(c) if isinstance(c, types.CodeType) else (type(c), c) for c in code.co_consts]

@@ -1,0 +1,191 @@
+"""Which distribution a module comes from, and a digest of the Python sources that it installed.
+
+A digest is of the files as they are, not of what the distribution says of them, so that an edit of an installed file
+counts. Files are read once a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from cutlass_aot.errors import ToolchainError
+
+NEUTRAL = frozenset(
+    {
+        "apache-tvm-ffi", "cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "cupy", "einops", "jax", "jaxlib",
+        "ml-dtypes", "mpmath", "numpy", "nvidia-cutlass-dsl", "packaging", "pytest", "scipy", "setuptools", "sympy",
+        "torch", "torch-c-dlpack-ext", "tqdm", "triton", "typing-extensions",
+    }
+)  # fmt: skip
+"""Distributions that frameworks and the DSL itself consist of: they run beside a trace and write no kernels into it. The
+DSL has an entry of its own in every request; what another release of the others would change is in the arguments."""
+
+DSL = "nvidia-cutlass-dsl"
+
+
+class Origin(NamedTuple):
+    """Where a module comes from.
+
+    Attributes:
+        name: distribution, in the form of PEP 503; of code that no distribution installed, the name of its outermost package
+            or module.
+        version: of the distribution, ``-`` without one.
+        root: directory that the paths of ``files`` start in.
+        files: Python sources, sorted.
+    """
+
+    name: str
+    version: str
+    root: str
+    files: tuple[str, ...]
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether code of it decides nothing about kernels."""
+        return self.name in NEUTRAL or self.name.startswith(f"{DSL}-")
+
+    @property
+    def fingerprint(self) -> str:
+        """Version and digest of the sources, as a request has it."""
+        return f"{self.version} {_digest(self.root, self.files)[:32]}"
+
+
+def origin_of(module: ModuleType) -> Origin | None:
+    """Where a module comes from; None for the standard library and for modules without a file.
+
+    ``__main__`` has none either: what is defined in a program's own script is described by its source.
+    """
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__" or not file:
+        return None
+    return _origin_of_file(str(file), module.__name__)
+
+
+def origin_of_file(file: str) -> Origin | None:
+    """Where a source file comes from, as far as a module that has been imported from it tells; None as above."""
+    name = _module_names(len(sys.modules)).get(file, "")
+    return None if name == "__main__" else _origin_of_file(file, name or Path(file).stem)
+
+
+def in_standard_library(file: str) -> bool:
+    """Whether a file is of Python's own library."""
+    return any(file.startswith(f"{folder}/") for folder in _standard_library()) and "/site-packages/" not in file
+
+
+@functools.lru_cache(maxsize=1)
+def _standard_library() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"]}
+    return tuple(sorted(folders | {str(Path(folder).resolve()) for folder in folders}))
+
+
+@functools.lru_cache(maxsize=2)
+def _module_names(_count: int) -> dict[str, str]:
+    """File to module, as long as no further module is imported."""
+    return {
+        file: name
+        for name, module in list(sys.modules.items())
+        if (file := getattr(module, "__file__", None)) and name != "__mp_main__"
+    }
+
+
+@functools.lru_cache(maxsize=4096)
+def _origin_of_file(file: str, module: str) -> Origin | None:
+    if in_standard_library(file):
+        return None
+    for folder in sys.path:
+        if folder and file.startswith(f"{folder}/"):
+            owner = _owner(folder, file[len(folder) + 1 :])
+            if owner is not None:
+                return owner
+    return _local(file, module)
+
+
+def _local(file: str, module: str) -> Origin:
+    """Code that no distribution installed: its outermost package, or the file alone."""
+    path = Path(file)
+    parts = module.split(".")
+    steps = len(parts) - (path.stem != "__init__")
+    top = path.parents[steps - 1] if steps > 0 and len(path.parents) >= steps else path.parent
+    if steps <= 0:
+        return Origin(parts[0], "-", str(path.parent), (path.name,))
+    files = tuple(sorted(item.relative_to(top.parent).as_posix() for item in top.rglob("*.py")))
+    return Origin(parts[0], "-", str(top.parent), files)
+
+
+@functools.lru_cache(maxsize=4096)
+def _owner(root: str, path: str) -> Origin | None:
+    """The distribution that says that it has installed a file, by its path from a directory of the search path."""
+    line = f"{path},".encode()
+    for folder, record in _records(root):
+        if record.startswith(line) or b"\n" + line in record:
+            return _installed(root, folder)
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _records(root: str) -> tuple[tuple[str, bytes], ...]:
+    """What is installed in a directory, each with its list of files. Read as bytes: there are megabytes of it."""
+    found = []
+    for folder in sorted(Path(root).glob("*.dist-info")):
+        try:
+            found.append((folder.name, (folder / "RECORD").read_bytes()))
+        except OSError:
+            continue
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _installed(root: str, folder: str) -> Origin:
+    name, _, version = folder.removesuffix(".dist-info").rpartition("-")
+    record = dict(_records(root))[folder].decode("utf-8", "surrogateescape")
+    rows = (line.split(",", 1)[0].strip('"') for line in record.splitlines())
+    files = tuple(sorted(row for row in rows if row.endswith(".py") and not row.startswith("../")))
+    return Origin(name.lower().replace("_", "-").replace(".", "-"), version, root, files)
+
+
+def dsl_origin() -> Origin:
+    """The DSL: its version, and the Python sources of the package ``cutlass``, whichever distributions wrote them.
+
+    Two of its distributions install files of the same names, so that none of their lists says what is there.
+
+    Raises:
+        ToolchainError: if it is not imported, or no distribution of it is installed.
+    """
+    package = sys.modules.get("cutlass")
+    if package is None or not package.__file__:
+        raise ToolchainError("the DSL is not imported; expected the package cutlass of nvidia-cutlass-dsl")
+    return _dsl(str(Path(package.__file__).parent))
+
+
+@functools.lru_cache(maxsize=2)
+def _dsl(folder: str) -> Origin:
+    try:
+        version = metadata.version(DSL)
+    except metadata.PackageNotFoundError:
+        raise ToolchainError(f"no distribution {DSL} is installed: pip install {DSL}") from None
+    files = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.py"))
+    # `cutlass.operators` is another distribution's, in the same package.
+    own = sorted(file for file in files if not file.startswith(("operators/", "jax/")))
+    return Origin(DSL, version, folder, tuple(own))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(root: str, files: Iterable[str]) -> str:
+    hasher = hashlib.sha256()
+    for name in files:
+        try:
+            data = Path(root, name).read_bytes()
+        except OSError:
+            data = b"\0missing"
+        hasher.update(f"{name}\0{len(data)}\0".encode())
+        hasher.update(data)
+    return hasher.hexdigest()

@@ -1,0 +1,306 @@
+"""The request that a call of ``cute.compile`` makes; nothing is traced for it.
+
+Arguments are bound to parameters, and told apart into those that are compiled in and those that are passed at each call, by the
+rules of the DSL: what is annotated as ``Constexpr``, None, classes, and the instance of a method are compiled in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_origin
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe import Describer, Passed, qualified_name
+from cutlass_aot.programs.distributions import dsl_origin, origin_of_file
+from cutlass_aot.programs.slice import CodeSlice, slice_of
+from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
+
+_CONTROLS = ("options", "is_experimental", "compile_only", "no_cache", "no_jit_engine")
+"""Keywords of ``cute.compile`` that are no arguments and change no code, or are looked at by themselves."""
+_REFUSED_CONTROLS = {
+    "trace_finalize_hooks": "functions that change what was traced",
+    "compile_to_precompiled_mlir": "a module instead of a function",
+    "pipeline": "a pipeline of its own for the compiler",
+    "gpu_module_attrs": "attributes of its own for the compiler",
+    "export_name": "a name of its own for what is compiled",
+}
+_REFUSED_OPTIONS = {
+    "keep-ptx": "PTX", "keep-cubin": "a cubin", "keep-sass": "SASS", "device-target": "a device function",
+    "host-target": "code for another host", "link-libraries": "libraries to link",
+}  # fmt: skip
+_DEFAULT_SETTINGS = {"tolerate_m2m": True, "compiler_backend": "legacy"}
+"""Settings of the DSL that are on or named if nothing is said; all others are off or empty."""
+_NO_SETTINGS = frozenset({"arch", "enable_tvm_ffi", "shared_libs"})
+"""Settings that a request has elsewhere, or that name files of the machine."""
+
+
+class Surroundings(NamedTuple):
+    """What a request follows from, beside its arguments.
+
+    Attributes:
+        device: see :attr:`~cutlass_aot.schema.request.Request.device`.
+        given: environment variables that say no more than target and device do, with the values that say it.
+    """
+
+    device: Callable[[], Mapping[str, int]]
+    given: Callable[[str, Mapping[str, int]], Mapping[str, str]]
+
+
+class Called(NamedTuple):
+    """A call, taken apart as the DSL does.
+
+    Attributes:
+        function: the function that is traced.
+        subject: what was passed to be compiled.
+        name: of it, for the request.
+        arguments: those of the function, without the instance.
+        keywords: arguments by name.
+        controls: keywords that are for ``cute.compile`` itself.
+    """
+
+    function: types.FunctionType
+    subject: Any
+    name: str
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    controls: Mapping[str, Any]
+    bound: bool
+
+
+def request_of(
+    compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], surroundings: Surroundings
+) -> Request:
+    """The request of ``compiler(*arguments, **keywords)``.
+
+    Args:
+        compiler: ``cute.compile``, or ``cute.compile[...]``.
+        arguments: the callable, then its arguments.
+        keywords: arguments by name and options.
+        surroundings: what else it follows from.
+
+    Raises:
+        RequestError: if it cannot be described soundly; names the argument and the reason.
+    """
+    called = _called(arguments, keywords)
+    options, target = _options(compiler, called)
+    describer = Describer()
+    configuration = describer.argument(called.name, called.subject)
+    describer.code.setdefault(id(called.function), called.function)
+    described = dict(_arguments(describer, called))
+    code = slice_of(describer.code)
+    device = surroundings.device()
+    request = Request(
+        callable=called.name,
+        configuration=configuration,
+        arguments=described,
+        options=options,
+        target=target,
+        device=device,
+        code=dict(sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": dsl_origin().fingerprint}.items())),
+        state=dict(sorted(code.state(surroundings.given(target, device)).items())),
+    )
+    try:
+        size = len(request.encoded())
+    except (TypeError, OverflowError) as error:
+        raise RequestError(f"{called.name}: {error}") from None
+    if size > MAX_REQUEST_BYTES:
+        raise RequestError(f"{called.name}: its description has {size} bytes, expected at most {MAX_REQUEST_BYTES}")
+    return request
+
+
+def code_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> CodeSlice:
+    """The code that a call follows from, as :func:`request_of` finds it.
+
+    Raises:
+        RequestError: if the call cannot be described soundly.
+    """
+    called = _called(arguments, keywords)
+    describer = Describer()
+    describer.argument(called.name, called.subject)
+    describer.code.setdefault(id(called.function), called.function)
+    for _ in _arguments(describer, called):
+        pass
+    return slice_of(describer.code)
+
+
+def _called(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Called:
+    if not arguments:
+        raise RequestError("cute.compile was called without a function")
+    subject, rest = arguments[0], list(arguments[1:])
+    function: Any = subject
+    bound = False
+    if inspect.ismethod(subject):
+        function, bound = subject.__func__, True
+    elif not inspect.isfunction(subject):
+        function, bound = getattr(type(subject), "__call__", None), True
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if not isinstance(function, types.FunctionType):
+        raise RequestError(f"cute.compile was called with a {type(subject).__qualname__}, expected a function or an instance")
+    named = subject if inspect.isfunction(subject) else function if inspect.ismethod(subject) else type(subject)
+    while hasattr(named, "__wrapped__"):
+        named = named.__wrapped__
+    name = qualified_name(named)
+    for control, what in _REFUSED_CONTROLS.items():
+        if keywords.get(control):
+            raise RequestError(f"{name}: {control}: it asks for {what}")
+    own = {key: value for key, value in keywords.items() if key not in _CONTROLS and key not in _REFUSED_CONTROLS}
+    controls = {key: value for key, value in keywords.items() if key in _CONTROLS}
+    return Called(function, subject, name, rest, own, controls, bound)
+
+
+class _Parameter(NamedTuple):
+    name: str
+    constant: bool
+    is_class: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(function: types.FunctionType) -> tuple[tuple[_Parameter, ...], str, dict[str, _Parameter], str]:
+    """Positional parameters, the name of ``*args``, parameters by name, the name of ``**kwargs``."""
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception as error:
+        raise RequestError(f"{qualified_name(function)}: its annotations cannot be evaluated: {error}") from None
+    positional, by_name, rest, more = [], {}, "", ""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        free = annotation is parameter.empty or get_origin(annotation) is type
+        own = _Parameter(parameter.name, _is_constexpr(annotation), free)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = parameter.name
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            more = parameter.name
+        else:
+            by_name[parameter.name] = own
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                positional.append(own)
+    return tuple(positional), rest, by_name, more
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    constexpr = sys.modules["cutlass"].Constexpr
+    return get_origin(annotation) is constexpr or (isinstance(annotation, type) and issubclass(annotation, constexpr))
+
+
+def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Value]]:
+    positional, rest, by_name, more = _parameters(called.function)
+    own = positional[called.bound :]
+    for index, value in enumerate(called.arguments):
+        if index < len(own):
+            parameter = own[index]
+        elif rest:
+            parameter = _Parameter(f"{rest}[{index - len(own)}]", False, True)
+        else:
+            raise RequestError(f"{called.name}: it takes {len(own)} arguments in order, got {len(called.arguments)}")
+        yield parameter.name, describer.argument(parameter.name, value, _passed(parameter, value))
+    for name in sorted(called.keywords):
+        value = called.keywords[name]
+        known = by_name.get(name)
+        if known is None and not more:
+            raise RequestError(f"{called.name}: it has no argument {name!r}")
+        parameter = known or _Parameter(name, False, True)
+        yield name, describer.argument(name, value, _passed(parameter, value))
+
+
+def _passed(parameter: _Parameter, value: Any) -> Passed:
+    if parameter.constant or value is None or (isinstance(value, type) and parameter.is_class):
+        return Passed.CONSTANT
+    return Passed.DYNAMIC
+
+
+def _options(compiler: Any, called: Called) -> tuple[dict[str, Value], str]:
+    """Options that differ from their defaults, and the GPU code target."""
+    text = called.controls.get("options")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"{called.name}: options: a {type(text).__name__}, expected text")
+    own = _own_options(compiler._compile_options)
+    if text:
+        selectors = {key: value for key, value in own.items() if key in ("FrontendNext", "DisableCuteExtCompile")}
+        own = {**_parsed(text), **selectors}
+    else:
+        own = dict(own)
+    dsl = sys.modules["cutlass.base_dsl.dsl"].BaseDSL._get_dsl()
+    settings = dsl.envar
+    for name, what in _REFUSED_OPTIONS.items():
+        if own.get(name):
+            raise RequestError(f"{called.name}: options: it asks for {what}, which a bundle does not have")
+    arch = str(own.pop("cubin-chip", "") or settings.arch)
+    if not own.pop("enable-tvm-ffi", False) and not settings.enable_tvm_ffi:
+        raise RequestError(
+            f"{called.name}: options: it is compiled without TVM-FFI, and so for the DSL's own loader alone: "
+            "pass options='--enable-tvm-ffi', or set CUTE_DSL_ENABLE_TVM_FFI=1"
+        )
+    for name in ("dump-dir", "dump-ptx-path", "dump-cubin-path", "dump-sass-path"):
+        own.pop(name, None)
+    for entry in settings._ENV_VAR_SPEC:
+        name = str(entry.key_name)
+        if entry.affects_compile and name.lstrip("_") not in _NO_SETTINGS:
+            value = getattr(settings, name)
+            if value and value != _DEFAULT_SETTINGS.get(name):
+                own[f"CUTE_DSL:{name}"] = value if isinstance(value, (bool, int, str)) else str(value)
+    for name, default in _DEFAULT_SETTINGS.items():
+        if not getattr(settings, name, default):
+            own[f"CUTE_DSL:{name}"] = False
+    return own, arch
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Mapping[str, Value]:
+    compiler = sys.modules["cutlass.base_dsl.compiler"]
+    try:
+        return _own_options(compiler._parse_compile_options_from_str(text))
+    except Exception as error:
+        raise RequestError(f"options {text!r} cannot be read: {error}") from None
+
+
+def _own_options(options: Any) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for kind, option in sorted(options.options.items(), key=lambda item: item[0].__name__):
+        name = str(getattr(kind, "_cli_flag", None) or kind.__name__)
+        name = "cubin-chip" if name == "gpu-arch" else name
+        if option.value != kind._default:
+            found[name] = option.value if type(option.value) in (bool, int, float, str) else str(option.value)
+    selectors = sorted(getattr(options, "_debug_selectors", ()))
+    return found | ({"debug": selectors} if selectors else {})
+
+
+def _patches() -> dict[str, str]:
+    """Distributions, and their fingerprints, that have put code of theirs into the DSL: it is part of every trace."""
+    return _patches_of(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=4)
+def _patches_of(_modules: int) -> dict[str, str]:
+    package = sys.modules.get("cutlass")
+    if package is None or not package.__file__:
+        return {}
+    home = f"{Path(package.__file__).parent}/"
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if module is None or not (name == "cutlass" or name.startswith("cutlass.")) or name.startswith("cutlass.operators"):
+            continue
+        for file in _files_of(module):
+            if not file.startswith((home, "<")):
+                origin = origin_of_file(file)
+                if origin is not None and not origin.is_neutral:
+                    found[origin.name] = origin.fingerprint
+    return found
+
+
+def _files_of(module: types.ModuleType) -> Iterator[str]:
+    """Files of the code that a module's functions and classes have."""
+    for value in list(vars(module).values()):
+        if isinstance(value, types.FunctionType):
+            if value.__module__ == module.__name__ or not value.__module__.startswith("cutlass"):
+                yield value.__code__.co_filename
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for member in list(vars(value).values()):
+                inner = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+                if isinstance(inner, types.FunctionType):
+                    yield inner.__code__.co_filename

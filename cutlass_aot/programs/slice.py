@@ -1,0 +1,332 @@
+"""The code that a request follows from: every function and class that a trace can reach by name, and what they read.
+
+From what a request passes, functions are followed through the global names that their code has, and classes through their
+members. What is found is the origin of each (its distribution, or its file), and the module-level values that the functions
+read: numbers, switches and text, which a program may have changed, or which were made from the environment. Values that
+their module's source gives as a literal are left out as long as they are what it says.
+
+Names are taken from the code, not from a trace, so that the slice is known before anything is compiled. What a trace does
+beyond it is found when a request is recorded (:mod:`cutlass_aot.programs.audit`).
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe import Describer, qualified_name, source_of
+from cutlass_aot.programs.distributions import Origin, origin_of
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.request import Value
+
+_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
+"""What may be the name of an environment variable; only those that are set count."""
+_MAX_ITEMS = 64
+
+
+class Slot(NamedTuple):
+    """One name that the code reads.
+
+    Attributes:
+        namespace: the module's variables, or the class's.
+        name: in it.
+        label: how a request calls it, ``module:name``.
+        found: what it held when the slice was made.
+    """
+
+    namespace: Mapping[str, Any]
+    name: str
+    label: str
+    found: Any
+
+
+class CodeSlice(NamedTuple):
+    """What follows from some functions and classes.
+
+    Attributes:
+        origins: of the code, by name.
+        scripts: functions and classes of ``__main__`` that are reached, to their sources.
+        fixed: names that hold functions, classes and modules: while they hold the same, the slice is right.
+        plain: names that hold values.
+        variables: environment variables that the code names.
+    """
+
+    origins: Mapping[str, Origin]
+    scripts: Mapping[str, str]
+    fixed: tuple[Slot, ...]
+    plain: tuple[Slot, ...]
+    variables: tuple[str, ...]
+
+    def holds(self) -> bool:
+        """Whether every name that holds code still holds the same."""
+        return all(slot.namespace.get(slot.name) is slot.found for slot in self.fixed)
+
+    def code(self) -> dict[str, str]:
+        """The ``code`` of a request."""
+        found = {name: origin.fingerprint for name, origin in self.origins.items()}
+        return found | {name: f"- {digest(text.encode())[:32]}" for name, text in self.scripts.items()}
+
+    def state(self, given: Mapping[str, str]) -> dict[str, Value]:
+        """The ``state`` of a request, as it is now.
+
+        Args:
+            given: environment variables with the values by which packages are told of the request's target; those with these
+                values are left out, so that a program which asks the GPU itself makes the same request.
+
+        Raises:
+            RequestError: if a value cannot be described.
+        """
+        found: dict[str, Value] = {}
+        for slot in self.plain:
+            value = slot.namespace.get(slot.name)
+            if not _is_as_written(slot, value):
+                found[slot.label] = _described(slot.label, value)
+        for name in self.variables:
+            value = os.environ.get(name)
+            if value is not None and given.get(name) != value:
+                found[f"environment:{name}"] = value
+        return found
+
+
+_known: dict[tuple[int, ...], tuple[CodeSlice, list[Any]]] = {}
+
+
+def slice_of(roots: Mapping[int, Any]) -> CodeSlice:
+    """The slice of some functions and classes; remembered while it holds.
+
+    Args:
+        roots: functions and classes, by anything.
+    """
+    things = [_code_of(root) for root in roots.values()]
+    key = tuple(sorted({id(thing) for thing in things}))
+    known = _known.get(key)
+    if known is None or not known[0].holds():
+        # The roots are kept: what is gone could have its number taken by another.
+        known = _known[key] = (_Slicer().run(roots.values()), things)
+    return known[0]
+
+
+def _code_of(root: Any) -> Any:
+    # A lambda that is made anew has the same code; its closure is described with the request.
+    return root.__code__ if isinstance(root, types.FunctionType) else root
+
+
+class _Slicer:
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []
+        self._work: list[Any] = []
+        self._origins: dict[str, Origin] = {}
+        self._scripts: dict[str, str] = {}
+        self._fixed: dict[tuple[int, str], Slot] = {}
+        self._plain: dict[tuple[int, str], Slot] = {}
+        self._variables: set[str] = set()
+
+    def run(self, roots: Iterable[Any]) -> CodeSlice:
+        for root in roots:
+            self._reach(root)
+        while self._work:
+            thing = self._work.pop()
+            if isinstance(thing, types.FunctionType):
+                self._function(thing)
+            else:
+                self._class(thing)
+        order = lambda slots: tuple(sorted(slots.values(), key=lambda slot: slot.label))  # noqa: E731
+        return CodeSlice(
+            dict(sorted(self._origins.items())),
+            dict(sorted(self._scripts.items())),
+            order(self._fixed),
+            order(self._plain),
+            tuple(sorted(self._variables)),
+        )
+
+    def _reach(self, thing: Any) -> bool:
+        """Follow a thing, if it is code that can be followed."""
+        if isinstance(thing, functools.partial):
+            return self._reach(thing.func)
+        if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+            return self._reach(thing.__func__)
+        if isinstance(thing, property):
+            return any([self._reach(part) for part in (thing.fget, thing.fset) if part is not None])
+        if not isinstance(thing, (types.FunctionType, type)):
+            wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
+            return isinstance(wrapped, types.FunctionType) and self._reach(wrapped)
+        while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
+            thing = thing.__wrapped__
+        if id(thing) in self._seen:
+            return True
+        self._seen.add(id(thing))
+        self._kept.append(thing)
+        if self._own(thing):
+            self._work.append(thing)
+        return True
+
+    def _own(self, thing: Any) -> bool:
+        """Whether it is code that decides kernels; its origin is noted then."""
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        if module is None:
+            return False
+        if module.__name__ == "__main__":
+            if is_in_main(thing):
+                self._scripts[qualified_name(thing)] = _script_source(thing)
+            return True
+        origin = origin_of(module)
+        if origin is None or origin.is_neutral:
+            return False
+        self._origins[origin.name] = origin
+        return True
+
+    def _class(self, kind: type) -> None:
+        if issubclass(kind, enum.Enum):
+            return  # Its members are its source's, and cannot be changed.
+        for base in kind.__mro__[1:]:
+            self._reach(base)
+        for name, member in list(vars(kind).items()):
+            if self._reach(member):
+                continue
+            if not name.startswith("_") and _is_plain(member):
+                label = f"{kind.__module__}:{kind.__qualname__}.{name}"
+                self._plain.setdefault((id(kind), name), Slot(vars(kind), name, label, member))
+
+    def _function(self, function: types.FunctionType) -> None:
+        names, texts = _names(function.__code__)
+        self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
+        variables = function.__globals__
+        module = variables.get("__name__", "")
+        modules: list[types.ModuleType] = []
+        for name in names:
+            if name in variables:
+                self._name(variables, name, f"{module}:{name}", modules)
+        for cell in function.__closure__ or ():
+            try:
+                self._reach(cell.cell_contents)
+            except ValueError:
+                continue
+        # Modules that are named, and what is named in them: `utils.scale` has both names in its code.
+        seen = set()
+        while modules:
+            inner = modules.pop()
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            for name in names:
+                if name in vars(inner):
+                    self._name(vars(inner), name, f"{inner.__name__}:{name}", modules)
+
+    def _name(self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]) -> None:
+        if name.startswith("__"):
+            return
+        value = namespace[name]
+        if isinstance(value, types.ModuleType):
+            origin = origin_of(value)
+            if origin is not None and not origin.is_neutral:
+                modules.append(value)
+                self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+        elif self._reach(value):
+            self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+        elif _is_plain(value):
+            self._plain.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+
+
+def is_in_main(thing: Any) -> bool:
+    """Whether ``__main__`` has this function or class under its name; closures are described with the request."""
+    return "<locals>" not in thing.__qualname__ and "<lambda>" not in thing.__qualname__
+
+
+def _script_source(thing: Any) -> str:
+    try:
+        if isinstance(thing, type):
+            import inspect
+
+            return inspect.getsource(thing)
+        return source_of(thing)
+    except (OSError, TypeError, SyntaxError, ValueError) as error:
+        raise RequestError(f"the source of {qualified_name(thing)} is not at hand ({error})") from None
+
+
+@functools.lru_cache(maxsize=65536)
+def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Global names and attributes that code has, and texts in it; those of functions inside it too."""
+    names, texts = set(code.co_names), set()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner_names, inner_texts = _names(constant)
+            names.update(inner_names)
+            texts.update(inner_texts)
+        elif isinstance(constant, str):
+            texts.add(constant)
+        elif isinstance(constant, tuple):
+            texts.update(item for item in constant if isinstance(item, str))
+    # What an import statement within a function takes is reached through the module that it names.
+    return tuple(sorted(names)), tuple(sorted(texts))
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, _PLAIN):
+        return True
+    if depth > 3:
+        return False
+    if type(value) in (tuple, list, frozenset, set):
+        return len(value) <= _MAX_ITEMS and all(_is_plain(item, depth + 1) for item in value)
+    if type(value) is dict:
+        return len(value) <= _MAX_ITEMS and all(
+            _is_plain(key, depth + 1) and _is_plain(item, depth + 1) for key, item in value.items()
+        )
+    return False
+
+
+def _described(label: str, value: Any) -> Value:
+    return Describer().argument(label, value)
+
+
+def _is_as_written(slot: Slot, value: Any) -> bool:
+    """Whether a value is what the source of its module says by a literal, so that the source decides it."""
+    module, _, name = slot.label.partition(":")
+    literal = _literal(module, name)
+    return literal is not _NO_LITERAL and type(literal) is type(value) and repr(literal) == repr(value)
+
+
+_NO_LITERAL = object()
+
+
+@functools.lru_cache(maxsize=8192)
+def _literal(module: str, name: str) -> Any:
+    """What the source of a module assigns to a name of it or of a class, once and by a literal."""
+    *classes, attribute = name.split(".")
+    body = _text(module)
+    if re.search(rf"^\s+global\b.*\b{re.escape(attribute)}\b", body, re.MULTILINE):
+        return _NO_LITERAL
+    indent = ""
+    for owner in classes:
+        begun = re.search(rf"^{indent}class {re.escape(owner)}\b.*:[^\n]*\n((?:{indent}[ \t]+.*\n|[ \t]*\n|[ \t]*#.*\n)*)", body, re.MULTILINE)
+        if begun is None:
+            return _NO_LITERAL
+        body = begun[1]
+        first = re.search(r"^([ \t]+)\S", body, re.MULTILINE)
+        indent = first[1] if first else ""
+    found = re.findall(rf"^{indent}{re.escape(attribute)}[ \t]*(?::[^=\n]*)?=(?!=)[ \t]*(.+)$", body, re.MULTILINE)
+    if len(found) != 1:
+        return _NO_LITERAL
+    try:
+        return ast.literal_eval(found[0].strip())
+    except (ValueError, SyntaxError, MemoryError, TypeError):
+        return _NO_LITERAL
+
+
+@functools.lru_cache(maxsize=1024)
+def _text(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return Path(file).read_text(encoding="utf-8") if file else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
