@@ -13,6 +13,7 @@ from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
 from cutlass_aot.schema.catalog import FileReference, GroupEntry
 from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request_index import requests_from_bytes
 from cutlass_aot.schema.tuned import fits, objects_of, rankings, sound
 from cutlass_aot.schema.tuning import Tuning
 
@@ -95,6 +96,7 @@ def plan_of(bundle: Path) -> BundlePlan:
 
 
 def _group(bundle: Path, group: GroupEntry) -> GroupPlan:
+    requests = group.requests
     return GroupPlan(
         name=group.name,
         entries=tuple(group_from_bytes(read_file(bundle, group.child), group, group.child.path)),
@@ -103,6 +105,9 @@ def _group(bundle: Path, group: GroupEntry) -> GroupPlan:
             host: tuple(_packed(bundle, reference) for reference in references)
             for host, references in group.libraries.items()
         },
+        requests=()
+        if requests is None
+        else tuple(requests_from_bytes(read_file(bundle, requests), group, requests.path)),
     )
 
 

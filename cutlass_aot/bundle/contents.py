@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,14 @@ from pathlib import Path
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.files import digest_beneath, list_files, manifest_to_bytes
 from cutlass_aot.bundle.platform_tags import needed_glibc
-from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, kernels_of_bill, kernels_of_index
+from cutlass_aot.bundle.sbom import (
+    BILL_FOLDER,
+    BILL_NAME,
+    code_of_bill,
+    code_of_requests,
+    kernels_of_bill,
+    kernels_of_index,
+)
 from cutlass_aot.bundle.write import FILE_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files import (
@@ -40,6 +47,8 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Ranking, holds_for
+from cutlass_aot.schema.request import OPERATION, Request
+from cutlass_aot.schema.request_index import requests_from_bytes
 from cutlass_aot.schema.signature import SIGNATURES
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import major_minor
@@ -262,11 +271,15 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         if references.get(reference.path) == reference and reference.path not in damaged
     }
     entries: list[KernelEntry] | None = []
+    requests: list[Request] | None = []
     libraries: dict[FileReference, _Expected] = {}
     codes: dict[FileReference, dict[CodeSpan, str]] = {}
     for group in groups:
         index = (yield from _group(bundle, group, sound)) if group.child.path in sound else None
         entries = None if entries is None or index is None else [*entries, *index]
+        if group.requests is not None or group.operation == OPERATION:
+            answered = yield from _requests(bundle, group, index, sound)
+            requests = None if requests is None or answered is None else [*requests, *answered]
         spans = codes.setdefault(group.code, {})
         for entry in index or ():
             spans.setdefault(entry.code, f"{group.child.path}: {entry.kernel.name}")
@@ -283,18 +296,21 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         if reference.path in sound:
             yield from _code(bundle, reference, spans)
     bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
-    if bill is not None and bill.path not in damaged and entries is not None:
-        yield from _bill(bundle, bill, entries)
+    if bill is not None and bill.path not in damaged and entries is not None and requests is not None:
+        yield from _bill(bundle, bill, entries, requests)
     used = {CATALOG_NAME, f"{BILL_FOLDER}/{BILL_NAME}", *(reference.path for reference in files)}
     for path in references:
         if path not in used and not path.startswith("licenses/"):
             yield Problem(path, "a file that the catalog does not name", "no such file")
 
 
-def _bill(bundle: Path, reference: FileReference, entries: Sequence[KernelEntry]) -> Iterator[Problem]:
-    """Hold the bill of materials against the indices of all groups."""
+def _bill(
+    bundle: Path, reference: FileReference, entries: Sequence[KernelEntry], requests: Sequence[Request]
+) -> Iterator[Problem]:
+    """Hold the bill of materials against the indices and the requests of all groups."""
     try:
-        listed = kernels_of_bill(_index(bundle, reference), reference.path)
+        data = _index(bundle, reference)
+        listed, code = kernels_of_bill(data, reference.path), code_of_bill(data, reference.path)
     except CutlassAotError as error:
         yield Problem(reference.path, str(error), "a bill of materials that this release reads")
         return
@@ -302,6 +318,11 @@ def _bill(bundle: Path, reference: FileReference, entries: Sequence[KernelEntry]
     if different:
         yield Problem(
             reference.path, f"other kernels than in the indices: {_few(different)}", "the bundle's kernels"
+        )
+    different = sorted({item.name for item in code ^ code_of_requests(requests)})
+    if different:
+        yield Problem(
+            reference.path, f"other code than in the requests: {_few(different)}", "the requests' code"
         )
 
 
@@ -422,6 +443,40 @@ def _ranking(
     unknown = sorted(named - {entry.kernel.digest for entry in entries})
     if unknown:
         yield Problem(path, f"kernels {_few(unknown)}", f"kernels of {group.name} alone")
+
+
+def _requests(
+    bundle: Path, group: GroupEntry, index: GroupIndex | None, sound: Collection[str]
+) -> Generator[Problem, None, list[Request] | None]:
+    """Hold the requests of a group against its kernels; returns the requests, None if they cannot be read."""
+    reference = group.requests
+    if reference is None or group.operation != OPERATION:
+        found = f"{'no' if reference is None else 'the'} requests of kernels of operation {group.operation}"
+        expected = f"requests of kernels of operation {OPERATION} alone"
+        yield Problem(f"{CATALOG_NAME}: group {group.name}", found, expected)
+        return None
+    if reference.path not in sound:
+        return None
+    try:
+        requests = [
+            compiled.request
+            for compiled in requests_from_bytes(_index(bundle, reference), group, reference.path)
+        ]
+    except CutlassAotError as error:
+        yield Problem(reference.path, str(error), "requests that this release reads")
+        return None
+    if index is None:
+        return requests
+    # Another number of kernels than the catalog says is a problem already.
+    for position, request in enumerate(requests[: len(index)]):
+        kernel = index.digest(position)
+        if request.kernel.digest != kernel:
+            yield Problem(
+                f"{reference.path}: request {position} of {request.callable}",
+                f"the request of kernel {request.kernel.digest}",
+                f"that of {kernel}, which the group's index has there",
+            )
+    return requests
 
 
 def _code(bundle: Path, reference: FileReference, spans: Mapping[CodeSpan, str]) -> Iterator[Problem]:

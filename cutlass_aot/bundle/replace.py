@@ -19,7 +19,18 @@ from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.signature import SIGNATURES
 
 TOP_LEVEL = frozenset(
-    {CATALOG_NAME, MANIFEST_NAME, SIGNATURES, "code", "groups", "lib", "licenses", "rankings", "sbom"}
+    {
+        CATALOG_NAME,
+        MANIFEST_NAME,
+        SIGNATURES,
+        "code",
+        "groups",
+        "lib",
+        "licenses",
+        "rankings",
+        "requests",
+        "sbom",
+    }
 )
 """What a bundle's directory holds. A directory with anything else in it is never replaced."""
 

@@ -6,6 +6,8 @@ number, so that equal bundles have equal bills. Kernels stand in their target, t
     generator, with the digest of its sources
       GPU code target, with the assembler's version and the compiler's fingerprint
         kernel, with the SHA-256 of its GPU code, and that of the object that compiling it gave
+
+Code that a program's kernels follow from stands beside the packages, with the digest of its files.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.catalog import Catalog
 from cutlass_aot.schema.group_index import KernelEntry
+from cutlass_aot.schema.request import Request
 
 BILL_FOLDER = "sbom"
 BILL_NAME = "bundle.cdx.json"
@@ -24,8 +27,24 @@ BILL_NAME = "bundle.cdx.json"
 
 SPECIFICATION = "1.6"
 _OBJECT = "cutlass-aot:object-sha256"
+_CODE = "cutlass-aot:code-digest"
+_NO_VERSION = "-"
 _FAR = 64
 """How deep a bill's components may be nested; ours are three deep."""
+
+
+class Code(NamedTuple):
+    """Code that kernels of programs follow from.
+
+    Attributes:
+        name: of a distribution, or of a module or package that is none's.
+        version: of the distribution, ``""`` for none.
+        digest: of its files.
+    """
+
+    name: str
+    version: str
+    digest: str
 
 
 class _Package(NamedTuple):
@@ -61,14 +80,17 @@ _PACKAGES: Mapping[str, _Package] = {
 }
 
 
-def bill_of_materials(catalog: Catalog, kernels: Iterable[KernelEntry]) -> bytes:
+def bill_of_materials(
+    catalog: Catalog, kernels: Iterable[KernelEntry], requests: Iterable[Request] = ()
+) -> bytes:
     """The bill of a bundle; the only bytes for it.
 
     Args:
         catalog: of the bundle.
         kernels: every kernel of it, in any order.
+        requests: every request that they answer, in any order.
     """
-    packages = _packages(catalog)
+    packages = [*_packages(catalog), *map(_code_component, sorted(code_of_requests(requests)))]
     bundle = {
         "type": "library",
         "bom-ref": "bundle",
@@ -148,6 +170,50 @@ def _listed(components: Sequence[Mapping[str, Any]], depth: int) -> Iterator[tup
 def kernels_of_index(kernels: Iterable[KernelEntry]) -> set[tuple[str, str, str]]:
     """The same of the kernels of a bundle, by its index."""
     return {(entry.kernel.name, entry.code.sha256, entry.object_sha256) for entry in kernels}
+
+
+def code_of_bill(data: bytes, what: str) -> set[Code]:
+    """The code that a bill lists of what programs compile.
+
+    Args:
+        data: the bill.
+        what: how to call it in an error.
+
+    Raises:
+        CorruptFile: if it is no bill that this release reads.
+    """
+    try:
+        return {
+            Code(str(component["name"]), str(component.get("version", "")), str(item["value"]))
+            for component in json.loads(data.decode("utf-8"))["components"]
+            for item in component.get("properties", ())
+            if item["name"] == _CODE
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFile(f"{what} is no readable bill of materials: {error!r}") from None
+
+
+def code_of_requests(requests: Iterable[Request]) -> set[Code]:
+    """The same of the requests of a bundle."""
+    found = set()
+    for request in requests:
+        for name, value in request.code.items():
+            version, _, code_digest = value.rpartition(" ")
+            found.add(Code(name, "" if version == _NO_VERSION else version, code_digest))
+    return found
+
+
+def _code_component(code: Code) -> dict[str, Any]:
+    component: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": f"code {code.name} {code.version} {code.digest}",
+        "name": code.name,
+        "scope": "excluded",
+        "properties": _properties({"cutlass-aot:role": "code of programs", _CODE: code.digest}),
+    }
+    if code.version:
+        component |= {"version": code.version, "purl": _purl(code.name, code.version)}
+    return component
 
 
 def _packages(catalog: Catalog) -> list[dict[str, Any]]:

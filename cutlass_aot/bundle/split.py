@@ -16,6 +16,7 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.group_index import group_to_bytes
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request_index import requests_to_bytes
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.words import size
 
@@ -209,6 +210,7 @@ def _weights(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Rankin
             *(ranking.to_bytes() for ranking in rankings.get(group.entries[0].kernel.group, ())),
         )
     ]
+    texts += [requests_to_bytes(group.requests) for group in groups if group.requests]
     operands = [operand.to_record() for group in groups for operand in group.entries[0].kernel.operands]
     least = sum(code.values())
     most = (

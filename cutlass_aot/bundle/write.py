@@ -32,6 +32,8 @@ from cutlass_aot.schema.catalog import (
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request import OPERATION, CompiledRequest
+from cutlass_aot.schema.request_index import requests_to_bytes
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -63,12 +65,14 @@ class GroupPlan:
         entries: its kernels, in any order, at least one.
         code: their GPU code.
         libraries: host to the libraries of their host code, as many for each.
+        requests: of a program's kernels, one for each, in any order; empty for kernels that operands find.
     """
 
     name: str
     entries: tuple[KernelEntry, ...]
     code: PackedFile
     libraries: Mapping[str, tuple[PackedFile, ...]]
+    requests: tuple[CompiledRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,9 @@ def _contents(plan: BundlePlan) -> _Contents:
                     for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings))
                 ),
                 parameters=kernel.parameters,
+                requests=add(f"requests/{group.name}.msgpack", requests_to_bytes(_in_order(group, ordered)))
+                if group.requests
+                else None,
             )
         )
     for name, text in sorted(plan.licenses.items()):
@@ -273,8 +280,15 @@ def _contents(plan: BundlePlan) -> _Contents:
     )
     add(CATALOG_NAME, catalog.to_bytes())
     kernels = [entry for group in plan.groups for entry in group.entries]
-    add(f"{BILL_FOLDER}/{BILL_NAME}", bill_of_materials(catalog, kernels))
+    requests = [compiled.request for group in plan.groups for compiled in group.requests]
+    add(f"{BILL_FOLDER}/{BILL_NAME}", bill_of_materials(catalog, kernels, requests))
     return _Contents(sources, references, manifest_to_bytes(references))
+
+
+def _in_order(group: GroupPlan, ordered: Sequence[KernelEntry]) -> list[CompiledRequest]:
+    """A group's requests in the order of its kernels."""
+    by_kernel = {compiled.request.kernel.digest: compiled for compiled in group.requests}
+    return [by_kernel[entry.kernel.digest] for entry in ordered]
 
 
 def _rankings_of(group: str, rankings: Sequence[Ranking]) -> list[Ranking]:
@@ -356,6 +370,7 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
         )
     if len({entry.kernel.symbol for entry in group.entries}) != len(group.entries):
         raise BundleError(f"group {group.name!r} has a kernel twice")
+    _check_requests(group)
     target = group.entries[0].kernel.target
     if target not in plan.targets:
         raise BundleError(f"group {group.name!r} is for {target}, the bundle for {', '.join(plan.targets)}")
@@ -371,6 +386,22 @@ def _check_group(group: GroupPlan, plan: BundlePlan) -> None:
     ):
         raise BundleError(
             f"group {group.name!r} has kernels in {count} libraries, and not as many for each host"
+        )
+
+
+def _check_requests(group: GroupPlan) -> None:
+    of_program = group.entries[0].kernel.operation == OPERATION
+    if of_program != bool(group.requests):
+        found, expected = ("no requests", "one for each") if of_program else ("requests", "none")
+        raise BundleError(
+            f"group {group.name!r} of operation {group.entries[0].kernel.operation} has {found}: expected "
+            f"{expected} of its kernels"
+        )
+    answered = sorted(compiled.request.kernel.digest for compiled in group.requests)
+    if of_program and answered != sorted(entry.kernel.digest for entry in group.entries):
+        raise BundleError(
+            f"group {group.name!r} has {len(group.requests)} requests for {len(group.entries)} kernels: "
+            "expected the request of each kernel, once"
         )
 
 

@@ -2,7 +2,7 @@
 
 ``MANIFEST.json`` is written last and lists every other file::
 
-    {"schema": 4, "kind": "cutlass-aot bundle",
+    {"schema": 5, "kind": "cutlass-aot bundle",
      "files": {"catalog.msgpack": {"sha256": "<64 hexadecimal digits>", "size": 1234}, ...}}
 """
 

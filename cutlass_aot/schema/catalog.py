@@ -5,6 +5,7 @@ Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
     MANIFEST.json          every other file's size and SHA-256; written last
     catalog.msgpack        parent
     groups/<group>.msgpack one index a group (:mod:`~cutlass_aot.schema.group_index`)
+    requests/*.msgpack     requests that a program's kernels answer (:mod:`~cutlass_aot.schema.request_index`)
     rankings/*.msgpack     speeds of a group's kernels (:mod:`~cutlass_aot.schema.ranking`), where known
     code/*.zst             GPU code of one group or several of one target, the same for every host
     lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
@@ -38,7 +39,7 @@ from cutlass_aot.schema.kernel import (
 )
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -118,6 +119,7 @@ class GroupEntry:
         libraries: host to the libraries that have the host code of its kernels, as many for each host.
         rankings: what is known of their speed; the measured ones first, then by GPU.
         parameters: what is computed, where the rest leaves it open, sorted by name.
+        requests: requests of a program that its kernels answer; None for kernels that operands find.
     """
 
     name: str
@@ -132,12 +134,14 @@ class GroupEntry:
     libraries: Mapping[str, tuple[FileReference, ...]]
     rankings: tuple[RankingReference, ...] = ()
     parameters: Values = NO_VALUES
+    requests: FileReference | None = None
 
     @property
     def files(self) -> tuple[FileReference, ...]:
         """Everything in the bundle that it refers to."""
         libraries = (reference for references in self.libraries.values() for reference in references)
-        return (self.child, self.code, *libraries, *(ranking.file for ranking in self.rankings))
+        requests = () if self.requests is None else (self.requests,)
+        return (self.child, self.code, *libraries, *(ranking.file for ranking in self.rankings), *requests)
 
     @property
     def signature(self) -> str:
@@ -164,6 +168,7 @@ class GroupEntry:
             "libraries": {host: [ref.to_record() for ref in refs] for host, refs in self.libraries.items()},
             "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
             "parameters": dict(self.parameters),
+            "requests": None if self.requests is None else self.requests.to_record(),
         }
 
     @classmethod
@@ -185,6 +190,7 @@ class GroupEntry:
                 for gpu, measured, file in record["rankings"]
             ),
             parameters=Values.of(values_from_record(record["parameters"])),
+            requests=None if record["requests"] is None else FileReference.from_record(record["requests"]),
         )
 
 

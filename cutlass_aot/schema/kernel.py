@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.encoding import MALFORMED, digest, encode, encode_text, join_map
+from cutlass_aot.schema.encoding import MALFORMED, digest, encode, encode_text, is_digest, join_map
 from cutlass_aot.schema.targets import Target
 
 KEY_SCHEMA = 1
@@ -468,7 +468,10 @@ class Kernel:
     def _made_name(self) -> str:
         ordered = sorted(self.design, key=lambda item: (_position(item[0]), item[0]))
         design = "-".join(
-            _design_word(name, value) for name, value in ordered if value is not False and value != ""
+            _design_word(name, value)
+            for name, value in ordered
+            # A digest tells a reader nothing, and the name ends with digits of one.
+            if value is not False and value != "" and not (isinstance(value, str) and is_digest(value))
         )
         return "-".join(filter(None, (self.group_name, design, self.digest[:8])))
 

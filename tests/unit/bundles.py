@@ -30,6 +30,8 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import CodeSpan, KernelEntry, group_to_bytes
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request import OPERATION, CompiledRequest
+from cutlass_aot.schema.request_index import requests_to_bytes
 from tests.unit.kernels import gemm
 
 HOST = platform.machine()
@@ -91,14 +93,17 @@ def write_bundle(
     libraries: Mapping[str, bytes] | None = None,
     launcher: bytes = FAKE_LIBRARY,
     rankings: Sequence[Ranking] = (),
+    requests: Sequence[CompiledRequest] = (),
     **catalog_fields: Any,
 ) -> Path:
     """Write a bundle, rankings unchecked.
 
     ``libraries`` maps group names to library bytes; others, like ``launcher``, hold nothing that loads.
-    Groups of one readable name are told apart as the builder does. ``catalog_fields`` go into the catalog.
+    Groups of one readable name are told apart as the builder does. Kernels of ``requests`` are written beside
+    the others. ``catalog_fields`` go into the catalog.
     """
-    groups = named_groups(kernels)
+    by_kernel = {compiled.request.kernel.digest: compiled for compiled in requests}
+    groups = named_groups([*kernels, *(compiled.request.kernel for compiled in requests)])
     files, entries = [], []
     for name, members in sorted(groups.items()):
         child = put(root, f"groups/{name}.msgpack", group_to_bytes(members))
@@ -116,6 +121,11 @@ def write_bundle(
             )
             for number, ranking in enumerate(sorted(own, key=lambda r: (not r.measured, r.gpu)))
         ]
+        answered = None
+        if first.operation == OPERATION:
+            answers = [by_kernel[member.kernel.digest] for member in members]
+            answered = put(root, f"requests/{name}.msgpack", requests_to_bytes(answers))
+            files.append(answered)
         files += [
             child,
             code,
@@ -125,7 +135,7 @@ def write_bundle(
         entries.append(
             GroupEntry(
                 name, first.operation, first.operands, first.accumulator, first.epilogue,
-                first.target, len(members), child, code, linked, tuple(ranked), first.parameters,
+                first.target, len(members), child, code, linked, tuple(ranked), first.parameters, answered,
             )
         )  # fmt: skip
     launchers = {host: put(root, f"lib/{host}/launcher.so.zst", compress(launcher, 3)) for host in hosts}

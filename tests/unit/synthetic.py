@@ -16,7 +16,12 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.kernel import LAUNCHER_SYMBOLS, Kernel
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.request import CompiledRequest
 from tests.unit.kernels import gemm
+from tests.unit.requests import compiled
+
+REQUESTS = tuple(compiled(configuration={"object": "ops.norm:Norm", "fields": {"N": n}}) for n in (64, 128))
+"""Two requests of one callable."""
 
 FACTS = Facts("sm_90a", "12.9", 168, 0, 1024, 40_000)
 
@@ -105,6 +110,12 @@ def group(folder: Path, members: Sequence[Kernel], **library: Any) -> GroupPlan:
         packed(folder, name, "zst", b"".join(codes)),
         {"x86_64": (packed(folder, name, "so.zst", shared_object(exports(members), **library)),)},
     )
+
+
+def request_group(folder: Path, requests: Sequence[CompiledRequest] = REQUESTS) -> GroupPlan:
+    """A group of kernels that answer requests of one callable and target."""
+    made = group(folder, [compiled.request.kernel for compiled in requests])
+    return replace(made, requests=tuple(requests))
 
 
 def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:

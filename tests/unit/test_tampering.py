@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from cutlass_aot.runtime.signatures import read_public_keys
 from cutlass_aot.schema.catalog import MANIFEST_NAME
 from tests.unit.flips import files_of, flipped, positions
 from tests.unit.signing import Key, make_key
-from tests.unit.synthetic import plan
+from tests.unit.synthetic import plan, request_group
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,9 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Key:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, key: Key) -> Path:
     folder = tmp_path_factory.mktemp("tampering")
-    write_bundle(plan(folder / "linked"), folder / "small")
+    made = plan(folder / "linked")
+    made = replace(made, groups=(*made.groups, request_group(folder / "linked")))
+    write_bundle(made, folder / "small")
     key.sign(folder / "small")
     return folder / "small"
 

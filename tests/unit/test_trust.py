@@ -616,8 +616,8 @@ def test_a_signed_bundle_runs_and_every_kind_of_file_is_there(
     # A library with kernels, the code of one, and the launcher.
     assert len(mapped) == 3
     tops = {path.partition("/")[0] for path in files_of(host_bundle)}
-    # Licences and the bill of materials are not read at run time.
-    assert tops == TOP_LEVEL - {"licenses", "sbom"}
+    # Licences and the bill of materials are not read at run time, and these kernels answer no requests.
+    assert tops == TOP_LEVEL - {"licenses", "requests", "sbom"}
 
 
 def test_one_flipped_byte_of_any_file_is_found_before_it_is_mapped(
