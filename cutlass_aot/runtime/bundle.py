@@ -24,7 +24,9 @@ from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.report import LeftOut, Report
+    from cutlass_aot.runtime.requests import CompiledFunction, RequestFinder
     from cutlass_aot.runtime.signatures import PublicKey
+    from cutlass_aot.schema.request import Request
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
@@ -97,6 +99,7 @@ class Bundle:
         self.version = version or parts[0].catalog.version
         self._search = Search(self.name, parts)
         self._choosers = Choosers(self._search, math.lcm(*(part.catalog.alignment for part in parts)))
+        self._requests: RequestFinder | None = None
 
     @property
     def path(self) -> Path:
@@ -304,6 +307,33 @@ class Bundle:
             if [(name, type(value), value) for name, value in entry.parameters] == wanted
             for handle in self._search.handles(entry)
         ]
+
+    # -- requests of programs ---------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> RequestFinder:
+        """The requests of programs that it answers: how many, which, and what is nearest to another one."""
+        if self._requests is None:
+            # Most bundles have none, and most programs ask for none.
+            from cutlass_aot.runtime.requests import RequestFinder
+
+            self._requests = RequestFinder(self.parts)
+        return self._requests
+
+    def compiled(self, request: Request) -> CompiledFunction | None:
+        """The compiled function that answers a program's call of ``cute.compile``, or None.
+
+        It takes what the function that ``cute.compile`` returns takes. No GPU is looked for.
+
+        Args:
+            request: the call, as a record.
+
+        Raises:
+            Incompatible: if this machine cannot load the bundle's libraries.
+            CorruptFile: if a file is truncated, altered or foreign.
+            BundleError: if a file cannot be read, or a library mapped.
+        """
+        return self.requests.find(request)
 
     # -- launching --------------------------------------------------------------------------------------
 

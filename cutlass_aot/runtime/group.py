@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.candidates import DECISIVE, Candidate, Candidates
@@ -18,6 +18,9 @@ from cutlass_aot.schema.dtypes import DTYPES
 from cutlass_aot.schema.group_index import GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernel import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.ranking import Ranking, holds_for, without
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.request_index import RequestIndex
 
 # Flags of an operand in builder/native/launcher.c.
 _WRITTEN, _BATCH, _COMPACT, _SCALE, _TILED = 1, 2, 4, 8, 16
@@ -32,7 +35,8 @@ class Group:
         code: GPU code of its kernels.
         libraries: what has their host code on this machine's CPU architecture, empty if nothing has.
         launcher: the bundle's launcher for this machine, None if there is none.
-        require: called with a target and a device before anything is mapped; raises where it cannot run.
+        require: called with a target and a device (None for no device) before anything is mapped; raises
+            where it cannot run.
         rankings: whether its rankings are to be used.
     """
 
@@ -43,7 +47,7 @@ class Group:
         code: Code,
         libraries: Sequence[Library],
         launcher: Library | None,
-        require: Callable[[str, int], None],
+        require: Callable[[str, int | None], None],
         rankings: bool = True,
     ) -> None:
         self.entry = entry
@@ -55,6 +59,7 @@ class Group:
         self._libraries = tuple(libraries)
         # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
         self._index: GroupIndex | None = None
+        self._requests: RequestIndex | None = None
         self._candidates: Candidates | None = None
         self._rankings: dict[RankingReference, Ranked] = {}
 
@@ -76,6 +81,27 @@ class Group:
                 )
             self._index = index
         return self._index
+
+    @property
+    def requests(self) -> RequestIndex:
+        """The requests of a program that its kernels answer, in the order of the index; read once.
+
+        Raises:
+            CorruptFile: if they are not what the parent says, or there are none.
+            BundleError: if they cannot be read.
+        """
+        if self._requests is None:
+            # Here, and not above: kernels that operands find need none of it.
+            from cutlass_aot.schema.request_index import requests_from_bytes
+
+            reference = self.entry.requests
+            if reference is None:
+                raise CorruptFile(
+                    f"{self._root}: group {self.entry.name} has no requests: build the bundle again"
+                )
+            data = read_file(self._root, reference)
+            self._requests = requests_from_bytes(data, self.entry, str(self._root / reference.path))
+        return self._requests
 
     @property
     def candidates(self) -> Candidates:
@@ -120,8 +146,12 @@ class Group:
             found = self._rankings[reference] = Ranked([p for p in problems if p is not None])
         return found
 
-    def compiled(self, position: int, device: int) -> Any:
+    def compiled(self, position: int, device: int | None) -> Any:
         """The ``tvm_ffi.Function`` of compiled code itself, which takes operands with the batch alone.
+
+        Args:
+            position: of the kernel in the index.
+            device: CUDA device ordinal that it is to run on; None asks no GPU.
 
         Raises:
             Incompatible: if it cannot run on this machine and device.
@@ -145,8 +175,8 @@ class Group:
         numbers = launcher_numbers(self.entry.operands)
         return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
-    def require(self, device: int) -> None:
-        """Refuse a device that the group's kernels cannot run on.
+    def require(self, device: int | None) -> None:
+        """Refuse a device that the group's kernels cannot run on; of None, a machine that cannot load them.
 
         Raises:
             Incompatible: with what was found and what is needed.
@@ -154,7 +184,7 @@ class Group:
         """
         self._require(self.entry.target, device)
 
-    def _ready(self, position: int, device: int) -> Library:
+    def _ready(self, position: int, device: int | None) -> Library:
         """The library of a kernel, which has its GPU code by then."""
         self.require(device)
         if not self._libraries:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
-from cutlass_aot.errors import CutlassAotError, OperandError
+from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
 from cutlass_aot.runtime import short_way
 from cutlass_aot.runtime.group import Group
 from cutlass_aot.runtime.launch import call, translated, without_gradients, workspace_for
@@ -147,7 +147,7 @@ class KernelHandle:
             DeviceError: if there is no driver, or it refuses the launch.
         """
         launcher = self._group.launcher
-        if launcher is None or self.workspace_bytes:
+        if launcher is None or self.workspace_bytes or self.group.requests is not None:
             return self._launch
         try:
             made: Launch = short_way.make(launcher, self._launch, self._raise)
@@ -158,6 +158,11 @@ class KernelHandle:
 
     def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
         """A first launch, or one that the short way does not serve."""
+        if self.group.requests is not None:
+            raise LaunchError(
+                f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
+                "cutlass_aot.serve answer the program, or call what Bundle.compiled gives for the request"
+            )
         names = [constraint.name for constraint in self.group.operands]
         taken: Sequence[Any] = operands
         try:

@@ -133,8 +133,14 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
+def _begins(handle: KernelHandle, name: str) -> bool:
+    if handle.name.startswith(name) or handle.digest.startswith(name.lower()):
+        return True
+    return handle.group.requests is not None and str(handle.design["request"]).startswith(name.lower())
+
+
 def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
-    """One kernel by its name, or by the beginning of its name or digest.
+    """One kernel by its name, or by the beginning of its name, its digest, or its request's digest.
 
     Raises:
         BundleError: if there is none, or more than one.
@@ -142,11 +148,8 @@ def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHa
     for handle in handles:
         if name in (handle.name, handle.digest):
             return handle
-    found = [
-        handle
-        for handle in handles
-        if name and (handle.name.startswith(name) or handle.digest.startswith(name.lower()))
-    ]
+    # Two directories may both have the kernel of one request.
+    found = list({handle.digest: handle for handle in handles if name and _begins(handle, name)}.values())
     if len(found) == 1:
         return found[0]
     if not found:

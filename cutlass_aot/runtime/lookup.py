@@ -111,6 +111,8 @@ def judge(group: GroupEntry, request: Request) -> Verdict:
     """
     if group.operation != request.operation:
         return Rejected(f"expected operation {group.operation}, got {request.operation}", -3)
+    if group.requests is not None:
+        return Rejected("answers requests of a program (cutlass_aot.serve), and is not found by operands", -2)
     if request.epilogue is not None and group.epilogue != request.epilogue:
         return Rejected(f"expected epilogue {group.epilogue!r}, got {request.epilogue!r}", -2)
     if group.parameters != request.parameters:

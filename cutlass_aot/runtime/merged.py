@@ -83,7 +83,7 @@ class MergedGroups(Sequence[GroupEntry]):
             asked, by = _asked(same)
             for entry, part in same:
                 if part is not by:
-                    reason = shadows(_contender(asked, by), _contender(entry, part))
+                    reason = shadows(contender(asked, by), contender(entry, part))
                     found.append(Shadowed(entry, part, by, reason))
         return found
 
@@ -118,7 +118,10 @@ def _alike(everything: Iterable[tuple[GroupEntry, Part]]) -> list[list[tuple[Gro
     found: dict[Any, list[tuple[GroupEntry, Part]]] = {}
     for entry, part in everything:
         # What makes kernels functionally equivalent: Kernel.group, which the parent index does not have.
-        how = entry.accumulator, entry.epilogue, entry.target, entry.parameters
+        how: tuple[Any, ...] = entry.accumulator, entry.epilogue, entry.target, entry.parameters
+        if entry.requests is not None:
+            # Kernels of a program are not equivalent: only an equal group takes the place of another one.
+            how = (*how, entry.child.sha256)
         found.setdefault((entry.operation, entry.operands, how), []).append((entry, part))
     return list(found.values())
 
@@ -126,12 +129,13 @@ def _alike(everything: Iterable[tuple[GroupEntry, Part]]) -> list[list[tuple[Gro
 def _asked(same: Sequence[tuple[GroupEntry, Part]]) -> tuple[GroupEntry, Part]:
     best = same[0]
     for other in same[1:]:
-        if shadows(_contender(*other), _contender(*best)):
+        if shadows(contender(*other), contender(*best)):
             best = other
     return best
 
 
-def _contender(entry: GroupEntry, part: Part) -> Contender:
+def contender(entry: GroupEntry, part: Part) -> Contender:
+    """What the rule of precedence looks at of a group in a directory."""
     return Contender(
         loadable=os.uname().machine in entry.libraries,
         place=part.place,

@@ -136,13 +136,20 @@ class Part:
             self._decide(here, self.catalog.targets)
             self._machine = here
 
-    def require(self, target: str, ordinal: int) -> None:
+    def require(self, target: str, ordinal: int | None) -> None:
         """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
+
+        Args:
+            target: GPU code target.
+            ordinal: of the GPU; None looks at the machine alone.
 
         Raises:
             Incompatible: with what was found and what is needed.
             DeviceError: if there is no driver or no such GPU.
         """
+        if ordinal is None:
+            self.check_machine()
+            return
         seen = (os.getpid(), target, ordinal)
         if seen in self._runs:
             return

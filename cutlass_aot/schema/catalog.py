@@ -174,6 +174,8 @@ class GroupEntry:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> GroupEntry:
         """Read what :meth:`to_record` gave."""
+        if not record["operands"] and record["requests"] is None:
+            raise ValueError("a group that neither operands nor requests find")
         return cls(
             name=str(record["name"]),
             operation=str(record["operation"]),

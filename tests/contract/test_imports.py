@@ -119,7 +119,7 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     assert modules == ALLOWED_MODULES - not_needed
 
 
-@pytest.mark.parametrize("module", ["code", "dlpack", "doctor", "installed"])
+@pytest.mark.parametrize("module", ["code", "dlpack", "doctor", "installed", "requests"])
 def test_no_module_of_the_runtime_imports_what_it_may_not_need(module: str) -> None:
     modules = imported(f"import cutlass_aot.runtime.{module}")
     assert not {name.partition(".")[0] for name in modules} & set(FORBIDDEN)

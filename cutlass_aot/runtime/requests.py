@@ -1,0 +1,208 @@
+"""Answer the requests of programs from a bundle: with a compiled function, or with the nearest request."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.runtime.group import Group
+from cutlass_aot.runtime.handle import KernelHandle
+from cutlass_aot.runtime.merged import contender
+from cutlass_aot.runtime.part import Part
+from cutlass_aot.runtime.shadowing import shadows
+from cutlass_aot.schema.catalog import GroupEntry, signature
+from cutlass_aot.schema.request import OPERATION, CallByName, Difference, Request, differences
+
+
+class CompiledFunction(NamedTuple):
+    """What answers a request.
+
+    Attributes:
+        function: called as what ``cute.compile`` returns is called: the ``tvm_ffi.Function`` itself, or, for
+            arguments by name, the wrapper that TVM-FFI makes of it.
+        call: how it takes arguments by name; None if it takes them in order alone.
+        kernel: the bundle's kernel that it is.
+    """
+
+    function: Any
+    call: CallByName | None
+    kernel: KernelHandle
+
+
+class RequestFinder:
+    """Finds what answers a program's requests in the directories of a bundle; several threads may use it.
+
+    A group of requests does not take the place of another directory's, as a group of equivalent kernels
+    does: each request is looked up in every directory, in the order of precedence, and the first that has it
+    answers.
+
+    Args:
+        parts: the directories, at least one.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        # Each is filled without a lock, which a forked child could inherit held: two threads make the same.
+        self._by_target: dict[str, Mapping[str, Sequence[tuple[GroupEntry, Part]]]] = {}
+        # By process, as libraries are.
+        self._found: dict[tuple[int, str], CompiledFunction] = {}
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """GPU code targets of its requests, sorted."""
+        targets = {target for part in self._parts for target in part.catalog.targets}
+        return tuple(sorted(target for target in targets if self._groups(target)))
+
+    def find(self, request: Request) -> CompiledFunction | None:
+        """The compiled function of a request; None if the bundle does not have it.
+
+        The GPU takes its code at the first call. No GPU is looked for before.
+
+        Raises:
+            Incompatible: if this machine cannot load the bundle's libraries.
+            CorruptFile: if a file is not what its digest says, or requests and kernels do not match.
+            BundleError: if a file cannot be read, or a library mapped.
+        """
+        key = os.getpid(), request.digest
+        found = self._found.get(key)
+        if found is None:
+            made = self._made(request)
+            if made is not None:
+                found = self._found.setdefault(key, made)
+        return found
+
+    def nearest(self, request: Request) -> tuple[Request, list[Difference]] | None:
+        """The request of the bundle that differs least from one that it does not have, and where they differ.
+
+        Of the requests of the same callable, for whatever target; if there are none, of all. None if the
+        bundle has no requests.
+
+        Raises:
+            CorruptFile: if a request of the bundle is malformed.
+            BundleError: if a file cannot be read.
+        """
+        name = _name(request)
+        groups = [pair for target in self.targets for pair in self._groups(target).get(name, ())]
+        candidates = [other for other in _requests(groups) if other.callable == request.callable]
+        compared = [(other, differences(request, other)) for other in candidates or self.requests()]
+        return min(compared, key=lambda pair: len(pair[1]), default=None)
+
+    def requests(self) -> Iterator[Request]:
+        """Every request of the bundle, each once; by target and callable.
+
+        Raises:
+            CorruptFile: if a request is malformed.
+            BundleError: if a file cannot be read.
+        """
+        return _requests(self._all())
+
+    def digests(self) -> Iterator[str]:
+        """Digest of every request of the bundle, each once; none is decoded.
+
+        Raises:
+            CorruptFile: if a file is malformed.
+            BundleError: if a file cannot be read.
+        """
+        return (digest for _, _, digest in _rows(self._all()))
+
+    @property
+    def count(self) -> int:
+        """How many requests the bundle has."""
+        return sum(1 for _ in self.digests())
+
+    def _all(self) -> list[tuple[GroupEntry, Part]]:
+        return [
+            pair
+            for target in self.targets
+            for _, groups in sorted(self._groups(target).items())
+            for pair in groups
+        ]
+
+    def _groups(self, target: str) -> Mapping[str, Sequence[tuple[GroupEntry, Part]]]:
+        """Groups of requests for a target by the callable's name, those that are asked first at the front."""
+        found = self._by_target.get(target)
+        if found is None:
+            word = signature(OPERATION, (), "", target)
+            by_name: dict[str, list[tuple[GroupEntry, Part]]] = {}
+            for part in self._parts:
+                for entry in part.catalog.groups.with_signature(word):
+                    if entry.requests is not None:
+                        by_name.setdefault(str(dict(entry.parameters).get("callable", "")), []).append(
+                            (entry, part)
+                        )
+            found = {name: sorted(pairs, key=_precedence) for name, pairs in by_name.items()}
+            found = self._by_target.setdefault(target, found)
+        return found
+
+    def _made(self, request: Request) -> CompiledFunction | None:
+        kernel = request.kernel
+        for entry, part in self._groups(request.target).get(_name(request), ()):
+            group = part.group(entry)
+            position = group.requests.position(request.digest)
+            if position is None:
+                continue
+            # Both files are in the same order, but only `verify` has compared them.
+            if group.index.digest(position) != kernel.digest:
+                raise CorruptFile(
+                    f"{part.path}: requests and kernels of {entry.name} do not belong together: "
+                    "build the bundle again"
+                )
+            call = group.requests.call(position)
+            # Host, C library and tvm-ffi are checked. The GPU is not: the request has this target because the
+            # program compiles for it, as it does for the GPU that it runs on.
+            function = group.compiled(position, None)
+            if call is not None:
+                function = _by_name(function, call, group)
+            return CompiledFunction(function, call, part.handles(entry)[position])
+        return None
+
+
+def _name(request: Request) -> str:
+    """Name of a request's callable among the parameters of its group."""
+    return str(dict(request.kernel.parameters)["callable"])
+
+
+@functools.cmp_to_key
+def _precedence(one: tuple[GroupEntry, Part], other: tuple[GroupEntry, Part]) -> int:
+    return -1 if shadows(contender(*one), contender(*other)) else 1
+
+
+def _rows(groups: Sequence[tuple[GroupEntry, Part]]) -> Iterator[tuple[Group, int, str]]:
+    """Group, position and digest of every request, each once."""
+    seen: set[str] = set()
+    for entry, part in groups:
+        group = part.group(entry)
+        for position in range(len(group.requests)):
+            digest = group.requests.digest(position)
+            if digest not in seen:
+                seen.add(digest)
+                yield group, position, digest
+
+
+def _requests(groups: Sequence[tuple[GroupEntry, Part]]) -> Iterator[Request]:
+    for group, position, _ in _rows(groups):
+        request: Request = group.requests[position].request
+        yield request
+
+
+def _by_name(function: Any, call: CallByName, group: Group) -> Any:
+    """A compiled function that takes arguments by name, made as the DSL makes it."""
+    from tvm_ffi.utils.kwargs_wrapper import make_kwargs_wrapper
+
+    try:
+        return make_kwargs_wrapper(
+            function,
+            arg_names=list(call.names),
+            arg_defaults=call.defaults,
+            kwonly_names=list(call.keyword_names),
+            kwonly_defaults=dict(call.keyword_defaults),
+            map_dataclass_to_tuple=list(call.dataclasses),
+        )
+    except (SyntaxError, TypeError, ValueError) as error:
+        # Names become Python's source: TVM-FFI refuses what is not an identifier.
+        raise CorruptFile(
+            f"a function of {group.entry.name} cannot be called by name ({error}): build the bundle again"
+        ) from None
