@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native import CUDA_DRIVER
 from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.builder.native.packages import license_notices
 from cutlass_aot.builder.plan import kernel_entries
 from cutlass_aot.builder.recipe import Origins, Recipe
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.tuned import measured_rankings
 from cutlass_aot.bundle.platform_tags import glibc_of
-from cutlass_aot.bundle.write import BundlePlan, Outcome, write_bundle
+from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, write_bundle
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.store.roots import Reference
@@ -49,7 +51,8 @@ def assemble(
     """
     entries = kernel_entries(selection.kernels, keys, artifacts, origins, libraries.entry)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
-    groups, launchers = libraries.groups(entries), libraries.launchers()
+    groups = [_with_requests(group, selection) for group in libraries.groups(entries)]
+    launchers = libraries.launchers()
     linked = [
         *launchers.values(),
         *(file for group in groups for own in group.libraries.values() for file in own),
@@ -69,10 +72,24 @@ def assemble(
             provenance={**linker.versions, **origins.provenance},
             groups=groups,
             launchers=launchers,
-            licenses=linker.licenses(),
+            licenses={**linker.licenses(), **_licenses(selection)},
             rankings=(*selection.rankings, *measured),
         ),
         bundle,
     )
     references = [("kernel", key) for key in keys] + [("library", key) for key in libraries.store_keys()]
     return outcome, references
+
+
+def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:
+    """A group of kernels that programs ask for, with the requests that they answer."""
+    own = [selection.requests.get(entry.kernel.digest) for entry in group.entries]
+    return replace(group, requests=tuple(item for item in own if item is not None))
+
+
+def _licenses(selection: Selection) -> dict[str, bytes]:
+    """The notices of the distributions whose code programs compile: their compiled code is in the bundle."""
+    names = {name for item in selection.requests.values() for name in item.request.code}
+    return {
+        f"{name}.txt": text for name in sorted(names - {"nvidia-cutlass-dsl"}) if (text := license_notices(name))
+    }

@@ -26,6 +26,33 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A program is being run, to record what it compiles."""
+
+    command: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A program has been run.
+
+    Attributes:
+        command: what was run.
+        target: for which target.
+        requests: how many distinct requests it made that compile.
+        compiled: how many of them were compiled now.
+        failed: how many others did not compile.
+    """
+
+    command: str
+    target: str
+    requests: int
+    compiled: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """The plan is made; compiling starts with the kernels that have no artifact."""
 
@@ -130,6 +157,8 @@ class Finished:
 Event = (
     Enumerating
     | Ranking
+    | Running
+    | Ran
     | Planned
     | UpToDate
     | Started

@@ -24,6 +24,7 @@ from cutlass_aot.generators.device import DeviceProfile, device_record, load_pro
 from cutlass_aot.generators.registry import package_folders, source_digests, source_of
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.request import GENERATOR, REQUEST_SCHEMA
 from cutlass_aot.store.notes import read_note, write_note
 
 Parts = Mapping[str, Mapping[str, str]]
@@ -52,7 +53,7 @@ class Tools:
     def origins(self) -> Origins:
         """What kernels made with these tools come from."""
         return Origins(
-            generators=self.sources.versions,
+            generators={**self.sources.versions, GENERATOR: str(REQUEST_SCHEMA)},
             toolchain=self.compiler.fingerprint,
             versions={**self.compiler.versions, "cutlass-aot": cutlass_aot.__version__},
             own_sources=digest(encode(self.own_sources)),

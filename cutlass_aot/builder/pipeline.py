@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ from cutlass_aot.builder.link_groups import Libraries
 from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Executor, Pool
 from cutlass_aot.builder.recipe import Recipe, inputs_digest
+from cutlass_aot.builder.recording import (
+    Recorded,
+    known_recording,
+    merged,
+    programs_of,
+    record_programs,
+    remarks,
+)
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
@@ -100,6 +108,18 @@ def make_plan(manifest_path: Path, settings: Settings) -> Plan:
         return _plan(inputs, store, settings)
 
 
+def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selection:
+    """A selection with the requests of programs, whose kernels come after those of the generators."""
+    requests = merged(recorded)
+    kernels = sorted((item.request.kernel for item in requests.values()), key=lambda kernel: kernel.name)
+    return replace(
+        selection,
+        kernels=(*selection.kernels, *kernels),
+        remarks=(*selection.remarks, *remarks(recorded)),
+        requests=requests,
+    )
+
+
 @contextmanager
 def _store_to_read(settings: Settings) -> Iterator[Store | None]:
     """The store if a build has begun one; else, if there are levels behind it, one for the moment."""
@@ -124,6 +144,11 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     if selection is None:
         with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
             selection = _enumerate(inputs, settings, pool)
+    known = {program: known_recording(program, inputs, store) for program in programs_of(inputs)}
+    recorded = [Recorded(program, found) for program, (found, _) in known.items() if found is not None]
+    selection = with_requests(selection, recorded)
+    runs = [f"{program} would be run: {why}" for program, (found, why) in known.items() if found is None]
+    selection = replace(selection, remarks=(*selection.remarks, *runs))
     with naming(inputs.manifest.path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
     origins = inputs.tools.origins
@@ -152,6 +177,8 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         naming(manifest_path),
     ):
         selection = _selection(inputs, store, settings, pool)
+        recorded = record_programs(inputs, store, settings)
+        selection = with_requests(selection, recorded)
         recipe = Recipe(
             name=manifest.name,
             version=manifest.version,
@@ -160,8 +187,11 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        planned_by = (("plan", inputs.plan_digest), parts_reference(inputs))
-        making = _Making(recipe, selection, inputs.tools, store, settings, pool, planned_by)
+        runs = {("recording", item.recording.name) for item in recorded}
+        planned_by = (("plan", inputs.plan_digest), parts_reference(inputs), *sorted(runs))
+        failed = tuple(failure for item in recorded for failure in item.failures)
+        fresh = sum(item.compiled for item in recorded)
+        making = _Making(recipe, selection, inputs.tools, store, settings, pool, planned_by, failed, fresh)
         result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
     made = _made(result, settings.store)
@@ -268,6 +298,8 @@ class _Making:
     Attributes:
         planned_by: records that its root keeps beside those of what it is made of, so that the next build has
             nothing to plan.
+        failed: requests of programs that did not compile.
+        recorded: how many requests of programs were compiled for it.
     """
 
     recipe: Recipe
@@ -277,6 +309,8 @@ class _Making:
     settings: Settings
     pool: Pool
     planned_by: tuple[Reference, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    recorded: int = 0
 
     def bundle(self, output: Path) -> BuildResult:
         """Compile what the store lacks, link, write."""
@@ -286,7 +320,7 @@ class _Making:
         record = self.store.get_record("bundle", name)
         known: dict[str, Any] = record if isinstance(record, dict) else {}
         catalog = str(known.get("catalog_sha256", ""))
-        if not self.settings.whole and bundle_is(bundle, catalog):
+        if not self.failed and not self.settings.whole and bundle_is(bundle, catalog):
             # Another manifest's bundle of this name may have taken the root.
             references = known.get("references")
             if isinstance(references, list) and references:
@@ -302,6 +336,9 @@ class _Making:
             ) as libraries,
         ):
             artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
+            for failure in self.failed:
+                tell(Failed(failure))
+            failures, compiled = (*failures, *self.failed), compiled + self.recorded
             if failures:
                 return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
             first = linkers[self.recipe.hosts[0]]
@@ -419,6 +456,8 @@ def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> 
 
 def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     tools = inputs.tools
+    if not inputs.manifest.tables:
+        return Selection((), ())
     questions = planning.enumerations(inputs.manifest, tools.sources)
     settings.tell(Enumerating(len(questions)))
     answers = compiling.enumerate_kernels(pool, questions, inputs.devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request import CompiledRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,13 @@ class Selection:
         kernels: by name.
         remarks: about what the manifest does not get.
         rankings: what a model says of their speed, at most one a group, by group.
+        requests: of programs, by the digest of the kernel that answers each.
     """
 
     kernels: tuple[Kernel, ...]
     remarks: tuple[str, ...]
     rankings: tuple[Ranking, ...] = ()
+    requests: Mapping[str, CompiledRequest] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for the canonical encoding."""
@@ -92,6 +95,7 @@ class Selection:
             "kernels": [kernel.to_record() for kernel in self.kernels],
             "remarks": list(self.remarks),
             "rankings": [ranking.to_bytes() for ranking in self.rankings],
+            "requests": [item.to_record() for item in self.requests.values()],
         }
 
     @classmethod
@@ -106,6 +110,7 @@ class Selection:
                 tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),
                 tuple(str(remark) for remark in record["remarks"]),
                 tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
+                {item.request.kernel.digest: item for item in map(CompiledRequest.from_record, record["requests"])},
             )
         except MALFORMED as error:
             raise CorruptFile(f"a selection is malformed: {error!r}") from None

@@ -15,6 +15,8 @@ from cutlass_aot.schema.artifact import Artifact
 NAMES: dict[type[Event], str] = {
     events.Enumerating: "enumerating",
     events.Ranking: "ranking",
+    events.Running: "running",
+    events.Ran: "ran",
     events.Planned: "planned",
     events.UpToDate: "up_to_date",
     events.Started: "started",
@@ -49,6 +51,11 @@ class EventLines:
             return {"problems": event.problems}
         if isinstance(event, events.Ranking):
             return {"shapes": event.shapes}
+        if isinstance(event, events.Running):
+            return {"command": event.command, "target": event.target}
+        if isinstance(event, events.Ran):
+            counts = {"requests": event.requests, "compiled": event.compiled, "failed": event.failed}
+            return {"command": event.command, "target": event.target, **counts}
         if isinstance(event, events.Planned):
             kernels, missing = len(event.kernels), event.missing
             remarks = list(event.remarks)

@@ -64,6 +64,8 @@ class Progress:
             self.doing, self.since = f"enumerating {plural(event.problems, 'problem')}", self.now()
         elif isinstance(event, events.Ranking):
             self.doing, self.since = f"ranking for {plural(event.shapes, 'shape')}", self.now()
+        elif isinstance(event, events.Running):
+            self.doing, self.since = f"recording {event.command} for {event.target}", self.now()
         elif isinstance(event, events.Planned):
             self.doing, self.planned, self.total = "", True, event.missing
             self.cached = len(event.kernels) - event.missing
@@ -167,6 +169,12 @@ class PlainReport(Notes):
             self._say(f"enumerating: {plural(event.problems, 'problem')}")
         elif isinstance(event, events.Ranking):
             self._say(f"ranking: {plural(event.shapes, 'shape')}")
+        elif isinstance(event, events.Running):
+            self._say(f"recording: {event.command} for {event.target}")
+        elif isinstance(event, events.Ran):
+            failed = f", {event.failed} failed" if event.failed else ""
+            requests = plural(event.requests, "request")
+            self._say(f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}")
         elif isinstance(event, events.Planned):
             self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
         elif isinstance(event, (events.Compiled, events.Shared, events.Failed)):
@@ -178,7 +186,7 @@ class PlainReport(Notes):
         progress = self._progress
         if progress.done == progress.total:
             self._say(f"finished: {progress.summary()}")
-        elif progress.done % math.ceil(progress.total / 10) == 0:
+        elif progress.done % max(1, math.ceil(progress.total / 10)) == 0:
             failed = f", {progress.failed} failed" if progress.failed else ""
             left = progress.seconds_left
             rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""

@@ -13,6 +13,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
 from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
+from cutlass_aot.manifest.programs import ProgramTable, parse_programs
 from cutlass_aot.manifest.scales import Scales, parse_scales
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
@@ -85,6 +86,7 @@ class Manifest:
         devices: target to its device profile.
         plugins: modules to import for their generators.
         tables: the ``[[kernels]]`` tables.
+        programs: the ``[[programs]]`` tables.
         select: the ``[select]`` table.
         known_bad: the ``[[known_bad]]`` tables.
         document: the parsed TOML, for the plan's digest.
@@ -98,6 +100,7 @@ class Manifest:
     devices: Mapping[str, str]
     plugins: tuple[str, ...]
     tables: tuple[KernelTable, ...]
+    programs: tuple[ProgramTable, ...]
     select: SelectSettings
     known_bad: tuple[KnownBad, ...]
     document: Mapping[str, Any] = field(repr=False)
@@ -155,7 +158,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    known(document, ("bundle", "kernels", "known_bad", "plugins", "select"), "the top level")
+    known(document, ("bundle", "kernels", "known_bad", "plugins", "programs", "select"), "the top level")
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
@@ -164,9 +167,12 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     version = check_version(text(bundle, "version", "bundle", "0.1.0"))
     targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
     hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), DEFAULT_HOSTS)
-    tables = document.get("kernels")
+    programs = parse_programs(document.get("programs", []), targets)
+    tables = document.get("kernels", [] if programs else None)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ManifestError("[[kernels]] is missing: at least one table says which kernels to build")
+        raise ManifestError(
+            "[[kernels]] and [[programs]] are missing: at least one table says which kernels to build"
+        )
     return Manifest(
         path=path,
         name=name,
@@ -176,6 +182,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         devices=_devices(bundle, targets),
         plugins=tuple(strings(document, "plugins", "", ())),
         tables=tuple(_table(table, f"kernels[{i}]", targets) for i, table in enumerate(tables)),
+        programs=programs,
         select=parse_select(document["select"], targets, path.parent)
         if "select" in document
         else SelectSettings(),

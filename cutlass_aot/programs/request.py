@@ -20,6 +20,9 @@ from cutlass_aot.programs.distributions import dsl_origin, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice, slice_of
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
 
+_OWN = f"{Path(__file__).resolve().parent.parent}/"
+"""This package, which answers for the GPU and stands before ``cute.compile``: none of it is in a trace."""
+
 _CONTROLS = ("options", "is_experimental", "compile_only", "no_cache", "no_jit_engine")
 """Keywords of ``cute.compile`` that are no arguments and change no code, or are looked at by themselves."""
 _REFUSED_CONTROLS = {
@@ -286,7 +289,7 @@ def _patches_of(_modules: int) -> dict[str, str]:
         if module is None or not (name == "cutlass" or name.startswith("cutlass.")) or name.startswith("cutlass.operators"):
             continue
         for file in _files_of(module):
-            if not file.startswith((home, "<")):
+            if not file.startswith((home, _OWN, "<")):
                 origin = origin_of_file(file)
                 if origin is not None and not origin.is_neutral:
                     found[origin.name] = origin.fingerprint

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import inspect
 import os
 import re
 import sys
@@ -59,6 +60,7 @@ class CodeSlice(NamedTuple):
         fixed: names that hold functions, classes and modules: while they hold the same, the slice is right.
         plain: names that hold values.
         variables: environment variables that the code names.
+        closures: functions that no module has under their names: they are described with the request.
     """
 
     origins: Mapping[str, Origin]
@@ -66,6 +68,7 @@ class CodeSlice(NamedTuple):
     fixed: tuple[Slot, ...]
     plain: tuple[Slot, ...]
     variables: tuple[str, ...]
+    closures: tuple[Any, ...]
 
     def holds(self) -> bool:
         """Whether every name that holds code still holds the same."""
@@ -131,6 +134,7 @@ class _Slicer:
         self._fixed: dict[tuple[int, str], Slot] = {}
         self._plain: dict[tuple[int, str], Slot] = {}
         self._variables: set[str] = set()
+        self._closures: list[Any] = []
 
     def run(self, roots: Iterable[Any]) -> CodeSlice:
         for root in roots:
@@ -148,6 +152,7 @@ class _Slicer:
             order(self._fixed),
             order(self._plain),
             tuple(sorted(self._variables)),
+            tuple(self._closures),
         )
 
     def _reach(self, thing: Any) -> bool:
@@ -179,6 +184,8 @@ class _Slicer:
         if module.__name__ == "__main__":
             if is_in_main(thing):
                 self._scripts[qualified_name(thing)] = _script_source(thing)
+            else:
+                self._closures.append(thing)
             return True
         origin = origin_of(module)
         if origin is None or origin.is_neutral:
@@ -246,8 +253,6 @@ def is_in_main(thing: Any) -> bool:
 def _script_source(thing: Any) -> str:
     try:
         if isinstance(thing, type):
-            import inspect
-
             return inspect.getsource(thing)
         return source_of(thing)
     except (OSError, TypeError, SyntaxError, ValueError) as error:

@@ -70,6 +70,22 @@ def license_text(package: str) -> bytes:
     raise _incomplete(package, "licence, which a bundle with a part of it has to carry")
 
 
+def license_notices(package: str) -> bytes:
+    """Every licence and notice that a package carries, one after the other; nothing for what is not installed."""
+    try:
+        found = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return b""
+    texts: dict[str, bytes] = {}
+    for entry in found.files or ():
+        in_metadata = any(part.endswith(".dist-info") for part in entry.parts[:-1])
+        if in_metadata and entry.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE", "AUTHORS", "COPYING")):
+            path = Path(str(entry.locate()))
+            if path.is_file():
+                texts.setdefault(entry.name, path.read_bytes())
+    return b"\n".join(f"==== {name} of {package}\n\n".encode() + text for name, text in sorted(texts.items()))
+
+
 def _incomplete(package: str, missing: str) -> ToolchainError:
     return ToolchainError(
         f"the package {package} {distribution(package).version} came without its {missing}; "

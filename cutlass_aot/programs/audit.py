@@ -1,0 +1,165 @@
+"""Hold a trace against the key of its request: what it ran, and which environment variables it read.
+
+A request names the code it follows from before anything is traced (:mod:`cutlass_aot.programs.slice`), by names that code
+has. A trace that goes another way, through ``getattr`` or a table of modules, would run code that the request does not name:
+such a request is refused when it is recorded, so that no bundle has a kernel whose key says too little.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
+from cutlass_aot.programs.slice import CodeSlice
+
+_TOOL = 4
+"""A tool number of ``sys.monitoring`` that no debugger or profiler has by agreement."""
+_OWN = f"{Path(__file__).resolve().parent.parent}/"
+
+
+class Trace:
+    """What a trace has done.
+
+    Attributes:
+        code: code that was run.
+        variables: environment variables that were read, to the file that read them.
+    """
+
+    def __init__(self) -> None:
+        self.code: set[CodeType] = set()
+        self.variables: dict[str, str] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Within the block: write down what this thread runs and which environment variables are read."""
+        environment = os.environ
+        kind = type(environment)
+        original = kind.__getitem__
+
+        def read(variables: Any, name: str) -> str:
+            if variables is environment:
+                self.variables.setdefault(name, _reader())
+            return original(variables, name)
+
+        kind.__getitem__ = read  # type: ignore[method-assign]
+        try:
+            with self._watch_code():
+                yield
+        finally:
+            kind.__getitem__ = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _watch_code(self) -> Iterator[None]:
+        monitoring = getattr(sys, "monitoring", None)
+        if monitoring is not None:
+            # Each code is told of once, and costs nothing afterwards.
+            def started(code: CodeType, _offset: int) -> Any:
+                self.code.add(code)
+                return monitoring.DISABLE
+
+            monitoring.use_tool_id(_TOOL, "cutlass-aot")
+            try:
+                monitoring.register_callback(_TOOL, monitoring.events.PY_START, started)
+                monitoring.set_events(_TOOL, monitoring.events.PY_START)
+                yield
+            finally:
+                monitoring.set_events(_TOOL, 0)
+                monitoring.free_tool_id(_TOOL)
+            return
+        add = self.code.add
+
+        def called(frame: FrameType, event: str, argument: Any) -> None:
+            add(frame.f_code)
+
+        before = sys.gettrace()
+        sys.settrace(called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def _reader() -> str:
+    """The file of the code that reads a variable, past Python's own library."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (in_standard_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
+
+
+def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse a trace that went beyond the code that its request names.
+
+    Args:
+        trace: what it did.
+        code: what the request was made from.
+        keyed: names of the distributions and modules that the request names.
+        known: environment variables that say no more than the request's target does.
+
+    Raises:
+        RequestError: with the code, or the variable, and what to do.
+    """
+    names = {*code.origins, *keyed}
+    files = {item.co_filename for item in trace.code}
+    for file in sorted(files):
+        origin = _origin(file)
+        if origin is not None and origin not in names:
+            raise RequestError(
+                f"the trace ran code of {origin} ({file}) that nothing in the request names: it was reached by a table or "
+                "by getattr; import it by name in the module of the kernel, so that its changes can be told"
+            )
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main in files:
+        _check_script(main, [item for item in trace.code if item.co_filename == main], code)
+    for name, file in sorted(trace.variables.items()):
+        if name not in code.variables and name not in known and _origin(file) is not None:
+            raise RequestError(
+                f"the trace read the environment variable {name} ({file}), which nothing in the request names: read it "
+                "by os.environ.get with its name written out, in the function that uses it"
+            )
+
+
+def _origin(file: str) -> str | None:
+    """The name of the code in a file, None for what decides nothing about kernels."""
+    if file.startswith(("<", _OWN)) or in_standard_library(file):
+        return None
+    package = getattr(sys.modules.get("cutlass"), "__file__", None)
+    if package and file.startswith(f"{Path(package).parent}/") and "/cutlass/operators/" not in file:
+        return None
+    if file == getattr(sys.modules.get("__main__"), "__file__", None):
+        return None
+    origin = origin_of_file(file)
+    return None if origin is None or origin.is_neutral else origin.name
+
+
+def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
+    """Functions of the program's own script are in a request by their source."""
+    main = vars(sys.modules["__main__"])
+    lines: set[int] = set()
+    for name in code.scripts:
+        thing = main.get(name.partition(":")[2].partition(".")[0])
+        lines.update(_lines(thing))
+    for thing in code.closures:
+        lines.update(_lines(thing))
+    for item in sorted(ran, key=lambda item: item.co_firstlineno):
+        if item.co_firstlineno not in lines:
+            raise RequestError(
+                f"the trace ran {item.co_name} ({file}, line {item.co_firstlineno}), which nothing in the request names: "
+                "move it into a module of its own, and import it by name"
+            )
+
+
+def _lines(thing: Any) -> range:
+    try:
+        source, first = inspect.getsourcelines(inspect.unwrap(thing))
+    except (OSError, TypeError):
+        return range(0)
+    return range(first, first + len(source))

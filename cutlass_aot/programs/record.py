@@ -1,0 +1,287 @@
+"""Record what a program asks ``cute.compile`` for, in the program's own process.
+
+Each distinct request is compiled in a fork, in which the trace may do what it likes and a crash ends that request alone; the
+program gets a function that does nothing and goes on. What is found lies in a private folder as soon as it is known, so that
+nothing is lost however the program ends::
+
+    <digest>.request    the request
+    <digest>.object     the compiled object, and
+    <digest>.result     what else is known of it; written last
+    <digest>.failure    why it did not compile, instead of the two
+    <digest>.log        what the compiler printed
+    <number>.refusal    a request that cannot be keyed, and why
+    <process>.imported  files that the process has imported
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.generators.device import DeviceProfile, device_from_record
+from cutlass_aot.programs import pretend_gpu
+from cutlass_aot.programs.distributions import in_standard_library
+from cutlass_aot.programs.interception import Compile, Interception
+from cutlass_aot.programs.packages import cache_environment, target_environment
+from cutlass_aot.programs.request import Surroundings, request_of
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.request import Request
+
+MODULE = "cutlass_aot.programs.record"
+_POLL_SECONDS = 0.02
+_SHUTDOWN_SECONDS = 5.0
+
+
+def device_numbers(profile: DeviceProfile) -> dict[str, int]:
+    """What a request has of a GPU: numbers that code generation may ask for."""
+    clusters = {f"max_active_clusters_{size}": count for size, count in profile.max_active_clusters.items()}
+    return {"sm_count": profile.sm_count, **clusters}
+
+
+def known_variables(target: str, device: Mapping[str, int]) -> dict[str, str]:
+    """Environment variables, with the values by which packages are told of a target: see :class:`Surroundings`."""
+    return {**cache_environment(), **target_environment(target, device["sm_count"])}
+
+
+def begin(plan: Mapping[str, Any]) -> None:
+    """Record the requests of this process, and of those that it forks.
+
+    Args:
+        plan: see :func:`plan_of`.
+    """
+    profile = device_from_record(plan["device"])
+    pretend_gpu.install(profile, plan["target"], fake_tensors=bool(plan["fake_tensors"]))
+    recorder = Recorder(
+        folder=Path(plan["folder"]),
+        device=device_numbers(profile),
+        known=frozenset(plan["known"]),
+        compiler=str(plan["compiler"]),
+        jobs=int(plan["jobs"]),
+        timeout=float(plan["timeout"]),
+    )
+    Interception(recorder.answer).begin()
+    atexit.register(recorder.finish)
+    explain_errors()
+
+
+def plan_of(
+    folder: Path,
+    target: str,
+    device: Mapping[str, Any],
+    known: Sequence[str],
+    *,
+    fake_tensors: bool,
+    compiler: str,
+    jobs: int,
+    timeout: float,
+) -> dict[str, Any]:
+    """What a program has to know to be recorded.
+
+    Args:
+        folder: private; takes what is found.
+        target: GPU code target to compile for.
+        device: record of the device profile.
+        known: digests of requests that need not be compiled.
+        fake_tensors: whether tensors on a GPU have shapes alone.
+        compiler: the module whose function ``compile_request`` compiles.
+        jobs: how many forks may compile at once.
+        timeout: seconds that one of them may take.
+    """
+    return {
+        "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device), "known": sorted(known),
+        "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs, "timeout": timeout,
+    }  # fmt: skip
+
+
+class Nothing:
+    """What a program gets in place of a compiled function where there is no GPU: it takes everything and does nothing."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing."""
+
+    def __repr__(self) -> str:
+        return "<a compiled function that does nothing, as there is no GPU>"
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Answers ``cute.compile`` by noting the request.
+
+    Attributes:
+        folder: takes what is found.
+        device: numbers of the GPU that is pretended.
+        known: digests of requests that need not be compiled.
+        compiler: the module whose function ``compile_request`` compiles.
+        jobs: how many forks may compile at once.
+        timeout: seconds that one of them may take.
+    """
+
+    folder: Path
+    device: Mapping[str, int]
+    known: frozenset[str]
+    compiler: str
+    jobs: int
+    timeout: float
+    _seen: set[str] = field(default_factory=set)
+    _running: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock)
+    _process: int = field(default_factory=os.getpid)
+
+    def answer(
+        self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        """Note a call of ``cute.compile``, and compile it in a fork unless that was done."""
+        surroundings = Surroundings(lambda: self.device, known_variables)
+        try:
+            request = request_of(compiler, arguments, keywords, surroundings)
+        except RequestError as error:
+            self._refuse(str(error))
+            return Nothing()
+        with self._lock:
+            self._own_process()
+            if request.digest not in self._seen:
+                self._seen.add(request.digest)
+                self._note(request, lambda: compile(*arguments, **keywords), (compiler, arguments, keywords))
+        return Nothing()
+
+    def finish(self) -> None:
+        """Wait until everything is compiled."""
+        with self._lock:
+            self._own_process()
+            while self._running:
+                self._reap(wait=True)
+        _write(self.folder / f"{os.getpid()}.imported", "\n".join(imported_files()).encode("utf-8", "surrogateescape"))
+
+    def _own_process(self) -> None:
+        """A child that the program has forked has no forks of its own yet."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._running.clear()
+
+    def _note(self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]) -> None:
+        path = self.folder / request.digest
+        try:
+            # Whoever makes this file first compiles it: another process of the program may ask for the same.
+            with path.with_suffix(".claim").open("xb"):
+                pass
+        except FileExistsError:
+            return
+        _write(path.with_suffix(".request"), request.encoded())
+        if request.digest in self.known:
+            return
+        while len(self._running) >= self.jobs:
+            self._reap(wait=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._compile(request, compile, call)
+        self._running[pid] = request.digest, time.monotonic() + self.timeout
+
+    def _compile(self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]) -> None:
+        """In the fork: compile, and end the process."""
+        path = self.folder / request.digest
+        status = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with path.with_suffix(".log").open("wb", buffering=0) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            try:
+                module = importlib.import_module(self.compiler)
+                _write(path.with_suffix(".result"), encode(module.compile_request(request, compile, call, path.with_suffix(".object"))))
+            except BaseException as error:
+                failure = {
+                    "raised": [kind.__name__ for kind in type(error).__mro__],
+                    "message": _printable(f"{type(error).__name__}: {error}"),
+                }
+                traceback.print_exc()
+                _write(path.with_suffix(".failure"), encode(failure))
+            status = 0
+        finally:
+            # Not sys.exit: the exit handlers are the program's.
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self, *, wait: bool) -> None:
+        """Take note of forks that have ended; kill those past their time."""
+        while True:
+            for pid, (name, deadline) in list(self._running.items()):
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    # The program waits for whatever child ends: the files tell what became of it.
+                    ended, status = pid, 0
+                if ended:
+                    del self._running[pid]
+                    self._ended(name, os.waitstatus_to_exitcode(status))
+                elif time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, 0)
+                    del self._running[pid]
+                    self._fail(name, {"timed_out": self.timeout})
+            if not wait or len(self._running) < self.jobs or not self._running:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _ended(self, name: str, status: int) -> None:
+        path = self.folder / name
+        if not path.with_suffix(".result").exists() and not path.with_suffix(".failure").exists():
+            self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
+
+    def _fail(self, name: str, failure: dict[str, Any]) -> None:
+        _write((self.folder / name).with_suffix(".failure"), encode(failure))
+
+    def _refuse(self, reason: str) -> None:
+        data = encode({"reason": _printable(reason)})
+        _write(self.folder / f"{digest(data)[:32]}.refusal", data)
+
+
+def imported_files() -> list[str]:
+    """Files of the modules that this process has imported, but Python's own; and of the lists of their distributions."""
+    files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    files.update([spec.origin] if spec is not None and spec.origin else [])
+    # The script itself: its module has lost its file when exit handlers run.
+    files.update(word for word in sys.orig_argv[1:] if Path(word).is_file())
+    own = {os.path.abspath(file) for file in files if not in_standard_library(file)}  # noqa: PTH100
+    lists = {str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")}
+    return sorted(own | lists)
+
+
+def explain_errors() -> None:
+    """Have a program's last error say what is missing, where it is data that a tensor without memory does not have."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        shown(kind, error, trace)
+        explained = pretend_gpu.explain_data_dependence(error)
+        if explained:
+            print(f"cutlass-aot: {explained}", file=sys.stderr)
+
+    sys.excepthook = show
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
