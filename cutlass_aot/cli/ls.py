@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +67,18 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
     if as_json:
         print_json([kernel_summary(handle) for handle in kernels])
         return 0
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (handle.name, handle.facts.registers, handle.facts.spill_bytes, handle.facts.cubin_bytes)
         for handle in kernels
     ]
+    header: tuple[str, ...] = ("kernel", "registers", "spill bytes", "cubin bytes")
+    if any(handle.group.requests for handle in kernels):
+        apart = _set_apart(kernels)
+        rows = [(*row, apart.get(handle.digest, "")) for row, handle in zip(rows, kernels, strict=True)]
+        places = {group: place for place, group in enumerate(dict.fromkeys(h.group.name for h in kernels))}
+        order = [(places[h.group.name], _numbers_by_size(apart.get(h.digest, ""))) for h in kernels]
+        rows = [row for _, row in sorted(zip(order, rows, strict=True), key=itemgetter(0))]
+        header = (*header, "request")
     if not rows and wanted:
         everything = opened.kernels()
         click.echo(f"nothing of {opened.name} {opened.version} matches; it has")
@@ -76,12 +86,32 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
             click.echo(f"  {name}: {_few(values(everything, name))}")
         return 0
     if rows:
-        click.echo(table(rows, ("kernel", "registers", "spill bytes", "cubin bytes")))
+        click.echo(table(rows, header))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
     click.echo(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
     return 0
+
+
+def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
+    """Of each kernel that answers a request what tells it from those listed of its group, by digest."""
+    from cutlass_aot.cli.request_lines import set_apart
+
+    groups: dict[str, list[KernelHandle]] = {}
+    for handle in kernels:
+        groups.setdefault(handle.group.name, []).append(handle)
+    found: dict[str, str] = {}
+    for handles in groups.values():
+        requests = [handle.request.request for handle in handles if handle.request is not None]
+        if requests:
+            found |= dict(zip([handle.digest for handle in handles], set_apart(requests), strict=True))
+    return found
+
+
+def _numbers_by_size(text: str) -> list[tuple[int, int, str]]:
+    parts = re.split(r"([0-9]+)", text)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 def _few(texts: Sequence[str]) -> str:

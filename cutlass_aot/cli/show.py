@@ -10,6 +10,7 @@ import click
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.request_lines import request_lines, request_record
 from cutlass_aot.words import size
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 @click.argument("kernel")
 @json_option
 def command(bundle: Path, kernel: str, as_json: bool) -> int:
-    """Show one kernel of BUNDLE: operands, design, what the compiler made of it, where it comes from.
+    """Show one kernel of BUNDLE: operands and design, or the request that it answers; what the compiler made
+    of it, and where it comes from.
 
-    KERNEL is a name, or the beginning of a name or digest that one kernel has.
+    KERNEL is a name, or the beginning of a name or digest that one kernel has; a request's digest will do.
     """
     from cutlass_aot.runtime.bundle import open_bundle
 
     handle = open_bundle(bundle, check=False).kernel(kernel)
+    answered = handle.request
     if as_json:
         print_json(
             {
@@ -42,6 +45,7 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
                     for host, references in handle.group.libraries.items()
                 },
                 "provenance": dict(handle.entry.provenance),
+                **({} if answered is None else request_record(answered)),
             }
         )
         return 0
@@ -65,11 +69,15 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         lines.append(("" if index else "operands", line))
     if kernel.accumulator:
         lines.append(("accumulator", kernel.accumulator))
-    for index, (name, value) in enumerate(kernel.parameters):
-        lines.append(("" if index else "parameters", f"{name} = {value}"))
-    for index, (name, value) in enumerate(kernel.design):
-        text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        lines.append(("" if index else "design", f"{name} = {text}"))
+    if handle.request is not None:
+        # Its parameters and its design are the callable's name and the request's digest.
+        lines += request_lines(handle.request)
+    else:
+        for index, (name, value) in enumerate(kernel.parameters):
+            lines.append(("" if index else "parameters", f"{name} = {value}"))
+        for index, (name, value) in enumerate(kernel.design):
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            lines.append(("" if index else "design", f"{name} = {text}"))
     for index, (name, number) in enumerate(kernel.constants):
         lines.append(("" if index else "device constants", f"{name} = {number}"))
     lines += [

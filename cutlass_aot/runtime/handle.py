@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
 from cutlass_aot.runtime import short_way
@@ -16,6 +16,9 @@ from cutlass_aot.schema.catalog import GroupEntry
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.kernel import DesignValue, Kernel
 from cutlass_aot.schema.operands import OperandDescription, Verdict, supports
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.request import CompiledRequest
 
 
 class Launch(Protocol):
@@ -98,6 +101,19 @@ class KernelHandle:
     def facts(self) -> Facts:
         """What was read back from its compiled code: registers, spills, sizes."""
         return self.entry.facts
+
+    @property
+    def request(self) -> CompiledRequest | None:
+        """The request of a program that it answers; None for a kernel that operands find.
+
+        Raises:
+            CorruptFile: if the group's requests are not what the bundle says.
+            BundleError: if they cannot be read.
+        """
+        if self.group.requests is None:
+            return None
+        request: CompiledRequest = self._group.requests[self._position]
+        return request
 
     @property
     def workspace_bytes(self) -> int:
