@@ -34,6 +34,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.group_index import KernelEntry
 from cutlass_aot.schema.operands import describe
 from cutlass_aot.schema.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.request import CallByName, CompiledRequest, Request
 from cutlass_aot.schema.signature import Signature
 from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
@@ -47,6 +48,29 @@ def sample_ranking(entries: Sequence[KernelEntry]) -> Ranking:
     times = tuple(1e-6 * (number + 1) for number in range(len(digests)))
     problems = tuple(RankedProblem(Extents(1, 64 * m, 128, 256), digests, times) for m in (1, 2, 3))
     return Ranking(entries[0].kernel.group, "NVIDIA H200", True, "tuned for a test", problems)
+
+
+def sample_requests() -> list[CompiledRequest]:
+    extent = {"symbol": 0, "width": 32, "divisibility": 8}
+    tensor = {
+        "tensor": {"dtype": "cutlass:BFloat16", "space": "gmem", "shape": [extent, 64], "strides": [64, 1]}
+    }
+    return [
+        CompiledRequest(
+            Request(
+                "ops.norm:Norm.__call__",
+                {"object": "ops.norm:Norm", "fields": {"N": n, "scale": 0.5, "tile": {"tuple": [128, 64]}}},
+                {"mX": tensor, "eps": {"dynamic": "float"}, "weight": None},
+                {"opt-level": 3},
+                "sm_90a",
+                {"sm_count": 132},
+                {"ops": "1.0 " + "ab" * 32},
+                {"ops.norm:FAST": True},
+            ),
+            CallByName(("mX", "eps"), (1e-6,), ("weight",), {"weight": None}) if n == 64 else None,
+        )
+        for n in (64, 128)
+    ]
 
 
 def sample_tuning(entries: Sequence[KernelEntry]) -> Tuning:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fuzz_inputs import Reader, bytes_maker, compressed_maker, json_maker, packed_maker, sealed_maker
@@ -13,6 +14,7 @@ from fuzz_places import (
     HOST_CODE,
     bundle_reader,
     sample_ranking,
+    sample_requests,
     sample_tuning,
     shard_reader,
     store_reader,
@@ -25,6 +27,7 @@ from cutlass_aot.bundle.oci.manifest import config_of, manifest_of, parse_config
 from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.sbom import bill_of_materials, kernels_of_bill
+from cutlass_aot.cli.request_lines import request_lines
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.manifest.model import parse_manifest as parse_toml_manifest
 from cutlass_aot.runtime.facts import facts_record, parse_facts
@@ -36,6 +39,8 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.epilogue import parse_epilogue
 from cutlass_aot.schema.group_index import group_from_bytes
 from cutlass_aot.schema.ranking import Ranking
+from cutlass_aot.schema.request import OPERATION, Request, differences
+from cutlass_aot.schema.request_index import requests_from_bytes, requests_to_bytes
 from cutlass_aot.schema.shapes import parse_shapes
 from cutlass_aot.schema.signature import Signature
 from cutlass_aot.schema.tuning import Tuning
@@ -61,6 +66,8 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     entries = list(group_from_bytes(read_file(bundle, group.child), group, "sample"))[:_KERNELS]
     ranking = sample_ranking(entries)
     tuning = sample_tuning(entries)
+    asked = sample_requests()
+    requested = replace(group, operation=OPERATION, count=len(asked))
     objects = [KernelObject(HOST_CODE, b"\x50\xed\x55\xba" + bytes(range(200))), KernelObject("", b"")]
     config = config_of(catalog)
     libraries = [
@@ -101,6 +108,18 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         (folder / "key.pub").write_bytes(data)
         read_public_key(folder / "key.pub")
 
+    def decode_requests(data: bytes) -> None:
+        index = requests_from_bytes(data, requested, "requests")
+        index.position("0" * 64)
+        for position in range(len(index)):
+            index.digest(position)
+            str(request_lines(index[position]))
+
+    def decode_request(data: bytes) -> None:
+        found = Request.from_bytes(data, "request")
+        str(found.kernel.name)
+        differences(found, asked[0].request)
+
     record = Record("kernel", "ab" * 32, {"kernel": entries[0].kernel.to_record(), "size": 7}, {"cd" * 32: 7})
     catalog_file = (bundle / CATALOG_NAME).read_bytes()
 
@@ -112,6 +131,8 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     return [
         Reader("catalog", sealed_maker([catalog_file]), decode_catalog, 8),
         Reader("group index", sealed_maker([child]), decode_group, 8),
+        Reader("requests of a group", sealed_maker([requests_to_bytes(asked)]), decode_requests, 8),
+        Reader("request", packed_maker([item.request.encoded() for item in asked], []), decode_request, 6),
         Reader("ranking", sealed_maker([ranking.to_bytes()]), it(Ranking.from_bytes), 12),
         Reader(
             "bundle manifest",

@@ -1,6 +1,7 @@
 """The request record: one call of ``cute.compile`` that a program makes, as plain data.
 
-Everything that a request holds is a *value*: None, a boolean, an integer of 64 bits, a float, text or bytes, which stand
+Everything that a request holds is a *value*: None, a boolean, an integer of 64 bits, a float, text or bytes,
+    which stand
 for themselves, a list, or a map from text to values. Whatever else a program passes is described by a map that names its
 kind (:mod:`cutlass_aot.programs.describe`)::
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, check_schema, decode, digest, encode
+from cutlass_aot.schema.encoding import MALFORMED, canonical, check_schema, decode, digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.targets import Target
 
@@ -56,8 +57,8 @@ class Request:
         target: GPU code target, such as ``sm_90a``.
         device: numbers of the GPU that code generation may ask for, such as ``sm_count``.
         code: the code that it follows from: distribution, module or package to its version and digest.
-        state: variables that the code reads and that no file decides: module-level values that functions read, by
-            ``module:name``, and environment variables, by ``environment:NAME``.
+        state: variables that the code reads and that no file decides: module-level values that functions
+            read, by ``module:name``, and environment variables, by ``environment:NAME``.
     """
 
     callable: str
@@ -138,7 +139,13 @@ class Request:
         record = decode(data, what)
         if not isinstance(record, dict):
             raise CorruptFile(f"{what} is not a request")
-        return cls.from_record(record)
+        request = cls.from_record(record)
+        try:
+            # Its digest is that of its encoding, which not everything has that can be decoded.
+            request.encoded()
+        except MALFORMED as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+        return request
 
     @property
     def digest(self) -> str:
@@ -149,7 +156,8 @@ class Request:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that stands for it in a store and in a bundle; kernels of one callable and target are a group."""
+        """The kernel that stands for it in a store and in a bundle; kernels of one callable and target are a
+        group."""
         name = _NOT_IN_A_FILE_NAME.sub("_", self.callable.replace(":", "."))[-_MAX_NAME:].lstrip("._-")
         return Kernel.make(
             operation=OPERATION,
@@ -194,11 +202,18 @@ class CallByName(NamedTuple):
             CorruptFile: if it is something else.
         """
         try:
-            names, defaults, keyword_names, keyword_defaults, dataclasses = record
-            return cls(
+            names, defaults, keyword_names, keyword_defaults, dataclasses = canonical(record)
+            call = cls(
                 tuple(map(str, names)), tuple(defaults), tuple(map(str, keyword_names)),
                 {str(name): value for name, value in keyword_defaults.items()}, tuple(map(str, dataclasses)),
             )  # fmt: skip
+            known = {*call.names, *call.keyword_names}
+            if (
+                len(call.defaults) > len(call.names)
+                or not {*call.keyword_defaults, *call.dataclasses} <= known
+            ):
+                raise ValueError("a default or a dataclass of no argument")
+            return call
         except MALFORMED as error:
             raise CorruptFile(f"how a compiled function is called is malformed: {error!r}") from None
 

@@ -88,14 +88,10 @@ class RequestIndex(Sequence[CompiledRequest]):
 
     def _request(self, position: int) -> Request:
         request = Request.from_bytes(self._rows[position][1], f"{self._what}: request {position}")
-        try:
-            found = request.digest
-        except MALFORMED as error:
-            raise CorruptFile(f"{self._what}: request {position} is malformed: {error!r}") from None
-        if found != self.digest(position):
+        if request.digest != self.digest(position):
             raise CorruptFile(
-                f"{self._what}: request {position} has digest {found}, expected {self.digest(position)}: "
-                "build the bundle again"
+                f"{self._what}: request {position} has digest {request.digest}, expected "
+                f"{self.digest(position)}: build the bundle again"
             )
         return request
 

@@ -150,7 +150,11 @@ def test_equal_requests_give_equal_bytes() -> None:
 
 
 def test_an_entry_of_the_catalog_has_the_file_or_none() -> None:
-    for entry in (group(), replace(group(), requests=None)):
-        assert GroupEntry.from_record(entry.to_record()) == entry
-        assert (entry.requests in entry.files) == (entry.requests is not None)
+    entry = group()
+    assert GroupEntry.from_record(entry.to_record()) == entry
+    assert entry.requests in entry.files
+    without = replace(entry, requests=None)
+    assert set(entry.files) - set(without.files) == {entry.requests}
+    with pytest.raises(ValueError, match="neither operands nor requests"):
+        GroupEntry.from_record(without.to_record())
     assert group().signature == "cute.compile   sm_90a"

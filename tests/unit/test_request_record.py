@@ -171,7 +171,11 @@ def test_a_newer_schema_says_so() -> None:
         Request.from_bytes(encode(record), "it")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"\xc1", encode([1]), request().encoded()[:-1]])
+DEEP = request().encoded().replace(encode(4096), b"\x91" * 40 + b"\x01", 1)
+KEYED = request().encoded().replace(encode("stages"), encode(b"stages"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xc1", encode([1]), request().encoded()[:-1], DEEP, KEYED])
 def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptFile):
         Request.from_bytes(data, "it")
@@ -191,7 +195,19 @@ def test_how_a_function_is_called_is_read_again(call: CallByName | None) -> None
     assert CompiledRequest.from_record(made.to_record()) == made
 
 
-@pytest.mark.parametrize("record", [None, [], [1, 2, 3, 4, 5], "text", [["x"], [], [], [], []]])
+DEEPER: Any = 1
+for _ in range(40):
+    DEEPER = [DEEPER]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None, [], [1, 2, 3, 4, 5], "text", [["x"], [], [], [], []], [["x"], [1, 2], [], {}, []],
+        [["x"], [], [], {"y": 1}, []], [["x"], [], [], {}, ["y"]], [["x"], [DEEPER], [], {}, []],
+        [["x"], [{b"k": 1}], [], {}, []],
+    ],
+)  # fmt: skip
 def test_how_a_function_is_called_is_refused_where_it_is_malformed(record: Any) -> None:
     with pytest.raises(CorruptFile, match="how a compiled function is called is malformed"):
         CallByName.from_record(record)
