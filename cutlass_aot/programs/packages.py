@@ -1,0 +1,156 @@
+"""Packages whose programs are known: how they are told the GPU they compile for, and not to use their caches.
+
+A package that calls ``cute.compile`` often keeps what it compiled in a cache of its own. A hit there never
+reaches ``cute.compile``, so that nothing would be recorded, and nothing answered. The variables here turn
+such caches off.
+
+Another package adds its own description by an entry point::
+
+    [project.entry-points."cutlass_aot.programs"]
+    my_kernels = "my_kernels.aot:PACKAGE"
+
+where ``PACKAGE`` is a :class:`ProgramPackage`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import ModuleType
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.targets import Target
+
+ENTRY_POINT_GROUP = "cutlass_aot.programs"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPackage:
+    """What a package reads from its environment.
+
+    Attributes:
+        name: of the distribution.
+        target: environment variable to its value, in which ``{target}`` stands for the target
+            (``sm_90a``), ``{major}``, ``{minor}`` and ``{suffix}`` for its parts (9, 0, a) and
+            ``{sm_count}`` for the number of multiprocessors.
+        caches_off: environment variable to the value that turns a cache of compiled kernels off.
+        cache_switches: ``module:NAME`` of every module-level boolean that such a variable is read into
+            when the module is imported. Empty where the package reads its variable at every call.
+    """
+
+    name: str
+    target: Mapping[str, str] = field(default_factory=dict)
+    caches_off: Mapping[str, str] = field(default_factory=dict)
+    cache_switches: tuple[str, ...] = ()
+
+
+KNOWN_PACKAGES = (
+    ProgramPackage(
+        "flash-attn-4",
+        target={
+            "FLASH_ATTENTION_ARCH": "sm_{major}{minor}",
+            "FLASH_ATTENTION_NUM_SMS": "{sm_count}",
+        },
+        # Read when the module is imported. The caches themselves are made when flash_attn.cute.interface is.
+        caches_off={"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"},
+        cache_switches=("flash_attn.cute.cache_utils:CUTE_DSL_CACHE_ENABLED",),
+    ),
+    ProgramPackage(
+        "quack-kernels",
+        target={"QUACK_ARCH": "{major}{minor}"},
+        # Read when the module is imported; the variable of the module is looked at by every call.
+        caches_off={"QUACK_CACHE_ENABLED": "0"},
+        cache_switches=("quack.cache:CACHE_ENABLED",),
+    ),
+    ProgramPackage(
+        "flashinfer-python",
+        target={"FLASHINFER_CUDA_ARCH_LIST": "{major}.{minor}{suffix}"},
+        caches_off={
+            # Both are read at every call.
+            "FLASHINFER_CUTE_DSL_DISABLE_CACHE": "1",
+            "B12X_COMPILE_DISK_CACHE": "0",
+            # Its block-sparse attention carries the cache of FlashAttention-4 with it.
+            "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
+        },
+        cache_switches=("flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:CUTE_DSL_CACHE_ENABLED",),
+    ),
+)
+"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5 and flashinfer-python 0.7.2."""
+
+
+def packages() -> tuple[ProgramPackage, ...]:
+    """Every known package, sorted by name: those above, and those of entry points, which come before them.
+
+    Raises:
+        ManifestError: if an entry point gives something else, or two of them describe one package.
+    """
+    found = {package.name: package for package in KNOWN_PACKAGES}
+    claimed: dict[str, str] = {}
+    entry_points = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    for entry_point in sorted(entry_points, key=lambda item: (item.name, item.value)):
+        what = f"entry point {entry_point.name!r} of group {ENTRY_POINT_GROUP!r} ({entry_point.value})"
+        try:
+            package = entry_point.load()
+        except Exception as error:
+            raise ManifestError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+        if not isinstance(package, ProgramPackage):
+            raise ManifestError(f"{what} gives {type(package).__name__}, expected a ProgramPackage")
+        if claimed.setdefault(package.name, entry_point.value) != entry_point.value:
+            raise ManifestError(
+                f"{what} describes {package.name}, which {claimed[package.name]} describes too: "
+                "uninstall one of the two packages"
+            )
+        found[package.name] = package
+    return tuple(package for _, package in sorted(found.items()))
+
+
+def cache_environment() -> dict[str, str]:
+    """The environment variables that turn the packages' own kernel caches off."""
+    return {name: value for package in packages() for name, value in sorted(package.caches_off.items())}
+
+
+def target_environment(target: str, sm_count: int) -> dict[str, str]:
+    """The environment variables that tell the DSL and the packages what they compile for.
+
+    Args:
+        target: GPU code target, such as ``sm_90a``.
+        sm_count: multiprocessors of the GPU.
+
+    Raises:
+        ValueError: if ``target`` is not a target.
+        ManifestError: if the description of a package is malformed.
+    """
+    parsed = Target.parse(target)
+    values = {"target": target, "sm_count": sm_count, **parsed._asdict()}
+    environment = {"CUTE_DSL_ARCH": target}
+    for package in packages():
+        for name, template in sorted(package.target.items()):
+            try:
+                environment[name] = template.format_map(values)
+            except (KeyError, ValueError, IndexError) as error:
+                raise ManifestError(
+                    f"{package.name}: {name} is {template!r}, expected text with "
+                    f"{', '.join(f'{{{known}}}' for known in values)} alone ({error!r})"
+                ) from None
+    return environment
+
+
+def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]:
+    """The switches, as ``module:NAME``, of caches that imported packages use although they were to be off.
+
+    A package that was imported before its variable was set keeps its cache, and answers from it before
+    ``cute.compile`` is asked.
+
+    Args:
+        modules: the imported modules by name; those of this process if left out.
+    """
+    imported = sys.modules if modules is None else modules
+    found = []
+    for package in packages():
+        for switch in package.cache_switches:
+            module, _, name = switch.partition(":")
+            if getattr(imported.get(module), name, False):
+                found.append(switch)
+    return found
