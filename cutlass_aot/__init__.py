@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import ManifestError as ManifestError
     from cutlass_aot.errors import OperandError as OperandError
     from cutlass_aot.errors import PolicyError as PolicyError
+    from cutlass_aot.errors import ProgramError as ProgramError
     from cutlass_aot.errors import RegistryError as RegistryError
     from cutlass_aot.errors import RegistryNameError as RegistryNameError
     from cutlass_aot.errors import ReportError as ReportError
+    from cutlass_aot.errors import RequestError as RequestError
+    from cutlass_aot.errors import RequestNotFound as RequestNotFound
     from cutlass_aot.errors import SchemaTooNew as SchemaTooNew
     from cutlass_aot.errors import SignatureError as SignatureError
     from cutlass_aot.errors import StoreError as StoreError
     from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.errors import TuningError as TuningError
     from cutlass_aot.errors import UntrustedBundle as UntrustedBundle
+    from cutlass_aot.programs.serve import serve as serve
     from cutlass_aot.runtime import policy as policy
     from cutlass_aot.runtime.assembled import open_installed as open_installed
     from cutlass_aot.runtime.bundle import Bundle as Bundle
@@ -70,9 +74,12 @@ _PUBLIC = {
     "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
     "PolicyError": ("cutlass_aot.errors", "PolicyError"),
+    "ProgramError": ("cutlass_aot.errors", "ProgramError"),
     "RegistryError": ("cutlass_aot.errors", "RegistryError"),
     "RegistryNameError": ("cutlass_aot.errors", "RegistryNameError"),
     "ReportError": ("cutlass_aot.errors", "ReportError"),
+    "RequestError": ("cutlass_aot.errors", "RequestError"),
+    "RequestNotFound": ("cutlass_aot.errors", "RequestNotFound"),
     "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
     "SignatureError": ("cutlass_aot.errors", "SignatureError"),
@@ -87,6 +94,7 @@ _PUBLIC = {
     "open_installed": ("cutlass_aot.runtime.assembled", "open_installed"),
     "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
+    "serve": ("cutlass_aot.programs.serve", "serve"),
     "trust": ("cutlass_aot.runtime.trust", "trust"),
     "view_as": ("cutlass_aot.runtime.view", "view_as"),
 }
@@ -113,10 +121,13 @@ __all__ = [
     "OperandDescription",
     "OperandError",
     "PolicyError",
+    "ProgramError",
     "RegistryError",
     "RegistryNameError",
     "Rejected",
     "ReportError",
+    "RequestError",
+    "RequestNotFound",
     "SchemaTooNew",
     "SignatureError",
     "StoreError",
@@ -131,6 +142,7 @@ __all__ = [
     "open",
     "open_installed",
     "policy",
+    "serve",
     "trust",
     "view_as",
 ]

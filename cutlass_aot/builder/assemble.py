@@ -91,5 +91,7 @@ def _licenses(selection: Selection) -> dict[str, bytes]:
     """The notices of the distributions whose code programs compile: their compiled code is in the bundle."""
     names = {name for item in selection.requests.values() for name in item.request.code}
     return {
-        f"{name}.txt": text for name in sorted(names - {"nvidia-cutlass-dsl"}) if (text := license_notices(name))
+        f"{name}.txt": text
+        for name in sorted(names - {"nvidia-cutlass-dsl"})
+        if (text := license_notices(name))
     }

@@ -74,7 +74,8 @@ def compile_request(
 
 @contextlib.contextmanager
 def _calling_conventions() -> Iterator[dict[int, CallByName]]:
-    """Within the block: how each function that is compiled takes arguments by name, as the DSL tells its wrapper."""
+    """Within the block: how each function that is compiled takes arguments by name, as the DSL tells its
+    wrapper."""
     found: dict[int, CallByName] = {}
     provider: Any = importlib.import_module("cutlass.cutlass_dsl.tvm_ffi_provider")
     kind = provider.TVMFFIJitCompiledFunctionWithKwargs
@@ -104,5 +105,7 @@ def _default(name: str, value: Any) -> Any:
     if isinstance(described, dict):
         if set(described) == {"number", "value"}:
             return described["value"]
-        raise ArtifactError(f"argument {name!r} has a default value that is not a number, text or None: pass it at each call")
+        raise ArtifactError(
+            f"argument {name!r} has a default value that is not a number, text or None: pass it at each call"
+        )
     return described

@@ -1,8 +1,9 @@
 """Run the programs of a manifest where there is no GPU, and keep what they ask ``cute.compile`` for.
 
-A recording is the requests of one run of a program for one target. It follows from the program's files and those of everything
-that it imports, from its environment, the device profile and the compiler: while all of that is what it was, the program is not
-run again. What a request compiles to is kept as any kernel's artifact is.
+A recording is the requests of one run of a program for one target. It follows from the program's files and
+those of everything that it imports, from its environment, the device profile and the compiler: while all of
+that is what it was, the program is not run again. What a request compiles to is kept as any kernel's artifact
+is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernel import key
 from cutlass_aot.schema.request import (
-    GENERATOR,
     MAX_REQUEST_BYTES,
     REQUEST_SCHEMA,
     CallByName,
@@ -266,9 +266,12 @@ class _Runs:
         calls = {
             item.request.digest: item.call
             for item in (last.requests if last else ())
-            if read_artifact(self.store, kernel_key(item.request, self.inputs), item.request.kernel)[0] is not None
+            if read_artifact(self.store, kernel_key(item.request, self.inputs), item.request.kernel)[0]
+            is not None
         }
-        return _Run(program, self.inputs, self.store, self.settings, self.jobs, self.stop, self.lock, calls).record()
+        return _Run(
+            program, self.inputs, self.store, self.settings, self.jobs, self.stop, self.lock, calls
+        ).record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +315,11 @@ class _Run:
 
     def _run(self, found: Path, output: Path) -> str | None:
         """Run the program to its end; says what went wrong, None if nothing did."""
-        table, target, profile = self.program.table, self.program.target, self.inputs.devices[self.program.target]
+        table, target, profile = (
+            self.program.table,
+            self.program.target,
+            self.inputs.devices[self.program.target],
+        )
         plan = plan_of(
             found, target, device_record(profile), sorted(self.known), fake_tensors=table.fake_tensors,
             compiler=compile_request.MODULE, jobs=self.jobs, timeout=self.settings.timeout,
@@ -340,13 +347,16 @@ class _Run:
         finally:
             os.close(ours)
         if status is None:
-            return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(output)
+            return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(
+                output
+            )
         if status < 0:
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status else None
 
     def _wait(self, process: subprocess.Popen[bytes], pipe: int, timeout: float) -> int | None:
-        """The exit status of a program, when it and everything that it started has ended; None if it was killed."""
+        """The exit status of a program, when it and everything that it started has ended; None if it was
+        killed."""
         deadline = time.monotonic() + timeout
         try:
             with selectors.DefaultSelector() as selector:
@@ -370,7 +380,9 @@ class _Run:
         requests, failures, compiled = [], [], 0
         paths = sorted(found.glob("*.request"))
         if len(paths) > _MAX_REQUESTS:
-            raise ProgramError(f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}")
+            raise ProgramError(
+                f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}"
+            )
         for path in paths:
             request = Request.from_bytes(_bytes(path, MAX_REQUEST_BYTES), path.name)
             if path.with_suffix(".result").exists():
@@ -380,8 +392,12 @@ class _Run:
                 requests.append(CompiledRequest(request, self.known[request.digest]))
             else:
                 failures.append(self._failure(request, path))
-        refusals = {str(decode(_bytes(path, 1 << 20), path.name)["reason"]) for path in found.glob("*.refusal")}
-        return Recorded(self.program, Recording(tuple(requests), tuple(sorted(refusals))), tuple(failures), compiled)
+        refusals = {
+            str(decode(_bytes(path, 1 << 20), path.name)["reason"]) for path in found.glob("*.refusal")
+        }
+        return Recorded(
+            self.program, Recording(tuple(requests), tuple(sorted(refusals))), tuple(failures), compiled
+        )
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
         """Take what a request compiled to into the store; says how the compiled function is called."""
@@ -452,7 +468,8 @@ def _tail(output: Path) -> str:
 
 
 def _files(found: Path) -> list[str]:
-    """Files that the program's processes had imported, and the lists of what their distributions installed."""
+    """Files that the program's processes had imported, and the lists of what their distributions
+    installed."""
     names: set[str] = set()
     for path in sorted(found.glob("*.imported")):
         names.update(_bytes(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
@@ -461,7 +478,9 @@ def _files(found: Path) -> list[str]:
 
 def remarks(recorded: Sequence[Recorded]) -> list[str]:
     """What programs asked for and will not get, in sentences without a full stop."""
-    return [f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals]
+    return [
+        f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
+    ]
 
 
 def merged(recorded: Sequence[Recorded]) -> dict[str, CompiledRequest]:

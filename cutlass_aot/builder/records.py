@@ -110,7 +110,10 @@ class Selection:
                 tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),
                 tuple(str(remark) for remark in record["remarks"]),
                 tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
-                {item.request.kernel.digest: item for item in map(CompiledRequest.from_record, record["requests"])},
+                {
+                    item.request.kernel.digest: item
+                    for item in map(CompiledRequest.from_record, record["requests"])
+                },
             )
         except MALFORMED as error:
             raise CorruptFile(f"a selection is malformed: {error!r}") from None

@@ -26,6 +26,7 @@ _COMMANDS = {
     "key": "Make keys to sign bundles with.",
     "ls": "List the kernels of a bundle.",
     "plan": "Say what a build would do, and why.",
+    "run": "Run a program, and answer its cute.compile from bundles.",
     "show": "Show one kernel of a bundle.",
     "sign": "Sign a bundle.",
     "store": "Look into a store, check it, and take away what nobody needs.",

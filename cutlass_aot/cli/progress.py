@@ -174,7 +174,9 @@ class PlainReport(Notes):
         elif isinstance(event, events.Ran):
             failed = f", {event.failed} failed" if event.failed else ""
             requests = plural(event.requests, "request")
-            self._say(f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}")
+            self._say(
+                f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}"
+            )
         elif isinstance(event, events.Planned):
             self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
         elif isinstance(event, (events.Compiled, events.Shared, events.Failed)):

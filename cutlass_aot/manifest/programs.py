@@ -64,7 +64,9 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Pr
     run = table.get("run")
     if not isinstance(run, list) or not run or not all(isinstance(word, str) and word for word in run):
         found = "missing" if run is None else repr(run)
-        raise ManifestError(f'{where}.run: {found}, expected the words of a command, such as ["python", "warm.py"]')
+        raise ManifestError(
+            f'{where}.run: {found}, expected the words of a command, such as ["python", "warm.py"]'
+        )
     if any("\0" in word for word in run):
         raise ManifestError(f"{where}.run: no word of a command can have a NUL character")
     own = words(table, "targets", where, KNOWN_TARGETS, targets)
@@ -80,7 +82,9 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Pr
     if not is_whole_number(timeout, 7 * 86_400):
         raise ManifestError(f"{where}.timeout: {timeout!r}, expected a number of seconds, of a week at most")
     (tensors,) = words({"tensors": [table.get("tensors", "fake")]}, "tensors", where, TENSORS)
-    return ProgramTable(where, tuple(run), own, tensors == "fake", tuple(sorted(environment.items())), timeout)
+    return ProgramTable(
+        where, tuple(run), own, tensors == "fake", tuple(sorted(environment.items())), timeout
+    )
 
 
 def _is_variable(name: str, value: object) -> bool:

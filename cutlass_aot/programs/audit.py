@@ -1,8 +1,9 @@
 """Hold a trace against the key of its request: what it ran, and which environment variables it read.
 
-A request names the code it follows from before anything is traced (:mod:`cutlass_aot.programs.slice`), by names that code
-has. A trace that goes another way, through ``getattr`` or a table of modules, would run code that the request does not name:
-such a request is refused when it is recorded, so that no bundle has a kernel whose key says too little.
+A request names the code it follows from before anything is traced (:mod:`cutlass_aot.programs.slice`), by
+names that code has. A trace that goes another way, through ``getattr`` or a table of modules, would run code
+that the request does not name: such a request is refused when it is recorded, so that no bundle has a kernel
+whose key says too little.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Trace:
 def _reader() -> str:
     """The file of the code that reads a variable, past Python's own library."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (in_standard_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")):
+    while frame is not None and (
+        in_standard_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")
+    ):
         frame = frame.f_back
     return frame.f_code.co_filename if frame is not None else ""
 

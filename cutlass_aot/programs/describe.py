@@ -1,8 +1,10 @@
-"""Describe what a program passes to ``cute.compile`` as values of a request; what cannot be described soundly is refused.
+"""Describe what a program passes to ``cute.compile`` as values of a request; what cannot be described soundly
+is refused.
 
-A value is described by what can decide the code that is compiled from it, and by nothing that cannot: the address of a
-tensor is left out, its dtype and layout are not. Dynamic scalars are described by their type alone, since compiled code
-takes their value at each call; every other scalar by its value.
+A value is described by what can decide the code that is compiled from it, and by nothing that cannot: the
+    address of a
+tensor is left out, its dtype and layout are not. Dynamic scalars are described by their type alone, since
+compiled code takes their value at each call; every other scalar by its value.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ _MAX_SOURCE = 2000
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _DYNAMIC_SCALARS = {bool: "bool", int: "int", float: "float"}
 _INT64 = 2**63
-_NO_FIELDS = ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__dataclass_fields__")
+_NO_FIELDS = (
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "__annotations__",
+    "__dataclass_fields__",
+)
 
 
 def qualified_name(thing: Any) -> str:
@@ -40,7 +50,8 @@ def qualified_name(thing: Any) -> str:
 
 
 def is_reachable_by_name(thing: Any) -> bool:
-    """Whether its module has this very class or function under its qualified name, in another module than ``__main__``.
+    """Whether its module has this very class or function under its qualified name, in another module than
+    ``__main__``.
 
     Such a thing is described by its name: its module's source decides what it is.
     """
@@ -191,7 +202,10 @@ class Describer:
         return text if len(text) <= _MAX_SOURCE else {"sha256": digest(text.encode())}
 
     def _method(self, value: types.MethodType, passed: Passed) -> Value:
-        return {"method": self._at(".__func__", value.__func__), "self": self._at(".__self__", value.__self__)}
+        return {
+            "method": self._at(".__func__", value.__func__),
+            "self": self._at(".__self__", value.__self__),
+        }
 
     def _partial(self, value: functools.partial[Any], passed: Passed) -> Value:
         return {
@@ -228,12 +242,21 @@ class Describer:
         if issubclass(value, tuple) and fields is not None:
             annotations = {name: str(item) for name, item in vars(value).get("__annotations__", {}).items()}
             defaults = self._at("._field_defaults", dict(getattr(value, "_field_defaults", {})))
-            return {"named_tuple": qualified_name(value), "fields": list(fields), "types": annotations, "defaults": defaults}
+            return {
+                "named_tuple": qualified_name(value),
+                "fields": list(fields),
+                "types": annotations,
+                "defaults": defaults,
+            }
         self._entered(value)
         own = {
-            name: self._at(f".{name}", inspect.unwrap(item.__func__) if isinstance(item, (staticmethod, classmethod)) else item)
+            name: self._at(
+                f".{name}",
+                inspect.unwrap(item.__func__) if isinstance(item, (staticmethod, classmethod)) else item,
+            )
             for name, item in sorted(vars(value).items())
-            if name not in _NO_FIELDS and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            if name not in _NO_FIELDS
+            and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
         }
         bases = [self._at(".__bases__", base) for base in value.__bases__ if base is not object]
         self._inside.discard(id(value))
@@ -269,7 +292,9 @@ class Describer:
             return {"torch": str(value)}
         if any(base.__qualname__ == "Tensor" for base in kind.__mro__):
             if passed is Passed.CONSTANT:
-                self._refuse("a live tensor, whose values would be compiled in: pass it as an argument instead")
+                self._refuse(
+                    "a live tensor, whose values would be compiled in: pass it as an argument instead"
+                )
             # As the DSL adapts it.
             runtime = sys.modules["cutlass.cute.runtime"]
             return self._tensor(runtime.from_dlpack(value).mark_layout_dynamic(), passed)
@@ -293,7 +318,8 @@ class Describer:
 
     def _of_plain_base(self, value: Any, passed: Passed) -> Value:
         kind = type(value)
-        for base in (int, float, str, bytes):
+        bases: tuple[Any, ...] = (int, float, str, bytes)
+        for base in bases:
             if isinstance(value, base):
                 return {"object": self._class_name(kind), "value": self._value(base(value))}
         raise AssertionError(kind)
@@ -306,7 +332,7 @@ class Describer:
 
     def _class_name(self, kind: type) -> Value:
         described = self._class(kind, Passed.CONSTANT)
-        return described["type"] if "type" in described else described
+        return described.get("type", described)
 
     def _adapted(self, value: Any, kind: type, passed: Passed) -> Value | None:
         """A dataclass that the DSL passes field by field: dynamic fields by their types."""
@@ -377,7 +403,8 @@ class Describer:
         }
 
     def _tensor(self, value: Any, passed: Passed) -> Value:
-        """A tensor of a framework: what the DSL compiles from it is its dtype, its alignment and its layout."""
+        """A tensor of a framework: what the DSL compiles from it is its dtype, its alignment and its
+        layout."""
         dtype, alignment, layout = value.__cache_key__
         described: dict[str, Value] = {
             "dtype": self._dtype(dtype), "alignment": alignment, "layout": str(layout),
@@ -417,8 +444,8 @@ class Describer:
 
 
 _made_classes: weakref.WeakKeyDictionary[type, tuple[Value, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
-"""Descriptions of classes that programs make, with the code that was met. Their plain members are looked at each time, as
-state of the request (:mod:`cutlass_aot.programs.slice`)."""
+"""Descriptions of classes that programs make, with the code that was met. Their plain members are looked at
+each time, as state of the request (:mod:`cutlass_aot.programs.slice`)."""
 
 Handler = Callable[[Describer, Any, Passed], Value]
 
@@ -434,12 +461,16 @@ _HANDLERS: dict[type, Handler] = {
     type: Describer._class,
     property: Describer._property,
     types.ModuleType: Describer._module,
-    types.BuiltinFunctionType: lambda self, value, passed: {"builtin": f"{value.__module__}:{value.__qualname__}"},
+    types.BuiltinFunctionType: lambda self, value, passed: {
+        "builtin": f"{value.__module__}:{value.__qualname__}"
+    },
     type(Ellipsis): lambda self, value, passed: {"text": "..."},
     types.GenericAlias: lambda self, value, passed: {"type": str(value)},
     types.UnionType: lambda self, value, passed: {"type": str(value)},
     range: lambda self, value, passed: {"range": [value.start, value.stop, value.step]},
-    slice: lambda self, value, passed: {"slice": [self._value(x) for x in (value.start, value.stop, value.step)]},
+    slice: lambda self, value, passed: {
+        "slice": [self._value(x) for x in (value.start, value.stop, value.step)]
+    },
     complex: lambda self, value, passed: {"complex": [value.real, value.imag]},
 }
 
@@ -524,7 +555,7 @@ def _dsl_handlers() -> Mapping[type, Handler]:
 
 
 def _subclasses(kind: type) -> list[type]:
-    direct = type.__subclasses__(kind)
+    direct: list[type] = type.__subclasses__(kind)
     return [kind, *(deeper for item in direct for deeper in _subclasses(item))]
 
 
@@ -548,7 +579,9 @@ def source_of(function: types.FunctionType) -> str:
     if len(found) > 1:
         found = {text for text in found if _compiles_to(text, function)}
     if len(found) != 1:
-        raise ValueError(f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own")
+        raise ValueError(
+            f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own"
+        )
     return found.pop()
 
 

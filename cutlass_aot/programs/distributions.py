@@ -1,7 +1,7 @@
 """Which distribution a module comes from, and a digest of the Python sources that it installed.
 
-A digest is of the files as they are, not of what the distribution says of them, so that an edit of an installed file
-counts. Files are read once a process.
+A digest is of the files as they are, not of what the distribution says of them, so that an edit of an
+installed file counts. Files are read once a process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ NEUTRAL = frozenset(
         "torch", "torch-c-dlpack-ext", "tqdm", "triton", "typing-extensions",
     }
 )  # fmt: skip
-"""Distributions that frameworks and the DSL itself consist of: they run beside a trace and write no kernels into it. The
-DSL has an entry of its own in every request; what another release of the others would change is in the arguments."""
+"""Distributions that frameworks and the DSL itself consist of: they run beside a trace and write no kernels
+into it. The DSL has an entry of its own in every request; what another release of the others would change is
+in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
 
@@ -35,8 +36,8 @@ class Origin(NamedTuple):
     """Where a module comes from.
 
     Attributes:
-        name: distribution, in the form of PEP 503; of code that no distribution installed, the name of its outermost package
-            or module.
+        name: distribution, in the form of PEP 503; of code that no distribution installed, the name of its
+            outermost package or module.
         version: of the distribution, ``-`` without one.
         root: directory that the paths of ``files`` start in.
         files: Python sources, sorted.
@@ -70,14 +71,17 @@ def origin_of(module: ModuleType) -> Origin | None:
 
 
 def origin_of_file(file: str) -> Origin | None:
-    """Where a source file comes from, as far as a module that has been imported from it tells; None as above."""
+    """Where a source file comes from, as far as a module that has been imported from it tells; None as
+    above."""
     name = _module_names(len(sys.modules)).get(file, "")
     return None if name == "__main__" else _origin_of_file(file, name or Path(file).stem)
 
 
 def in_standard_library(file: str) -> bool:
     """Whether a file is of Python's own library."""
-    return any(file.startswith(f"{folder}/") for folder in _standard_library()) and "/site-packages/" not in file
+    return (
+        any(file.startswith(f"{folder}/") for folder in _standard_library()) and "/site-packages/" not in file
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -123,7 +127,8 @@ def _local(file: str, module: str) -> Origin:
 
 @functools.lru_cache(maxsize=4096)
 def _owner(root: str, path: str) -> Origin | None:
-    """The distribution that says that it has installed a file, by its path from a directory of the search path."""
+    """The distribution that says that it has installed a file, by its path from a directory of the search
+    path."""
     line = f"{path},".encode()
     for folder, record in _records(root):
         if record.startswith(line) or b"\n" + line in record:
@@ -133,7 +138,8 @@ def _owner(root: str, path: str) -> Origin | None:
 
 @functools.lru_cache(maxsize=64)
 def _records(root: str) -> tuple[tuple[str, bytes], ...]:
-    """What is installed in a directory, each with its list of files. Read as bytes: there are megabytes of it."""
+    """What is installed in a directory, each with its list of files. Read as bytes: there are megabytes of
+    it."""
     found = []
     for folder in sorted(Path(root).glob("*.dist-info")):
         try:
@@ -153,7 +159,8 @@ def _installed(root: str, folder: str) -> Origin:
 
 
 def dsl_origin() -> Origin:
-    """The DSL: its version, and the Python sources of the package ``cutlass``, whichever distributions wrote them.
+    """The DSL: its version, and the Python sources of the package ``cutlass``, whichever distributions wrote
+    them.
 
     Two of its distributions install files of the same names, so that none of their lists says what is there.
 

@@ -13,14 +13,15 @@ Compile = Callable[..., Any]
 """The compilation that would have been, with the same arguments: ``compile(*arguments, **keywords)``."""
 
 Answer = Callable[[Any, Sequence[Any], Mapping[str, Any], Compile], Any]
-"""Called with the compiler (``cute.compile``, or ``cute.compile[...]``), its arguments and keywords, and the compilation."""
+"""Called with the compiler (``cute.compile``, or ``cute.compile[...]``), its arguments and keywords, and the
+compilation."""
 
 
 class Interception:
     """Between :meth:`begin` and :meth:`end`, calls of ``cute.compile`` go to a function instead.
 
-    Calls from within such a call, which are part of the compilation, and those by which the DSL's ``HardwareInfo`` asks the
-    driver, go to the compiler as ever. The DSL is not imported for it.
+    Calls from within such a call, which are part of the compilation, and those by which the DSL's
+    ``HardwareInfo`` asks the driver, go to the compiler as ever. The DSL is not imported for it.
 
     Args:
         answer: called in place of the compiler.
@@ -52,7 +53,9 @@ class Interception:
                 return original(compiler, *arguments, **keywords)
             self._inside.compiling = True
             try:
-                return self._answer(compiler, arguments, keywords, lambda *a, **k: original(compiler, *a, **k))
+                return self._answer(
+                    compiler, arguments, keywords, lambda *a, **k: original(compiler, *a, **k)
+                )
             finally:
                 self._inside.compiling = False
 
@@ -64,4 +67,7 @@ class Interception:
 def _is_the_dsls_own(arguments: Sequence[Any]) -> bool:
     """Whether it is the empty kernel by which ``HardwareInfo`` has the driver count clusters."""
     owner = type(getattr(arguments[0], "__self__", None)) if arguments else None
-    return owner is not None and f"{owner.__module__}.{owner.__qualname__}" == "cutlass.utils.hardware_info.HardwareInfo"
+    return (
+        owner is not None
+        and f"{owner.__module__}.{owner.__qualname__}" == "cutlass.utils.hardware_info.HardwareInfo"
+    )

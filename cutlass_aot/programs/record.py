@@ -1,8 +1,8 @@
 """Record what a program asks ``cute.compile`` for, in the program's own process.
 
-Each distinct request is compiled in a fork, in which the trace may do what it likes and a crash ends that request alone; the
-program gets a function that does nothing and goes on. What is found lies in a private folder as soon as it is known, so that
-nothing is lost however the program ends::
+Each distinct request is compiled in a fork, in which the trace may do what it likes and a crash ends that
+request alone; the program gets a function that does nothing and goes on. What is found lies in a private
+folder as soon as it is known, so that nothing is lost however the program ends::
 
     <digest>.request    the request
     <digest>.object     the compiled object, and
@@ -51,7 +51,8 @@ def device_numbers(profile: DeviceProfile) -> dict[str, int]:
 
 
 def known_variables(target: str, device: Mapping[str, int]) -> dict[str, str]:
-    """Environment variables, with the values by which packages are told of a target: see :class:`Surroundings`."""
+    """Environment variables, with the values by which packages are told of a target: see
+    :class:`Surroundings`."""
     return {**cache_environment(), **target_environment(target, device["sm_count"])}
 
 
@@ -106,7 +107,8 @@ def plan_of(
 
 
 class Nothing:
-    """What a program gets in place of a compiled function where there is no GPU: it takes everything and does nothing."""
+    """What a program gets in place of a compiled function where there is no GPU: it takes everything and does
+    nothing."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
@@ -143,7 +145,7 @@ class Recorder:
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
         """Note a call of ``cute.compile``, and compile it in a fork unless that was done."""
-        surroundings = Surroundings(lambda: self.device, known_variables)
+        surroundings = Surroundings(lambda target: self.device, known_variables)
         try:
             request = request_of(compiler, arguments, keywords, surroundings)
         except RequestError as error:
@@ -162,7 +164,10 @@ class Recorder:
             self._own_process()
             while self._running:
                 self._reap(wait=True)
-        _write(self.folder / f"{os.getpid()}.imported", "\n".join(imported_files()).encode("utf-8", "surrogateescape"))
+        _write(
+            self.folder / f"{os.getpid()}.imported",
+            "\n".join(imported_files()).encode("utf-8", "surrogateescape"),
+        )
 
     def _own_process(self) -> None:
         """A child that the program has forked has no forks of its own yet."""
@@ -170,7 +175,9 @@ class Recorder:
             self._process = os.getpid()
             self._running.clear()
 
-    def _note(self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]) -> None:
+    def _note(
+        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
+    ) -> None:
         path = self.folder / request.digest
         try:
             # Whoever makes this file first compiles it: another process of the program may ask for the same.
@@ -190,7 +197,9 @@ class Recorder:
             self._compile(request, compile, call)
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
-    def _compile(self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]) -> None:
+    def _compile(
+        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
+    ) -> None:
         """In the fork: compile, and end the process."""
         path = self.folder / request.digest
         status = 1
@@ -201,7 +210,10 @@ class Recorder:
                 os.dup2(log.fileno(), 2)
             try:
                 module = importlib.import_module(self.compiler)
-                _write(path.with_suffix(".result"), encode(module.compile_request(request, compile, call, path.with_suffix(".object"))))
+                _write(
+                    path.with_suffix(".result"),
+                    encode(module.compile_request(request, compile, call, path.with_suffix(".object"))),
+                )
             except BaseException as error:
                 failure = {
                     "raised": [kind.__name__ for kind in type(error).__mro__],
@@ -253,19 +265,25 @@ class Recorder:
 
 
 def imported_files() -> list[str]:
-    """Files of the modules that this process has imported, but Python's own; and of the lists of their distributions."""
-    files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    """Files of the modules that this process has imported, but Python's own; and of the lists of their
+    distributions."""
+    files = {
+        str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
+    }
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     files.update([spec.origin] if spec is not None and spec.origin else [])
     # The script itself: its module has lost its file when exit handlers run.
     files.update(word for word in sys.orig_argv[1:] if Path(word).is_file())
     own = {os.path.abspath(file) for file in files if not in_standard_library(file)}  # noqa: PTH100
-    lists = {str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")}
+    lists = {
+        str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")
+    }
     return sorted(own | lists)
 
 
 def explain_errors() -> None:
-    """Have a program's last error say what is missing, where it is data that a tensor without memory does not have."""
+    """Have a program's last error say what is missing, where it is data that a tensor without memory does not
+    have."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:

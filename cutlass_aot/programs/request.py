@@ -1,7 +1,8 @@
 """The request that a call of ``cute.compile`` makes; nothing is traced for it.
 
-Arguments are bound to parameters, and told apart into those that are compiled in and those that are passed at each call, by the
-rules of the DSL: what is annotated as ``Constexpr``, None, classes, and the instance of a method are compiled in.
+Arguments are bound to parameters, and told apart into those that are compiled in and those that are passed at
+each call, by the rules of the DSL: what is annotated as ``Constexpr``, None, classes, and the instance of a
+method are compiled in.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Surroundings(NamedTuple):
     """What a request follows from, beside its arguments.
 
     Attributes:
-        device: see :attr:`~cutlass_aot.schema.request.Request.device`.
+        device: target to :attr:`~cutlass_aot.schema.request.Request.device`.
         given: environment variables that say no more than target and device do, with the values that say it.
     """
 
-    device: Callable[[], Mapping[str, int]]
+    device: Callable[[str], Mapping[str, int]]
     given: Callable[[str, Mapping[str, int]], Mapping[str, str]]
 
 
@@ -96,7 +97,7 @@ def request_of(
     describer.code.setdefault(id(called.function), called.function)
     described = dict(_arguments(describer, called))
     code = slice_of(describer.code)
-    device = surroundings.device()
+    device = surroundings.device(target)
     request = Request(
         callable=called.name,
         configuration=configuration,
@@ -104,7 +105,9 @@ def request_of(
         options=options,
         target=target,
         device=device,
-        code=dict(sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": dsl_origin().fingerprint}.items())),
+        code=dict(
+            sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": dsl_origin().fingerprint}.items())
+        ),
         state=dict(sorted(code.state(surroundings.given(target, device)).items())),
     )
     try:
@@ -112,7 +115,9 @@ def request_of(
     except (TypeError, OverflowError) as error:
         raise RequestError(f"{called.name}: {error}") from None
     if size > MAX_REQUEST_BYTES:
-        raise RequestError(f"{called.name}: its description has {size} bytes, expected at most {MAX_REQUEST_BYTES}")
+        raise RequestError(
+            f"{called.name}: its description has {size} bytes, expected at most {MAX_REQUEST_BYTES}"
+        )
     return request
 
 
@@ -144,15 +149,21 @@ def _called(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Called:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if not isinstance(function, types.FunctionType):
-        raise RequestError(f"cute.compile was called with a {type(subject).__qualname__}, expected a function or an instance")
-    named = subject if inspect.isfunction(subject) else function if inspect.ismethod(subject) else type(subject)
+        raise RequestError(
+            f"cute.compile was called with a {type(subject).__qualname__}, expected a function or an instance"
+        )
+    named = (
+        subject if inspect.isfunction(subject) else function if inspect.ismethod(subject) else type(subject)
+    )
     while hasattr(named, "__wrapped__"):
         named = named.__wrapped__
     name = qualified_name(named)
     for control, what in _REFUSED_CONTROLS.items():
         if keywords.get(control):
             raise RequestError(f"{name}: {control}: it asks for {what}")
-    own = {key: value for key, value in keywords.items() if key not in _CONTROLS and key not in _REFUSED_CONTROLS}
+    own = {
+        key: value for key, value in keywords.items() if key not in _CONTROLS and key not in _REFUSED_CONTROLS
+    }
     controls = {key: value for key, value in keywords.items() if key in _CONTROLS}
     return Called(function, subject, name, rest, own, controls, bound)
 
@@ -164,12 +175,16 @@ class _Parameter(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _parameters(function: types.FunctionType) -> tuple[tuple[_Parameter, ...], str, dict[str, _Parameter], str]:
+def _parameters(
+    function: types.FunctionType,
+) -> tuple[tuple[_Parameter, ...], str, dict[str, _Parameter], str]:
     """Positional parameters, the name of ``*args``, parameters by name, the name of ``**kwargs``."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except Exception as error:
-        raise RequestError(f"{qualified_name(function)}: its annotations cannot be evaluated: {error}") from None
+        raise RequestError(
+            f"{qualified_name(function)}: its annotations cannot be evaluated: {error}"
+        ) from None
     positional, by_name, rest, more = [], {}, "", ""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
@@ -188,7 +203,9 @@ def _parameters(function: types.FunctionType) -> tuple[tuple[_Parameter, ...], s
 
 def _is_constexpr(annotation: Any) -> bool:
     constexpr = sys.modules["cutlass"].Constexpr
-    return get_origin(annotation) is constexpr or (isinstance(annotation, type) and issubclass(annotation, constexpr))
+    return get_origin(annotation) is constexpr or (
+        isinstance(annotation, type) and issubclass(annotation, constexpr)
+    )
 
 
 def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Value]]:
@@ -200,7 +217,9 @@ def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Valu
         elif rest:
             parameter = _Parameter(f"{rest}[{index - len(own)}]", False, True)
         else:
-            raise RequestError(f"{called.name}: it takes {len(own)} arguments in order, got {len(called.arguments)}")
+            raise RequestError(
+                f"{called.name}: it takes {len(own)} arguments in order, got {len(called.arguments)}"
+            )
         yield parameter.name, describer.argument(parameter.name, value, _passed(parameter, value))
     for name in sorted(called.keywords):
         value = called.keywords[name]
@@ -224,7 +243,9 @@ def _options(compiler: Any, called: Called) -> tuple[dict[str, Value], str]:
         raise RequestError(f"{called.name}: options: a {type(text).__name__}, expected text")
     own = _own_options(compiler._compile_options)
     if text:
-        selectors = {key: value for key, value in own.items() if key in ("FrontendNext", "DisableCuteExtCompile")}
+        selectors = {
+            key: value for key, value in own.items() if key in ("FrontendNext", "DisableCuteExtCompile")
+        }
         own = {**_parsed(text), **selectors}
     else:
         own = dict(own)
@@ -274,7 +295,8 @@ def _own_options(options: Any) -> dict[str, Value]:
 
 
 def _patches() -> dict[str, str]:
-    """Distributions, and their fingerprints, that have put code of theirs into the DSL: it is part of every trace."""
+    """Distributions, and their fingerprints, that have put code of theirs into the DSL: it is part of every
+    trace."""
     return _patches_of(len(sys.modules))
 
 
@@ -286,7 +308,11 @@ def _patches_of(_modules: int) -> dict[str, str]:
     home = f"{Path(package.__file__).parent}/"
     found = {}
     for name, module in list(sys.modules.items()):
-        if module is None or not (name == "cutlass" or name.startswith("cutlass.")) or name.startswith("cutlass.operators"):
+        if (
+            module is None
+            or not (name == "cutlass" or name.startswith("cutlass."))
+            or name.startswith("cutlass.operators")
+        ):
             continue
         for file in _files_of(module):
             if not file.startswith((home, _OWN, "<")):

@@ -1,12 +1,14 @@
-"""The code that a request follows from: every function and class that a trace can reach by name, and what they read.
+"""The code that a request follows from: every function and class that a trace can reach by name, and what
+they read.
 
-From what a request passes, functions are followed through the global names that their code has, and classes through their
-members. What is found is the origin of each (its distribution, or its file), and the module-level values that the functions
-read: numbers, switches and text, which a program may have changed, or which were made from the environment. Values that
-their module's source gives as a literal are left out as long as they are what it says.
+From what a request passes, functions are followed through the global names that their code has, and classes
+through their members. What is found is the origin of each (its distribution, or its file), and the
+module-level values that the functions read: numbers, switches and text, which a program may have changed, or
+which were made from the environment. Values that their module's source gives as a literal are left out as
+long as they are what it says.
 
-Names are taken from the code, not from a trace, so that the slice is known before anything is compiled. What a trace does
-beyond it is found when a request is recorded (:mod:`cutlass_aot.programs.audit`).
+Names are taken from the code, not from a trace, so that the slice is known before anything is compiled. What
+a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.programs.audit`).
 """
 
 from __future__ import annotations
@@ -83,8 +85,9 @@ class CodeSlice(NamedTuple):
         """The ``state`` of a request, as it is now.
 
         Args:
-            given: environment variables with the values by which packages are told of the request's target; those with these
-                values are left out, so that a program which asks the GPU itself makes the same request.
+            given: environment variables with the values by which packages are told of the request's target;
+                those with these values are left out, so that a program which asks the GPU itself makes the
+                same request.
 
         Raises:
             RequestError: if a value cannot be described.
@@ -145,12 +148,11 @@ class _Slicer:
                 self._function(thing)
             else:
                 self._class(thing)
-        order = lambda slots: tuple(sorted(slots.values(), key=lambda slot: slot.label))  # noqa: E731
         return CodeSlice(
             dict(sorted(self._origins.items())),
             dict(sorted(self._scripts.items())),
-            order(self._fixed),
-            order(self._plain),
+            _in_order(self._fixed.values()),
+            _in_order(self._plain.values()),
             tuple(sorted(self._variables)),
             tuple(self._closures),
         )
@@ -162,7 +164,7 @@ class _Slicer:
         if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
             return self._reach(thing.__func__)
         if isinstance(thing, property):
-            return any([self._reach(part) for part in (thing.fget, thing.fset) if part is not None])
+            return any(list(map(self._reach, filter(None, (thing.fget, thing.fset)))))
         if not isinstance(thing, (types.FunctionType, type)):
             wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
             return isinstance(wrapped, types.FunctionType) and self._reach(wrapped)
@@ -230,7 +232,9 @@ class _Slicer:
                 if name in vars(inner):
                     self._name(vars(inner), name, f"{inner.__name__}:{name}", modules)
 
-    def _name(self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]) -> None:
+    def _name(
+        self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]
+    ) -> None:
         if name.startswith("__"):
             return
         value = namespace[name]
@@ -245,8 +249,13 @@ class _Slicer:
             self._plain.setdefault((id(namespace), name), Slot(namespace, name, label, value))
 
 
+def _in_order(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+    return tuple(sorted(slots, key=lambda slot: slot.label))
+
+
 def is_in_main(thing: Any) -> bool:
-    """Whether ``__main__`` has this function or class under its name; closures are described with the request."""
+    """Whether ``__main__`` has this function or class under its name; closures are described with the
+    request."""
     return "<locals>" not in thing.__qualname__ and "<lambda>" not in thing.__qualname__
 
 
@@ -262,7 +271,7 @@ def _script_source(thing: Any) -> str:
 @functools.lru_cache(maxsize=65536)
 def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Global names and attributes that code has, and texts in it; those of functions inside it too."""
-    names, texts = set(code.co_names), set()
+    names, texts = set(code.co_names), set[str]()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner_names, inner_texts = _names(constant)
@@ -313,13 +322,19 @@ def _literal(module: str, name: str) -> Any:
         return _NO_LITERAL
     indent = ""
     for owner in classes:
-        begun = re.search(rf"^{indent}class {re.escape(owner)}\b.*:[^\n]*\n((?:{indent}[ \t]+.*\n|[ \t]*\n|[ \t]*#.*\n)*)", body, re.MULTILINE)
+        begun = re.search(
+            rf"^{indent}class {re.escape(owner)}\b.*:[^\n]*\n((?:{indent}[ \t]+.*\n|[ \t]*\n|[ \t]*#.*\n)*)",
+            body,
+            re.MULTILINE,
+        )
         if begun is None:
             return _NO_LITERAL
         body = begun[1]
         first = re.search(r"^([ \t]+)\S", body, re.MULTILINE)
         indent = first[1] if first else ""
-    found = re.findall(rf"^{indent}{re.escape(attribute)}[ \t]*(?::[^=\n]*)?=(?!=)[ \t]*(.+)$", body, re.MULTILINE)
+    found = re.findall(
+        rf"^{indent}{re.escape(attribute)}[ \t]*(?::[^=\n]*)?=(?!=)[ \t]*(.+)$", body, re.MULTILINE
+    )
     if len(found) != 1:
         return _NO_LITERAL
     try:

@@ -1,7 +1,7 @@
 """Begin what a program was started for, in each of its Python processes and before its first line.
 
-Whoever starts a program writes a plan into a private folder and names it by an environment variable; processes that the
-program starts itself inherit it.
+Whoever starts a program writes a plan into a private folder and names it by an environment variable;
+processes that the program starts itself inherit it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SERVE_VARIABLE = "CUTLASS_AOT_SERVE"
 _MAX_BYTES = 1 << 24
 
 
-def program_environment(plan: Mapping[str, Any] | None, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def program_environment(
+    plan: Mapping[str, Any] | None, folder: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
     """The environment of a program that is to begin with a plan.
 
     Args:

@@ -79,7 +79,9 @@ def license_notices(package: str) -> bytes:
     texts: dict[str, bytes] = {}
     for entry in found.files or ():
         in_metadata = any(part.endswith(".dist-info") for part in entry.parts[:-1])
-        if in_metadata and entry.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE", "AUTHORS", "COPYING")):
+        if in_metadata and entry.name.upper().startswith(
+            ("LICENSE", "LICENCE", "NOTICE", "AUTHORS", "COPYING")
+        ):
             path = Path(str(entry.locate()))
             if path.is_file():
                 texts.setdefault(entry.name, path.read_bytes())

@@ -1,0 +1,110 @@
+"""``cutlass-aot run``: a program, answered from bundles."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.words import plural
+
+if TYPE_CHECKING:
+    from cutlass_aot.programs.ledger import Ledger
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--bundle",
+    "bundles",
+    multiple=True,
+    metavar="BUNDLE",
+    help="A bundle's directory, or the name of an installed one; may be repeated. "
+    "Those of the environment variable CUTLASS_AOT_SERVE if left out.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["required", "warn", "jit"]),
+    help="What happens where no bundle has a kernel; that of the program if left out.",
+)
+@click.option(
+    "--ledger",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write what was answered and what was missed, as JSON.",
+)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    bundles: tuple[str, ...], policy: str | None, output: Path | None, program: tuple[str, ...]
+) -> int:
+    """Run PROGRAM, and answer what it asks cute.compile for from bundles.
+
+    \b
+        cutlass-aot run --bundle fa4 -- python serve.py
+
+    The program is not changed. What no bundle has is an error under policy required, the default, and
+    compiled under warn and jit. The exit status is that of the program.
+    """
+    from cutlass_aot.programs import serve
+    from cutlass_aot.programs.launch import run_program
+    from cutlass_aot.programs.start import SERVE_VARIABLE
+
+    if not bundles and not os.environ.get(SERVE_VARIABLE):
+        raise click.UsageError(
+            "name a bundle: --bundle BUNDLE, or the environment variable CUTLASS_AOT_SERVE"
+        )
+    for bundle in bundles:
+        # What is wrong with one is said before the program begins.
+        serve.opened(bundle)
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-run-", ignore_cleanup_errors=True) as folder:
+        ledgers = Path(folder) / "ledgers"
+        ledgers.mkdir()
+        plan = {
+            "begin": serve.MODULE,
+            "bundles": [_absolute(bundle) for bundle in bundles],
+            "policy": policy or "",
+        }
+        ran = run_program(program, {**plan, "ledger": str(ledgers)}, Path(folder))
+        found = _gathered(ledgers)
+    if output is not None:
+        found.write(output)
+    _tell(found)
+    if ran.interrupted or ran.status < 0:
+        click.echo(f"error: {ran.problem()}", err=True)
+        return 1
+    return ran.status
+
+
+def _absolute(bundle: str) -> str:
+    # The program may be elsewhere than this by the time it opens it.
+    return str(Path(bundle).absolute()) if os.sep in bundle or Path(bundle).is_dir() else bundle
+
+
+def _gathered(folder: Path) -> Ledger:
+    """What all processes of the program noted."""
+    from cutlass_aot.programs.ledger import Ledger
+
+    found = Ledger()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.merge(Ledger.read(path))
+        except CorruptFile as error:
+            click.echo(f"note: {error}", err=True)
+    return found
+
+
+def _tell(found: Ledger) -> None:
+    answered = [entry for entry in found.entries.values() if entry.bundle]
+    missed = [entry for entry in found.entries.values() if not entry.bundle]
+    seconds = sum(entry.seconds for entry in answered)
+    text = f"cutlass-aot: {plural(len(answered), 'request')} answered in {seconds * 1000:.0f} ms"
+    if missed:
+        text += f", {len(missed)} missed ({sum(entry.seconds for entry in missed):.1f} s of compiling)"
+    text += f", {plural(len(found.unused), 'request')} of the bundles not asked for"
+    click.echo(text, err=True)
+    for entry in missed:
+        click.echo(f"  missed: {entry.reason}", err=True)

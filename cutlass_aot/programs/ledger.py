@@ -1,0 +1,131 @@
+"""What became of a program's requests: answered, missed, and which requests of its bundles nobody made."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.request import Request
+
+_MAX_BYTES = 1 << 26
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request.
+
+    Attributes:
+        callable: what was to be compiled; ``""`` for what could not be described.
+        target: GPU code target.
+        bundle: what answered it, ``""`` if nothing did.
+        count: how often it was made.
+        seconds: looking it up, or compiling it, all times together.
+        reason: why nothing answered it.
+    """
+
+    callable: str
+    target: str
+    bundle: str = ""
+    count: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Requests of a program, by their digests.
+
+    Attributes:
+        entries: what was asked for; what could not be described stands under the reason.
+        unused: digests of requests that the bundles have and nobody made.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def answered(self, request: Request, bundle: str, seconds: float) -> None:
+        """Count an answer."""
+        with self._lock:
+            entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target, bundle))
+            entry.count += 1
+            entry.seconds += seconds
+
+    def missed(self, request: Request | None, reason: str, seconds: float) -> None:
+        """Count a request that no bundle answered; ``seconds`` is what compiling it took."""
+        with self._lock:
+            name, target = (request.callable, request.target) if request is not None else ("", "")
+            key = request.digest if request is not None else reason
+            entry = self.entries.setdefault(key, Entry(name, target, reason=reason))
+            entry.count += 1
+            entry.seconds += seconds
+
+    def with_unused(self, held: Iterable[str]) -> Ledger:
+        """A copy that knows which requests the bundles hold."""
+        with self._lock:
+            return Ledger(dict(self.entries), tuple(sorted(set(held) - set(self.entries))))
+
+    def merge(self, other: Ledger) -> None:
+        """Take in the ledger of another process of the program."""
+        unused = set(self.unused) & set(other.unused) if self.entries or self.unused else set(other.unused)
+        for key, theirs in other.entries.items():
+            ours = self.entries.setdefault(
+                key, Entry(theirs.callable, theirs.target, theirs.bundle, reason=theirs.reason)
+            )
+            ours.count += theirs.count
+            ours.seconds += theirs.seconds
+        self.unused = tuple(sorted(unused - set(self.entries)))
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        rows = {
+            key: {
+                "callable": entry.callable, "target": entry.target, "bundle": entry.bundle, "count": entry.count,
+                "seconds": round(entry.seconds, 6), "reason": entry.reason,
+            }
+            for key, entry in sorted(self.entries.items())
+        }  # fmt: skip
+        return {"requests": rows, "unused": list(self.unused)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], what: str) -> Ledger:
+        """Read what :meth:`to_record` gave.
+
+        Raises:
+            CorruptFile: if it is something else.
+        """
+        try:
+            entries = {
+                str(key): Entry(
+                    str(row["callable"]), str(row["target"]), str(row["bundle"]), int(row["count"]),
+                    float(row["seconds"]), str(row["reason"]),
+                )
+                for key, row in record["requests"].items()
+            }  # fmt: skip
+            return cls(entries, tuple(map(str, record["unused"])))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(f"{what} is no ledger: {error!r}") from None
+
+    def write(self, path: Path) -> None:
+        """Write it to a file, all of it or nothing."""
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(json.dumps(self.to_record(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        new.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        """Read a file that :meth:`write` wrote.
+
+        Raises:
+            CorruptFile: if it is something else.
+        """
+        try:
+            with path.open("rb") as file:
+                return cls.from_record(json.loads(file.read(_MAX_BYTES)), str(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CorruptFile(f"{path} is no ledger: {error}") from None

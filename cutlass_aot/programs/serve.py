@@ -1,0 +1,261 @@
+"""Answer ``cute.compile`` from bundles, in a program that knows nothing of it.
+
+:func:`serve` stands before ``cute.compile`` from when it is called: what a program asks for is looked up in
+the bundles, the newest first, and only what none of them has is compiled, if the policy lets it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cutlass_aot.errors import CutlassAotError, DeviceError, ProgramError, RequestError, RequestNotFound
+from cutlass_aot.programs.after_import import AfterImport
+from cutlass_aot.programs.interception import Compile, Interception
+from cutlass_aot.programs.ledger import Ledger
+from cutlass_aot.programs.packages import cache_environment, caches_left_on, target_environment
+from cutlass_aot.programs.request import Surroundings, request_of
+from cutlass_aot.programs.start import SERVE_VARIABLE
+from cutlass_aot.runtime import device, policy
+from cutlass_aot.runtime.assembled import open_installed
+from cutlass_aot.runtime.bundle import Bundle, open_bundle
+from cutlass_aot.schema.catalog import MANIFEST_NAME
+from cutlass_aot.schema.request import Request
+
+MODULE = "cutlass_aot.programs.serve"
+_SHOWN_DIFFERENCES = 4
+_log = logging.getLogger("cutlass_aot")
+_server: Server | None = None
+_lock = threading.Lock()
+
+
+class CompileWarning(UserWarning):
+    """A program compiled what no bundle at hand has."""
+
+
+def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
+    """Answer what this process asks ``cute.compile`` for from bundles, from now on.
+
+    Call it before the packages that compile are imported: their own caches of compiled kernels, which would
+        answer first, are
+    turned off for the process by their environment variables, and read when they are imported.
+
+    ::
+
+        import cutlass_aot
+
+        cutlass_aot.serve("fa4")
+        from flash_attn.cute import flash_attn_func
+
+    Args:
+        bundles: names of installed bundles, directories, or open bundles. Those of a later call come before
+            those of an earlier one; within a call they are asked in the order given.
+
+    Returns:
+        What answers: how many requests it has answered, and which it could not.
+
+    Raises:
+        BundleError: if a bundle is missing or incomplete.
+        Incompatible: if this machine cannot load one.
+        ProgramError: if a package was imported that answers from its own cache first.
+    """
+    global _server
+    found = [opened(bundle) for bundle in bundles]
+    with _lock:
+        os.environ.update(cache_environment())
+        early = caches_left_on()
+        if early:
+            raise ProgramError(
+                f"{', '.join(early)} is on: the package was imported with its own cache of compiled kernels, which would "
+                "answer before a bundle does; call cutlass_aot.serve before importing it"
+            )
+        if _server is None:
+            _server = Server()
+            _server.begin()
+        _server.bundles = (*found, *_server.bundles)
+    return _server
+
+
+def begin(plan: Mapping[str, Any]) -> None:
+    """Serve a program that was started for it; an error ends the program.
+
+    Args:
+        plan: ``bundles`` to serve from, those of the environment variable if there are none; ``policy``, and
+            ``ledger``, the folder that the ledger of each process is written to.
+    """
+    names = list(plan.get("bundles") or os.environ.get(SERVE_VARIABLE, "").split(os.pathsep))
+    try:
+        if plan.get("policy"):
+            policy.set(str(plan["policy"]))
+        server = serve(*(name for name in names if name))
+    except CutlassAotError as error:
+        # What goes wrong as the interpreter starts is shown and forgotten: a server must not go on without
+        # its kernels.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+    folder = plan.get("ledger")
+    if folder:
+        atexit.register(lambda: server.ledger().write(Path(folder) / f"{os.getpid()}.json"))
+
+
+def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
+    """A bundle by its directory, or by its name if it is installed.
+
+    Raises:
+        BundleError: if it is missing or incomplete.
+        Incompatible: if this machine cannot load it.
+    """
+    if isinstance(bundle, Bundle):
+        return bundle
+    text = os.fspath(bundle)
+    if not isinstance(bundle, str) or os.sep in text or (Path(text) / MANIFEST_NAME).exists():
+        return open_bundle(text)
+    return open_installed(text)
+
+
+class Server:
+    """Answers ``cute.compile`` from bundles; made by :func:`serve`. May be used from several threads.
+
+    Attributes:
+        bundles: those that it asks, in this order.
+    """
+
+    def __init__(self) -> None:
+        self.bundles: tuple[Bundle, ...] = ()
+        self._ledger = Ledger()
+        self._surroundings = Surroundings(self._device, _known_variables)
+        self._devices: dict[str, Mapping[str, int]] = {}
+        self._interception = Interception(self._answer)
+        self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
+
+    def begin(self) -> None:
+        """Stand before ``cute.compile``."""
+        self._interception.begin()
+        self._hardware.begin()
+
+    def end(self) -> None:
+        """Leave ``cute.compile`` as it was, and forget the bundles."""
+        global _server
+        self._interception.end()
+        self._hardware.end()
+        self.bundles = ()
+        if _server is self:
+            _server = None
+
+    def ledger(self) -> Ledger:
+        """What was answered and what was missed until now, with the requests of the bundles that nobody asked
+        for."""
+        held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
+        return self._ledger.with_unused(held)
+
+    # -- one call ---------------------------------------------------------------------------------------
+
+    def _answer(
+        self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        start = time.perf_counter()
+        try:
+            request = request_of(compiler, arguments, keywords, self._surroundings)
+        except RequestError as error:
+            return self._missed(None, error, lambda: compile(*arguments, **keywords))
+        for bundle in self.bundles:
+            found = bundle.compiled(request)
+            if found is not None:
+                self._ledger.answered(request, bundle.name, time.perf_counter() - start)
+                return found.function
+        return self._missed(request, self._not_found(request), lambda: compile(*arguments, **keywords))
+
+    def _missed(self, request: Request | None, error: CutlassAotError, compile: Compile) -> Any:
+        chosen = policy.get()
+        name = request.callable if request is not None else str(error).partition(":")[0]
+        _log.warning("policy %s: %s", chosen, error)
+        if chosen == "required":
+            self._ledger.missed(request, str(error), 0.0)
+            raise error
+        if chosen == "warn":
+            warnings.warn(f"{error}; it is compiled now (policy warn)", CompileWarning, stacklevel=4)
+        start = time.perf_counter()
+        compiled = compile()
+        seconds = time.perf_counter() - start
+        self._ledger.missed(request, str(error), seconds)
+        _log.warning("compiled %s in %.1f s", name, seconds)
+        return compiled
+
+    def _not_found(self, request: Request) -> RequestNotFound:
+        names = ", ".join(f"{bundle.name} {bundle.version}" for bundle in self.bundles) or "no bundle"
+        text = f"no kernel for {request.callable} ({request.digest[:12]}, {request.target}) in {names}"
+        near = [found for bundle in self.bundles if (found := bundle.requests.nearest(request)) is not None]
+        if not near:
+            return RequestNotFound(
+                f"{text}, which has no requests: record the program's with [[programs]] in a manifest"
+            )
+        other, differences = min(near, key=lambda pair: len(pair[1]))
+        shown = "; ".join(map(str, differences[:_SHOWN_DIFFERENCES]))
+        more = (
+            f"; and {len(differences) - _SHOWN_DIFFERENCES} more"
+            if len(differences) > _SHOWN_DIFFERENCES
+            else ""
+        )
+        return RequestNotFound(
+            f"{text}. The nearest of its requests ({other.callable}, {other.digest[:12]}) has other values: {shown}{more}. "
+            "Add this call to the program that is recorded, and build again"
+        )
+
+    # -- the GPU ----------------------------------------------------------------------------------------
+
+    def _device(self, target: str) -> Mapping[str, int]:
+        """The numbers of the GPU at hand: those of the bundles' profile for it, where they agree with what it
+        says."""
+        known = self._devices.get(target)
+        if known is None:
+            profiles = self._profiles(target)
+            count = _sm_count()
+            fitting = [profile for profile in profiles if count in (None, profile.get("sm_count"))]
+            known = fitting[0] if fitting else {"sm_count": count or 0}
+            self._devices[target] = known
+        return known
+
+    def _profiles(self, target: str) -> list[Mapping[str, int]]:
+        """The profiles that requests of the bundles were recorded with: one for each target of a bundle."""
+        found = []
+        for bundle in self.bundles:
+            for request in bundle.requests.requests():
+                if request.target == target and request.device not in found:
+                    found.append(request.device)
+                    break
+        return found
+
+    def _answer_hardware(self, module: ModuleType) -> None:
+        """Have the DSL count clusters by the profile: it would compile a kernel to ask the driver."""
+        kind = module.HardwareInfo
+        original = kind.get_max_active_clusters
+
+        def get_max_active_clusters(self_: Any, cluster_size: int, *more: Any, **named: Any) -> int:
+            target = str(sys.modules["cutlass.base_dsl.dsl"].BaseDSL._get_dsl().envar.arch)
+            count = self._device(target).get(f"max_active_clusters_{cluster_size}")
+            if count is None or more or named.get("stream") is not None:
+                return int(original(self_, cluster_size, *more, **named))
+            return count
+
+        kind.get_max_active_clusters = get_max_active_clusters
+
+
+def _known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
+    return {**cache_environment(), **target_environment(target, numbers["sm_count"])}
+
+
+def _sm_count() -> int | None:
+    """Streaming multiprocessors of the first GPU; None where there is none, and nothing can be launched."""
+    try:
+        return device.sm_count(0)
+    except DeviceError:
+        return None
