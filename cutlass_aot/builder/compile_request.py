@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +14,10 @@ from cutlass_aot.builder.audit import audit, inspect_object
 from cutlass_aot.builder.export import export
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.audit import Trace, check
-from cutlass_aot.programs.describe import Describer
 from cutlass_aot.programs.record import known_variables
 from cutlass_aot.programs.request import code_of
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.request import CallByName, Request
-
-MODULE = "cutlass_aot.builder.compile_request"
+from cutlass_aot.schema.request import CallByName, Request, Value
 
 
 def compile_request(
@@ -83,9 +81,10 @@ def _calling_conventions() -> Iterator[dict[int, CallByName]]:
 
     def made(self: Any, *arguments: Any, **keywords: Any) -> None:
         spec = keywords["kwargs_wrapper_spec"]
+        own = spec.arg_names[len(spec.arg_names) - len(spec.arg_defaults) :]
         found[id(self)] = CallByName(
             tuple(spec.arg_names),
-            tuple(_default(name, value) for name, value in zip(reversed(spec.arg_names), reversed(spec.arg_defaults), strict=False))[::-1],
+            tuple(_default(name, value) for name, value in zip(own, spec.arg_defaults, strict=True)),
             tuple(spec.kwonly_names),
             {name: _default(name, value) for name, value in spec.kwonly_defaults.items()},
             tuple(keywords.get("map_dataclass_to_tuple") or ()),
@@ -99,13 +98,21 @@ def _calling_conventions() -> Iterator[dict[int, CallByName]]:
         kind.__init__ = original
 
 
-def _default(name: str, value: Any) -> Any:
-    """A default value as a runtime without the DSL can give it."""
-    described = Describer().argument(name, value)
-    if isinstance(described, dict):
-        if set(described) == {"number", "value"}:
-            return described["value"]
-        raise ArtifactError(
-            f"argument {name!r} has a default value that is not a number, text or None: pass it at each call"
-        )
-    return described
+def _default(name: str, value: Any) -> Value:
+    """A default value as a runtime without the DSL can give it: numbers, text, None, and tuples of them.
+
+    Compiled code takes named tuples and dataclasses field by field.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+    if isinstance(value, (tuple, list)):
+        return {"tuple": [_default(name, item) for item in value]}
+    held = getattr(value, "value", None)
+    if type(held) in (bool, int, float):
+        return held
+    raise ArtifactError(
+        f"argument {name!r} has a default value of {type(value).__qualname__}, expected a number, text, None or "
+        "a tuple of them: pass it at each call"
+    )

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlass_aot.builder import compile_request
 from cutlass_aot.builder.dependencies import from_rows, to_rows
 from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.failures import Trouble, is_the_machines
@@ -53,6 +52,9 @@ from cutlass_aot.store.store import Store
 
 GENERATOR_VERSION = str(REQUEST_SCHEMA)
 """What stands for a generator's version in the keys of kernels that programs ask for."""
+
+COMPILER = "cutlass_aot.builder.compile_request"
+"""What forks of a program compile with. By name: the builder itself does not import it."""
 
 KIND = "recording"
 _MAX_FILE_BYTES = 256 << 20
@@ -322,7 +324,7 @@ class _Run:
         )
         plan = plan_of(
             found, target, device_record(profile), sorted(self.known), fake_tensors=table.fake_tensors,
-            compiler=compile_request.MODULE, jobs=self.jobs, timeout=self.settings.timeout,
+            compiler=COMPILER, jobs=self.jobs, timeout=self.settings.timeout,
         )  # fmt: skip
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         # The order of sets must not decide what a program compiles, nor in which order.

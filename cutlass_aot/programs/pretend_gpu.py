@@ -33,8 +33,8 @@ class _Chip:
     """Numbers of a compute capability that a device profile does not have.
 
     Source of all but the memory and the second-level cache: CUDA Programming Guide, "Technical Specifications
-    per Compute Capability". Those two depend on the model; they are those of A100 80GB, A40, L40S, H200, B200,
-    GB300 and RTX PRO 6000, by their data sheets.
+    per Compute Capability". Those two depend on the model; they are of A100 80GB, A40, L40S, H200, B200, GB300
+    and RTX PRO 6000, by their data sheets.
     """
 
     shared_memory_per_block: int
@@ -105,6 +105,7 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
         "cutlass.utils.hardware_info": lambda module: _pretend_hardware(module.HardwareInfo, profile, gpu),
     }
     if fake_tensors:
+        wanted["cuda.bindings.driver"] = _pretend_context
         wanted["triton.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
         wanted["triton.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
     imports = AfterImport(wanted)
@@ -250,7 +251,7 @@ class Graph(_Nothing):
 
 
 def _answers(torch: Any, gpu: _Gpu) -> dict[str, Any]:
-    """Name in ``torch.cuda`` to what stands there instead: one object each, since torch has rules by object."""
+    """Name in ``torch.cuda`` to what stands there instead: an object each, since torch knows rules by object."""
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **options: value
@@ -572,6 +573,13 @@ def _no_launches(kernel: Any) -> None:
     kernel.run = lambda self, *args, **options: None
 
 
+def _pretend_context(driver: Any) -> None:
+    """Have the driver say that there is a context, as there is one after the first tensor on a GPU."""
+    success = driver.CUresult.CUDA_SUCCESS
+    driver.cuCtxGetCurrent = lambda: (success, driver.CUcontext(1))
+    driver.cuCtxGetDevice = lambda: (success, driver.CUdevice(0))
+
+
 def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: _Gpu) -> None:
     """Have ``HardwareInfo`` answer. Its methods are replaced, since programs import the class by name."""
 
@@ -600,8 +608,8 @@ def explain_data_dependence(error: BaseException) -> str | None:
         asked = _asked(cause)
         if asked is not None:
             return (
-                f"the program asked for something that depends on data which is not there ({asked}): give "
-                "the value in the program instead of reading it from a tensor, or, where the tensors are on the "
+                f"the program asked for something that depends on data which is not there ({asked}): "
+                "give the value in the program instead of reading it from a tensor, or, where the tensors are on the "
                 'CPU, set `tensors = "real"` in the table'
             )
     return None

@@ -14,7 +14,7 @@ from cutlass_aot.runtime.merged import contender
 from cutlass_aot.runtime.part import Part
 from cutlass_aot.runtime.shadowing import shadows
 from cutlass_aot.schema.catalog import GroupEntry, signature
-from cutlass_aot.schema.request import OPERATION, CallByName, Difference, Request, differences
+from cutlass_aot.schema.request import OPERATION, CallByName, Difference, Request, default_value, differences
 
 
 class CompiledFunction(NamedTuple):
@@ -196,9 +196,9 @@ def _by_name(function: Any, call: CallByName, group: Group) -> Any:
         return make_kwargs_wrapper(
             function,
             arg_names=list(call.names),
-            arg_defaults=call.defaults,
+            arg_defaults=tuple(map(default_value, call.defaults)),
             kwonly_names=list(call.keyword_names),
-            kwonly_defaults=dict(call.keyword_defaults),
+            kwonly_defaults={name: default_value(item) for name, item in call.keyword_defaults.items()},
             map_dataclass_to_tuple=list(call.dataclasses),
         )
     except (SyntaxError, TypeError, ValueError) as error:

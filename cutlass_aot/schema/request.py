@@ -218,6 +218,19 @@ class CallByName(NamedTuple):
             raise CorruptFile(f"how a compiled function is called is malformed: {error!r}") from None
 
 
+def default_value(value: Value) -> Any:
+    """A default value of :class:`CallByName` as it is passed: numbers, text, None, and tuples of them.
+
+    Raises:
+        ValueError: for another value.
+    """
+    if isinstance(value, Mapping) and set(value) == {"tuple"} and isinstance(value["tuple"], list):
+        return tuple(map(default_value, value["tuple"]))
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise ValueError(f"{value_text(value)} is no default value")
+    return value
+
+
 class CompiledRequest(NamedTuple):
     """A request with what its kernel's record does not say of the compiled function.
 

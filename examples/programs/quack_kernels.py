@@ -178,7 +178,7 @@ def activated(dtype: torch.dtype, n: int, k: int, name: str) -> Case:
 
 
 def gated(dtype: torch.dtype, n: int, k: int, name: str) -> Case:
-    """The first half of a gated feed-forward layer: gates are in even columns, what they scale in odd ones."""
+    """The first half of a gated feed-forward layer: gates are in even columns, their values in odd ones."""
     functions = {"swiglu": functional.silu, "geglu": partial(functional.gelu, approximate="tanh")}
     function = functions[name]
 
