@@ -30,15 +30,17 @@ from cutlass_aot.builder.forking import PASSED_ON, read_log
 from cutlass_aot.builder.inputs import Inputs
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.errors import CorruptFile, CutlassAotError, ProgramError
+from cutlass_aot.errors import CutlassAotError, ProgramError
 from cutlass_aot.generators.device import device_record
 from cutlass_aot.manifest.programs import ProgramTable
 from cutlass_aot.programs import pretend_gpu
+from cutlass_aot.programs.keep import read_whole
 from cutlass_aot.programs.record import plan_of
 from cutlass_aot.programs.start import program_environment
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernel import key
+from cutlass_aot.schema.recording import Recording
 from cutlass_aot.schema.request import (
     MAX_REQUEST_BYTES,
     REQUEST_SCHEMA,
@@ -77,42 +79,6 @@ class Program:
 
     def __str__(self) -> str:
         return f"{self.table.where} ({self.table.command}) for {self.target}"
-
-
-class Recording(NamedTuple):
-    """The requests of one run.
-
-    Attributes:
-        requests: what compiled, sorted by digest.
-        refusals: why others cannot be keyed, each once, sorted.
-    """
-
-    requests: tuple[CompiledRequest, ...]
-    refusals: tuple[str, ...] = ()
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {"requests": [item.to_record() for item in self.requests], "refusals": list(self.refusals)}
-
-    @property
-    def name(self) -> str:
-        """What it is kept under in a store."""
-        return digest(encode(self.to_record()))
-
-    @classmethod
-    def from_record(cls, record: Any) -> Recording:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
-        try:
-            return cls(
-                tuple(CompiledRequest.from_record(item) for item in record["requests"]),
-                tuple(map(str, record["refusals"])),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"a recording is malformed: {error!r}") from None
 
 
 class Recorded(NamedTuple):
@@ -386,7 +352,7 @@ class _Run:
                 f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}"
             )
         for path in paths:
-            request = Request.from_bytes(_bytes(path, MAX_REQUEST_BYTES), path.name)
+            request = Request.from_bytes(read_whole(path, MAX_REQUEST_BYTES), path.name)
             if path.with_suffix(".result").exists():
                 requests.append(CompiledRequest(request, self._keep(request, path)))
                 compiled += 1
@@ -395,7 +361,7 @@ class _Run:
             else:
                 failures.append(self._failure(request, path))
         refusals = {
-            str(decode(_bytes(path, 1 << 20), path.name)["reason"]) for path in found.glob("*.refusal")
+            str(decode(read_whole(path, 1 << 20), path.name)["reason"]) for path in found.glob("*.refusal")
         }
         return Recorded(
             self.program, Recording(tuple(requests), tuple(sorted(refusals))), tuple(failures), compiled
@@ -404,7 +370,7 @@ class _Run:
     def _keep(self, request: Request, path: Path) -> CallByName | None:
         """Take what a request compiled to into the store; says how the compiled function is called."""
         result = path.with_suffix(".result")
-        body = decode(_bytes(result, 1 << 20), result.name)
+        body = decode(read_whole(result, 1 << 20), result.name)
         artifact = Artifact(
             str(body["sha256"]), int(body["size"]), Facts.from_record(body["facts"]), float(body["seconds"])
         )
@@ -415,7 +381,7 @@ class _Run:
 
     def _failure(self, request: Request, path: Path) -> Failure:
         try:
-            body = decode(_bytes(path.with_suffix(".failure"), 1 << 20), path.name)
+            body = decode(read_whole(path.with_suffix(".failure"), 1 << 20), path.name)
         except OSError:
             body = {}
         trouble = Trouble(
@@ -456,14 +422,6 @@ class _Run:
         )
 
 
-def _bytes(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise CorruptFile(f"{path.name} has more than {limit} bytes")
-    return data
-
-
 def _tail(output: Path) -> str:
     lines = read_log(output).rstrip().splitlines()[-_LAST_LINES:]
     return ". Its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else " and said nothing"
@@ -474,7 +432,7 @@ def _files(found: Path) -> list[str]:
     installed."""
     names: set[str] = set()
     for path in sorted(found.glob("*.imported")):
-        names.update(_bytes(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
+        names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
     return sorted(name for name in names if name)
 
 

@@ -180,8 +180,10 @@ def _dsl(folder: str) -> Origin:
     except metadata.PackageNotFoundError:
         raise ToolchainError(f"no distribution {DSL} is installed: pip install {DSL}") from None
     files = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.py"))
-    # `cutlass.operators` is another distribution's, in the same package.
-    own = sorted(file for file in files if not file.startswith(("operators/", "jax/")))
+    # `cutlass.operators` is another distribution's, in the same package. What says which build of the
+    # libraries is installed differs between the wheels of two versions of Python.
+    foreign = ("operators/", "jax/", "_mlir/_mlir_libs/_cutlass_ir_version")
+    own = sorted(file for file in files if not file.startswith(foreign))
     return Origin(DSL, version, folder, tuple(own))
 
 

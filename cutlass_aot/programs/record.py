@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.generators.device import DeviceProfile, device_from_record
+from cutlass_aot.generators.device import device_from_record
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.distributions import in_standard_library
 from cutlass_aot.programs.interception import Compile, Interception
-from cutlass_aot.programs.packages import cache_environment, target_environment
+from cutlass_aot.programs.keep import known_variables, write_whole
+from cutlass_aot.programs.profiles import device_numbers
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Request
@@ -42,18 +43,6 @@ from cutlass_aot.schema.request import Request
 MODULE = "cutlass_aot.programs.record"
 _POLL_SECONDS = 0.02
 _SHUTDOWN_SECONDS = 5.0
-
-
-def device_numbers(profile: DeviceProfile) -> dict[str, int]:
-    """What a request has of a GPU: numbers that code generation may ask for."""
-    clusters = {f"max_active_clusters_{size}": count for size, count in profile.max_active_clusters.items()}
-    return {"sm_count": profile.sm_count, **clusters}
-
-
-def known_variables(target: str, device: Mapping[str, int]) -> dict[str, str]:
-    """Environment variables, with the values by which packages are told of a target: see
-    :class:`Surroundings`."""
-    return {**cache_environment(), **target_environment(target, device["sm_count"])}
 
 
 def begin(plan: Mapping[str, Any]) -> None:
@@ -164,7 +153,7 @@ class Recorder:
             self._own_process()
             while self._running:
                 self._reap(wait=True)
-        _write(
+        write_whole(
             self.folder / f"{os.getpid()}.imported",
             "\n".join(imported_files()).encode("utf-8", "surrogateescape"),
         )
@@ -185,7 +174,7 @@ class Recorder:
                 pass
         except FileExistsError:
             return
-        _write(path.with_suffix(".request"), request.encoded())
+        write_whole(path.with_suffix(".request"), request.encoded())
         if request.digest in self.known:
             return
         while len(self._running) >= self.jobs:
@@ -210,7 +199,7 @@ class Recorder:
                 os.dup2(log.fileno(), 2)
             try:
                 module = importlib.import_module(self.compiler)
-                _write(
+                write_whole(
                     path.with_suffix(".result"),
                     encode(module.compile_request(request, compile, call, path.with_suffix(".object"))),
                 )
@@ -220,7 +209,7 @@ class Recorder:
                     "message": _printable(f"{type(error).__name__}: {error}"),
                 }
                 traceback.print_exc()
-                _write(path.with_suffix(".failure"), encode(failure))
+                write_whole(path.with_suffix(".failure"), encode(failure))
             status = 0
         finally:
             # Not sys.exit: the exit handlers are the program's.
@@ -257,11 +246,11 @@ class Recorder:
             self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
 
     def _fail(self, name: str, failure: dict[str, Any]) -> None:
-        _write((self.folder / name).with_suffix(".failure"), encode(failure))
+        write_whole((self.folder / name).with_suffix(".failure"), encode(failure))
 
     def _refuse(self, reason: str) -> None:
         data = encode({"reason": _printable(reason)})
-        _write(self.folder / f"{digest(data)[:32]}.refusal", data)
+        write_whole(self.folder / f"{digest(data)[:32]}.refusal", data)
 
 
 def imported_files() -> list[str]:
@@ -293,12 +282,6 @@ def explain_errors() -> None:
             print(f"cutlass-aot: {explained}", file=sys.stderr)
 
     sys.excepthook = show
-
-
-def _write(path: Path, data: bytes) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(data)
-    new.replace(path)
 
 
 def _printable(text: str) -> str:

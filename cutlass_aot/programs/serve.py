@@ -18,14 +18,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cutlass_aot.errors import CutlassAotError, DeviceError, ProgramError, RequestError, RequestNotFound
+from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, RequestNotFound
 from cutlass_aot.programs.after_import import AfterImport
 from cutlass_aot.programs.interception import Compile, Interception
+from cutlass_aot.programs.keep import Keeper, known_variables
 from cutlass_aot.programs.ledger import Ledger
-from cutlass_aot.programs.packages import cache_environment, caches_left_on, target_environment
+from cutlass_aot.programs.packages import cache_environment, caches_left_on
+from cutlass_aot.programs.profiles import sm_count_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.start import SERVE_VARIABLE
-from cutlass_aot.runtime import device, policy
+from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.assembled import open_installed
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
 from cutlass_aot.schema.catalog import MANIFEST_NAME
@@ -102,6 +104,8 @@ def begin(plan: Mapping[str, Any]) -> None:
         # its kernels.
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
+    if plan.get("keep"):
+        server.keeper = Keeper(Path(plan["keep"]))
     folder = plan.get("ledger")
     if folder:
         atexit.register(lambda: server.ledger().write(Path(folder) / f"{os.getpid()}.json"))
@@ -127,12 +131,14 @@ class Server:
 
     Attributes:
         bundles: those that it asks, in this order.
+        keeper: keeps what is compiled under policies ``warn`` and ``jit``, if set.
     """
 
     def __init__(self) -> None:
         self.bundles: tuple[Bundle, ...] = ()
+        self.keeper: Keeper | None = None
         self._ledger = Ledger()
-        self._surroundings = Surroundings(self._device, _known_variables)
+        self._surroundings = Surroundings(self._device, known_variables)
         self._devices: dict[str, Mapping[str, int]] = {}
         self._interception = Interception(self._answer)
         self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
@@ -166,15 +172,22 @@ class Server:
         try:
             request = request_of(compiler, arguments, keywords, self._surroundings)
         except RequestError as error:
-            return self._missed(None, error, lambda: compile(*arguments, **keywords))
+            return self._missed(None, error, arguments, keywords, compile)
         for bundle in self.bundles:
             found = bundle.compiled(request)
             if found is not None:
                 self._ledger.answered(request, bundle.name, time.perf_counter() - start)
                 return found.function
-        return self._missed(request, self._not_found(request), lambda: compile(*arguments, **keywords))
+        return self._missed(request, self._not_found(request), arguments, keywords, compile)
 
-    def _missed(self, request: Request | None, error: CutlassAotError, compile: Compile) -> Any:
+    def _missed(
+        self,
+        request: Request | None,
+        error: CutlassAotError,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        compile: Compile,
+    ) -> Any:
         chosen = policy.get()
         name = request.callable if request is not None else str(error).partition(":")[0]
         _log.warning("policy %s: %s", chosen, error)
@@ -184,7 +197,10 @@ class Server:
         if chosen == "warn":
             warnings.warn(f"{error}; it is compiled now (policy warn)", CompileWarning, stacklevel=4)
         start = time.perf_counter()
-        compiled = compile()
+        if request is not None and self.keeper is not None:
+            compiled = self.keeper.compile(request, arguments, keywords, compile)
+        else:
+            compiled = compile(*arguments, **keywords)
         seconds = time.perf_counter() - start
         self._ledger.missed(request, str(error), seconds)
         _log.warning("compiled %s in %.1f s", name, seconds)
@@ -218,7 +234,7 @@ class Server:
         known = self._devices.get(target)
         if known is None:
             profiles = self._profiles(target)
-            count = _sm_count()
+            count = sm_count_at_hand()
             fitting = [profile for profile in profiles if count in (None, profile.get("sm_count"))]
             known = fitting[0] if fitting else {"sm_count": count or 0}
             self._devices[target] = known
@@ -247,15 +263,3 @@ class Server:
             return count
 
         kind.get_max_active_clusters = get_max_active_clusters
-
-
-def _known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
-    return {**cache_environment(), **target_environment(target, numbers["sm_count"])}
-
-
-def _sm_count() -> int | None:
-    """Streaming multiprocessors of the first GPU; None where there is none, and nothing can be launched."""
-    try:
-        return device.sm_count(0)
-    except DeviceError:
-        return None

@@ -71,7 +71,8 @@ def license_text(package: str) -> bytes:
 
 
 def license_notices(package: str) -> bytes:
-    """Every licence and notice that a package carries, one after the other; nothing for what is not installed."""
+    """Every licence and notice that a package carries, one after the other; nothing for what is not
+    installed."""
     try:
         found = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
