@@ -33,8 +33,8 @@ class _Chip:
     """Numbers of a compute capability that a device profile does not have.
 
     Source of all but the memory and the second-level cache: CUDA Programming Guide, "Technical Specifications
-    per Compute Capability". Those two depend on the model; they are of A100 80GB, A40, L40S, H200, B200, GB300
-    and RTX PRO 6000, by their data sheets.
+    per Compute Capability". Those two depend on the model; they are of A100 80GB, A40, L40S, H200, B200,
+    GB300 and RTX PRO 6000, by their data sheets.
     """
 
     shared_memory_per_block: int
@@ -251,7 +251,7 @@ class Graph(_Nothing):
 
 
 def _answers(torch: Any, gpu: _Gpu) -> dict[str, Any]:
-    """Name in ``torch.cuda`` to what stands there instead: an object each, since torch knows rules by object."""
+    """Name in ``torch.cuda`` to what stands there instead: an object each, since torch looks them up."""
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **options: value
@@ -602,15 +602,23 @@ _NEEDS_DATA_TEXT: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
+_NO_BACKWARD = "Cannot access accelerator device when none is available"
+
+
 def explain_data_dependence(error: BaseException) -> str | None:
-    """What a program asked of a tensor that has no data, in one sentence; None for another error."""
+    """Why a program cannot go on with tensors that are not there, in one sentence; None for another error."""
     for cause in _causes(error):
         asked = _asked(cause)
         if asked is not None:
             return (
-                f"the program asked for something that depends on data which is not there ({asked}): "
-                "give the value in the program instead of reading it from a tensor, or, where the tensors are on the "
+                f"the program asked for something that depends on data which is not there ({asked}): give the "
+                "value in the program instead of reading it from a tensor, or, where its tensors are on the "
                 'CPU, set `tensors = "real"` in the table'
+            )
+        if _NO_BACKWARD in str(cause):
+            return (
+                "the program called torch's autograd, whose backward pass does not run without a GPU in a build "
+                "of torch without CUDA: call the package's own function for the backward pass"
             )
     return None
 

@@ -1,0 +1,378 @@
+"""FlashInfer's CuTe DSL kernels as a server calls them, on small shapes.
+
+It knows nothing of cutlass-aot. On a machine with a GPU, ``--check`` compares the results that have a short
+reference with torch, also over numbers of rows beyond those that are run first; the others are run.
+
+Kernels that FlashInfer builds with nvcc or downloads are not here, nor those whose host code reads lengths
+from the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import flashinfer
+import torch
+from flashinfer.attn_scores import fp8_paged_mqa_logits
+from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+from flashinfer.cute_dsl.attention.wrappers.batch_decode import BatchDecodePagedCuteDSLWrapper
+from flashinfer.cute_dsl.blockscaled_gemm import grouped_gemm_nt_masked
+from flashinfer.gdn_decode import (
+    gated_delta_rule_decode,
+    gated_delta_rule_decode_pretranspose,
+    gated_delta_rule_mtp,
+)
+from flashinfer.gdn_kernels.qk_l2norm import normalize_qk
+from flashinfer.kda_decode import recurrent_kda
+from flashinfer.mamba import SSDCombined
+from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
+from flashinfer.norm import fused_add_rmsnorm_quant, rmsnorm_quant
+from torch.nn import functional
+
+WIDTH, DEPTH, EPSILON = 4096, 2048, 1e-6
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 16, 4, 128, 64
+ROWS = (128,)
+OTHER_ROWS = (256, 384)
+TOLERANCE = 2e-2
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
+
+Result = tuple[torch.Tensor, Callable[[], torch.Tensor]]
+"""What a kernel gave, and what computes what it should have given."""
+Case = Callable[[int], list[Result]]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Random operands."""
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Operands that a kernel fills, or whose values are not looked at."""
+    return torch.zeros(*shape, device="cuda", dtype=dtype)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, offset: float = 0.0) -> torch.Tensor:
+    """RMSNorm in float32."""
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight.float() + offset, EPSILON)
+
+
+def rms_norm(rows: int) -> list[Result]:
+    """RMSNorm of rows, and of the heads of queries and keys."""
+    x, weight = normal(rows, WIDTH), normal(WIDTH)
+    heads, weight_of_heads = normal(rows, HEADS, HEAD_DIM), normal(HEAD_DIM)
+    return [
+        (flashinfer.rmsnorm(x, weight), lambda: norm(x, weight)),
+        (flashinfer.rmsnorm(heads, weight_of_heads), lambda: norm(heads, weight_of_heads)),
+    ]
+
+
+def rms_norm_to_fp8(rows: int) -> list[Result]:
+    """RMSNorm whose result is quantized with one scale."""
+    x, weight, scale = normal(rows, WIDTH), normal(WIDTH), torch.ones(1, device="cuda")
+    out = zeros(rows, WIDTH, dtype=torch.float8_e4m3fn)
+    rmsnorm_quant(out, x, weight, scale)
+    added = zeros(rows, WIDTH, dtype=torch.float8_e4m3fn)
+    residual = normal(rows, WIDTH)
+    total = residual + x
+    fused_add_rmsnorm_quant(added, x, residual, weight, scale)
+    # e4m3 has three bits of mantissa.
+    return [
+        (out.float() / 4, lambda: norm(x, weight).to(torch.float8_e4m3fn).float() / 4),
+        (residual, lambda: total),
+    ]
+
+
+def added_rms_norm(rows: int) -> list[Result]:
+    """RMSNorm of the sum with the residual stream, which is updated; and Gemma's, with weights about one."""
+    results: list[Result] = []
+    for function, offset in ((flashinfer.fused_add_rmsnorm, 0.0), (flashinfer.gemma_fused_add_rmsnorm, 1.0)):
+        x, residual, weight = normal(rows, WIDTH), normal(rows, WIDTH), normal(WIDTH)
+        total = x.float() + residual.float()
+        function(x, residual, weight)
+        results.append((x, lambda t=total, w=weight, o=offset: norm(t, w, o)))  # type: ignore[misc]
+        results.append((residual, lambda t=total: t))  # type: ignore[misc]
+    x, weight = normal(rows, WIDTH), normal(WIDTH)
+    return [*results, (flashinfer.gemma_rmsnorm(x, weight), lambda: norm(x, weight, 1.0))]
+
+
+def layer_norm(rows: int) -> list[Result]:
+    """LayerNorm."""
+    x = normal(rows, WIDTH)
+    weight, bias = normal(WIDTH, dtype=torch.float32), normal(WIDTH, dtype=torch.float32)
+    out = flashinfer.layernorm(x, weight, bias)
+    return [(out, lambda: functional.layer_norm(x.float(), (WIDTH,), weight, bias, EPSILON))]
+
+
+def rms_norm_to_fp4(rows: int) -> list[Result]:
+    """RMSNorm whose result is quantized to NVFP4."""
+    x, weight, scale = normal(rows, WIDTH), normal(WIDTH), torch.ones(1, device="cuda")
+    rmsnorm_fp4quant(x, weight, global_scale=scale)
+    add_rmsnorm_fp4quant(x, normal(rows, WIDTH), weight, global_scale=scale)
+    return []
+
+
+def normalized_qk(rows: int) -> list[Result]:
+    """Queries and keys of length one."""
+    q, k = normal(rows, HEADS, HEAD_DIM), normal(rows, HEADS, HEAD_DIM)
+    out = normalize_qk(q, k)
+    return [
+        (out[0], lambda: functional.normalize(q.float(), dim=-1)),
+        (out[1], lambda: functional.normalize(k.float(), dim=-1)),
+    ]
+
+
+def quantize(rows: int) -> list[Result]:
+    """Quantization with block scales: MXFP8, MXFP4 and NVFP4."""
+    x = normal(rows, WIDTH)
+    flashinfer.mxfp8_quantize(x, True, backend="cute-dsl")
+    flashinfer.mxfp4_quantize(x, backend="cute-dsl")
+    flashinfer.nvfp4_quantize(x, torch.ones(1, device="cuda"), backend="cute-dsl")
+    return []
+
+
+def gated_delta_net(rows: int) -> list[Result]:
+    """Gated delta net: prefill, decoding with either layout of the state, and several tokens at once."""
+    batch, value_heads = 4, 2 * HEADS
+    ends = torch.tensor([0, rows, 2 * rows], device="cuda")
+    q, k, v = (functional.normalize(normal(2 * rows, HEADS, HEAD_DIM), dim=-1) for _ in range(3))
+    gate, beta = (torch.rand(2 * rows, HEADS, device="cuda") for _ in range(2))
+    flashinfer.chunk_gated_delta_rule(q, k, v, g=gate, beta=beta, cu_seqlens=ends, output_final_state=True)
+
+    def operands(tokens: int) -> dict[str, torch.Tensor]:
+        return {
+            "q": normal(batch, tokens, HEADS, HEAD_DIM),
+            "k": normal(batch, tokens, HEADS, HEAD_DIM),
+            "v": normal(batch, tokens, value_heads, HEAD_DIM),
+            "A_log": normal(value_heads, dtype=torch.float32),
+            "a": normal(batch, tokens, value_heads),
+            "dt_bias": normal(value_heads, dtype=torch.float32),
+            "b": normal(batch, tokens, value_heads),
+        }
+
+    def state(dtype: torch.dtype) -> torch.Tensor:
+        return zeros(batch, value_heads, HEAD_DIM, HEAD_DIM, dtype=dtype)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        gated_delta_rule_decode_pretranspose(**operands(1), state=state(dtype))
+    if torch.cuda.get_device_capability()[0] == 9:  # On Blackwell it is a kernel that nvcc builds.
+        gated_delta_rule_decode(**operands(1), state=state(torch.float32))
+    indices = torch.arange(batch, device="cuda", dtype=torch.int32)
+    gated_delta_rule_mtp(
+        **operands(2), initial_state=state(torch.float32), initial_state_indices=indices,
+        disable_state_update=False,
+    )  # fmt: skip
+    return []
+
+
+def kimi_delta_attention(rows: int) -> list[Result]:
+    """Decoding with Kimi's delta attention."""
+    batch = 4
+    q, k, v, gate = (normal(batch, 1, HEADS, HEAD_DIM) for _ in range(4))
+    recurrent_kda(
+        q, k, v, gate, normal(batch, 1, HEADS), A_log=normal(HEADS, dtype=torch.float32),
+        dt_bias=normal(HEADS * HEAD_DIM, dtype=torch.float32),
+        initial_state=zeros(batch, HEADS, HEAD_DIM, HEAD_DIM, dtype=torch.bfloat16), use_gate_in_kernel=True,
+        output_final_state=True, lower_bound=-5.0,
+    )  # fmt: skip
+    return []
+
+
+def paged_decode(rows: int) -> list[Result]:
+    """Attention of one query each over keys and values in pages."""
+    batch, pages = 2, 8
+    length = pages * PAGE
+    wrapper = BatchDecodePagedCuteDSLWrapper(zeros(128 << 20, dtype=torch.uint8))
+    first_pages = torch.arange(0, (batch + 1) * pages, pages, dtype=torch.int32)
+    order = torch.arange(batch * pages, dtype=torch.int32)
+    lengths = torch.full((batch,), length, dtype=torch.int32)
+    wrapper.plan(
+        first_pages, order, lengths, HEADS, KV_HEADS, HEAD_DIM, PAGE, q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16, max_kv_len=length,
+    )  # fmt: skip
+    q = normal(batch, HEADS, HEAD_DIM)
+    k, v = (normal(batch * pages, PAGE, KV_HEADS, HEAD_DIM) for _ in range(2))
+    out = wrapper.run(q, k, v)
+
+    def wanted() -> torch.Tensor:
+        keys, values = (cache.view(batch, length, KV_HEADS, HEAD_DIM).transpose(1, 2) for cache in (k, v))
+        attention = functional.scaled_dot_product_attention(
+            q[:, :, None].float(), keys.float(), values.float(), enable_gqa=True
+        )
+        return attention[:, :, 0]
+
+    return [(out.view(batch, HEADS, HEAD_DIM), wanted)]
+
+
+def latent_decode(rows: int) -> list[Result]:
+    """Decoding with multi-head latent attention."""
+    batch, pages, heads, latent, rope = 4, 8, 128, 512, 64
+    length, scale = pages * PAGE, 0.1
+    query = normal(batch, 1, heads, latent + rope)
+    cache = normal(batch * pages, 1, PAGE, latent + rope)
+    table = torch.arange(batch * pages, device="cuda", dtype=torch.int32).view(batch, pages)
+    out = trtllm_batch_decode_with_kv_cache_mla(
+        query=query, kv_cache=cache, workspace_buffer=zeros(128 << 20, dtype=torch.uint8),
+        qk_nope_head_dim=128, kv_lora_rank=latent, qk_rope_head_dim=rope, block_tables=table,
+        seq_lens=torch.full((batch,), length, device="cuda", dtype=torch.int32), max_seq_len=length,
+        bmm1_scale=scale, bmm2_scale=1.0, backend="cute-dsl",
+    )  # fmt: skip
+
+    def wanted() -> torch.Tensor:
+        keys = cache.view(batch, 1, length, latent + rope).float()
+        attention = functional.scaled_dot_product_attention(
+            query.transpose(1, 2).float(), keys, keys[..., :latent], scale=scale, enable_gqa=True
+        )
+        return attention.transpose(1, 2)
+
+    return [(out.view(batch, 1, heads, latent), wanted)]
+
+
+def state_space_dual(rows: int) -> list[Result]:
+    """The prefill of Mamba 2."""
+    groups, state = 8, 128
+    scan = SSDCombined(128, HEADS, 64, state, groups)
+    b, c = (normal(1, 256, groups, state) for _ in range(2))
+    scan.run(
+        normal(1, 256, HEADS, 64), normal(1, 256, HEADS), -torch.rand(HEADS, device="cuda"), b, c,
+        D=normal(HEADS),
+    )  # fmt: skip
+    return []
+
+
+def top_k(rows: int) -> list[Result]:
+    """The largest scores of sequences of different lengths, as sparse attention takes them."""
+    scores = normal(16, 8192, dtype=torch.float32)
+    lengths = torch.full((16,), 8192, device="cuda", dtype=torch.int32)
+    guess = torch.arange(512, device="cuda", dtype=torch.int32).expand(16, 512).contiguous()
+    for backend in ("radix", "radix_filter"):
+        flashinfer.top_k_varlen(scores, lengths, 512, backend=backend)
+    for backend in ("gvr", "gvr_2"):
+        flashinfer.top_k_varlen(scores, lengths, 512, pre_idx=guess, backend=backend)
+    return []
+
+
+def indexer_scores(rows: int) -> list[Result]:
+    """Scores of a sparse attention's indexer over keys in pages."""
+    batch, pages = 4, 16
+    lengths = torch.full((batch,), pages * PAGE, device="cuda", dtype=torch.int32)
+    table = torch.arange(batch * pages, device="cuda", dtype=torch.int32).view(batch, pages)
+    fp8_paged_mqa_logits(
+        zeros(batch, 1, 64, HEAD_DIM, dtype=torch.float8_e4m3fn),
+        zeros(batch * pages, PAGE, 1, HEAD_DIM + 4, dtype=torch.uint8),
+        normal(batch, 64, dtype=torch.float32), table, lengths, pages * PAGE,
+    )  # fmt: skip
+    return []
+
+
+def nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantized to NVFP4: values, block scales and the scale of all."""
+    scale = (E4M3_MAX * E2M1_MAX / x.float().abs().amax()).view(1)
+    values, scales = flashinfer.nvfp4_quantize(x, scale, backend="cute-dsl")
+    return values, scales, scale
+
+
+def gemm_fp4(rows: int) -> list[Result]:
+    """GEMMs of NVFP4 operands, for many rows and for few."""
+    for count, backend in ((rows, "cute-dsl"), (8, "cutedsl_low_latency")):
+        a, scales_of_a, scale_of_a = nvfp4(normal(count, DEPTH))
+        b, scales_of_b, scale_of_b = nvfp4(normal(WIDTH, DEPTH))
+        alpha = 1 / (scale_of_a * scale_of_b)
+        flashinfer.mm_fp4(a, b.T, scales_of_a, scales_of_b.T, alpha, backend=backend)
+    return []
+
+
+def gemm_mxfp8(rows: int) -> list[Result]:
+    """GEMMs of MXFP8 operands, for many rows and for few."""
+    results: list[Result] = []
+    for count, backend in ((rows, "cute-dsl"), (8, "cutedsl_low_latency")):
+        wide_a, wide_b = normal(count, DEPTH), normal(WIDTH, DEPTH)
+        a, scales_of_a = flashinfer.mxfp8_quantize(wide_a, True, backend="cute-dsl")
+        b, scales_of_b = flashinfer.mxfp8_quantize(wide_b, True, backend="cute-dsl")
+        flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, backend=backend)
+    return results
+
+
+def gemm_bf16_fp4(rows: int) -> list[Result]:
+    """A GEMM of bf16 activations and NVFP4 weights."""
+    weight = zeros(WIDTH, DEPTH // 2, dtype=torch.uint8)
+    scales = zeros(WIDTH, DEPTH // 16, dtype=torch.uint8)
+    one = torch.ones(1, device="cuda")
+    prepared = flashinfer.gemm.prepare_bf16_fp4_weights(weight, scales, one, backend="cute-dsl")
+    flashinfer.gemm.mm_bf16_fp4(normal(64, DEPTH), *prepared[:3], backend="cute-dsl")
+    return []
+
+
+def grouped_gemm(rows: int) -> list[Result]:
+    """Experts' GEMMs of NVFP4 operands, each with a number of rows of its own."""
+    experts = 4
+
+    def scales(count: int) -> torch.Tensor:
+        blocks = zeros(experts, count // 128, DEPTH // 64, 32, 4, 4, dtype=torch.float8_e4m3fn)
+        return blocks.permute(3, 4, 1, 5, 2, 0)
+
+    a = zeros(experts, 128, DEPTH // 2, dtype=torch.uint8).permute(1, 2, 0)
+    b = zeros(experts, WIDTH, DEPTH // 2, dtype=torch.uint8).permute(1, 2, 0)
+    out = zeros(experts, 128, WIDTH, dtype=torch.bfloat16).permute(1, 2, 0)
+    counts = torch.full((experts,), 100, device="cuda", dtype=torch.int32)
+    grouped_gemm_nt_masked(
+        (a, scales(128)), (b, scales(WIDTH)), out, counts, ab_dtype="float4_e2m1fn", sf_dtype="float8_e4m3fn",
+        c_dtype="bfloat16", sf_vec_size=16,
+    )  # fmt: skip
+    return []
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """Name and function of every case."""
+    yield "RMSNorm", rms_norm
+    yield "RMSNorm, residual", added_rms_norm
+    yield "RMSNorm, to FP8", rms_norm_to_fp8
+    yield "RMSNorm, to NVFP4", rms_norm_to_fp4
+    yield "LayerNorm", layer_norm
+    yield "normalized queries and keys", normalized_qk
+    yield "quantization", quantize
+    yield "gated delta net", gated_delta_net
+    yield "Kimi delta attention", kimi_delta_attention
+    if torch.cuda.get_device_capability()[0] != 10:
+        return  # What follows is Blackwell's, by FlashInfer's own checks.
+    yield "attention, decode, paged", paged_decode
+    yield "latent attention, decode", latent_decode
+    yield "Mamba 2", state_space_dual
+    yield "top-k", top_k
+    yield "indexer scores", indexer_scores
+    yield "GEMM, NVFP4", gemm_fp4
+    yield "GEMM, MXFP8", gemm_mxfp8
+    yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
+    yield "GEMM, grouped, NVFP4", grouped_gemm
+
+
+def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Compare with what torch computes in float32."""
+    scale = wanted.abs().max().item()
+    torch.testing.assert_close(found.float(), wanted.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)
+
+
+def main() -> None:
+    """Run every case; with ``--check``, compare its results, also those of other numbers of rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare the results with torch's (needs a GPU)")
+    checked = parser.parse_args().check
+    failed = []
+    for name, case in cases():
+        try:
+            with torch.no_grad():
+                for rows in ROWS + OTHER_ROWS if checked else ROWS:
+                    for found, wanted in case(rows):
+                        if checked:
+                            check(found, wanted())
+        except Exception as error:
+            failed.append(name)
+            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+        else:
+            print(f"ok      {name}", flush=True)
+    if failed:
+        raise SystemExit(f"{len(failed)} cases failed")
+
+
+if __name__ == "__main__":
+    main()
