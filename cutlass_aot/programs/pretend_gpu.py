@@ -103,6 +103,7 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
     wanted: dict[str, Callable[[ModuleType], None]] = {
         "torch": lambda torch: _pretend_torch(torch, gpu, fake_tensors),
         "cutlass.utils.hardware_info": lambda module: _pretend_hardware(module.HardwareInfo, profile, gpu),
+        "cutlass.base_dsl.runtime.cuda": lambda module: _pretend_attributes(module, gpu),
     }
     if fake_tensors:
         wanted["cuda.bindings.driver"] = _pretend_context
@@ -594,6 +595,26 @@ def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: _Gpu) -> None:
     hardware.get_l2_cache_size_in_bytes = lambda self: gpu.L2_cache_size
 
 
+def _pretend_attributes(runtime: Any, gpu: _Gpu) -> None:
+    """Have the DSL's own questions answered: it has one of kernels with several blocks a multiprocessor."""
+    attributes = {
+        "COMPUTE_CAPABILITY_MAJOR": gpu.major,
+        "COMPUTE_CAPABILITY_MINOR": gpu.minor,
+        "L2_CACHE_SIZE": gpu.L2_cache_size,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": gpu.shared_memory_per_block_optin,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": gpu.shared_memory_per_multiprocessor,
+        "MULTIPROCESSOR_COUNT": gpu.multi_processor_count,
+        "WARP_SIZE": gpu.warp_size,
+    }
+    ask = runtime.get_device_attribute
+
+    def answer(attribute: Any, device_id: int = 0) -> Any:
+        known = attributes.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"))
+        return ask(attribute, device_id) if known is None else known
+
+    runtime.get_device_attribute = answer
+
+
 _NEEDS_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 _NEEDS_DATA_TEXT: Mapping[str, str] = MappingProxyType({
     ".numpy() is not supported for tensor subclasses": "its values as a NumPy array",
@@ -611,14 +632,14 @@ def explain_data_dependence(error: BaseException) -> str | None:
         asked = _asked(cause)
         if asked is not None:
             return (
-                f"the program asked for something that depends on data which is not there ({asked}): give the "
-                "value in the program instead of reading it from a tensor, or, where its tensors are on the "
-                'CPU, set `tensors = "real"` in the table'
+                f"the program asked for something that depends on data which is not there ({asked}): give "
+                "the value in the program instead of reading it from a tensor, or, where its tensors are on "
+                'the CPU, set `tensors = "real"` in the table'
             )
         if _NO_BACKWARD in str(cause):
             return (
-                "the program called torch's autograd, whose backward pass does not run without a GPU in a build "
-                "of torch without CUDA: call the package's own function for the backward pass"
+                "the program called torch's autograd, whose backward pass does not run without a GPU in a "
+                "build of torch without CUDA: call the package's own function for the backward pass"
             )
     return None
 

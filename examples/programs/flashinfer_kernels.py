@@ -4,7 +4,7 @@ It knows nothing of cutlass-aot. On a machine with a GPU, ``--check`` compares t
 reference with torch, also over numbers of rows beyond those that are run first; the others are run.
 
 Kernels that FlashInfer builds with nvcc or downloads are not here, nor those whose host code reads lengths
-from the GPU.
+from the GPU, nor those that it compiles without TVM-FFI, which cannot be exported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from flashinfer.attn_scores import fp8_paged_mqa_logits
 from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from flashinfer.cute_dsl.attention.wrappers.batch_decode import BatchDecodePagedCuteDSLWrapper
-from flashinfer.cute_dsl.blockscaled_gemm import grouped_gemm_nt_masked
 from flashinfer.gdn_decode import (
     gated_delta_rule_decode,
     gated_delta_rule_decode_pretranspose,
@@ -123,11 +122,16 @@ def normalized_qk(rows: int) -> list[Result]:
 
 
 def quantize(rows: int) -> list[Result]:
-    """Quantization with block scales: MXFP8, MXFP4 and NVFP4."""
+    """Quantization to MXFP8."""
+    flashinfer.mxfp8_quantize(normal(rows, WIDTH), True, backend="cute-dsl")
+    return []
+
+
+def quantize_to_fp4(rows: int) -> list[Result]:
+    """Quantization to MXFP4 and NVFP4."""
     x = normal(rows, WIDTH)
-    flashinfer.mxfp8_quantize(x, True, backend="cute-dsl")
     flashinfer.mxfp4_quantize(x, backend="cute-dsl")
-    flashinfer.nvfp4_quantize(x, torch.ones(1, device="cuda"), backend="cute-dsl")
+    nvfp4(x)
     return []
 
 
@@ -273,24 +277,20 @@ def nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def gemm_fp4(rows: int) -> list[Result]:
-    """GEMMs of NVFP4 operands, for many rows and for few."""
-    for count, backend in ((rows, "cute-dsl"), (8, "cutedsl_low_latency")):
-        a, scales_of_a, scale_of_a = nvfp4(normal(count, DEPTH))
-        b, scales_of_b, scale_of_b = nvfp4(normal(WIDTH, DEPTH))
-        alpha = 1 / (scale_of_a * scale_of_b)
-        flashinfer.mm_fp4(a, b.T, scales_of_a, scales_of_b.T, alpha, backend=backend)
+    """A GEMM of NVFP4 operands."""
+    a, scales_of_a, scale_of_a = nvfp4(normal(rows, DEPTH))
+    b, scales_of_b, scale_of_b = nvfp4(normal(WIDTH, DEPTH))
+    flashinfer.mm_fp4(a, b.T, scales_of_a, scales_of_b.T, 1 / (scale_of_a * scale_of_b), backend="cute-dsl")
     return []
 
 
 def gemm_mxfp8(rows: int) -> list[Result]:
-    """GEMMs of MXFP8 operands, for many rows and for few."""
-    results: list[Result] = []
-    for count, backend in ((rows, "cute-dsl"), (8, "cutedsl_low_latency")):
-        wide_a, wide_b = normal(count, DEPTH), normal(WIDTH, DEPTH)
-        a, scales_of_a = flashinfer.mxfp8_quantize(wide_a, True, backend="cute-dsl")
-        b, scales_of_b = flashinfer.mxfp8_quantize(wide_b, True, backend="cute-dsl")
-        flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, backend=backend)
-    return results
+    """A GEMM of MXFP8 operands."""
+    wide_a, wide_b = normal(rows, DEPTH), normal(WIDTH, DEPTH)
+    a, scales_of_a = flashinfer.mxfp8_quantize(wide_a, True, backend="cute-dsl")
+    b, scales_of_b = flashinfer.mxfp8_quantize(wide_b, True, backend="cute-dsl")
+    flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, backend="cute-dsl")
+    return []
 
 
 def gemm_bf16_fp4(rows: int) -> list[Result]:
@@ -303,38 +303,20 @@ def gemm_bf16_fp4(rows: int) -> list[Result]:
     return []
 
 
-def grouped_gemm(rows: int) -> list[Result]:
-    """Experts' GEMMs of NVFP4 operands, each with a number of rows of its own."""
-    experts = 4
-
-    def scales(count: int) -> torch.Tensor:
-        blocks = zeros(experts, count // 128, DEPTH // 64, 32, 4, 4, dtype=torch.float8_e4m3fn)
-        return blocks.permute(3, 4, 1, 5, 2, 0)
-
-    a = zeros(experts, 128, DEPTH // 2, dtype=torch.uint8).permute(1, 2, 0)
-    b = zeros(experts, WIDTH, DEPTH // 2, dtype=torch.uint8).permute(1, 2, 0)
-    out = zeros(experts, 128, WIDTH, dtype=torch.bfloat16).permute(1, 2, 0)
-    counts = torch.full((experts,), 100, device="cuda", dtype=torch.int32)
-    grouped_gemm_nt_masked(
-        (a, scales(128)), (b, scales(WIDTH)), out, counts, ab_dtype="float4_e2m1fn", sf_dtype="float8_e4m3fn",
-        c_dtype="bfloat16", sf_vec_size=16,
-    )  # fmt: skip
-    return []
-
-
 def cases() -> Iterator[tuple[str, Case]]:
     """Name and function of every case."""
     yield "RMSNorm", rms_norm
     yield "RMSNorm, residual", added_rms_norm
     yield "RMSNorm, to FP8", rms_norm_to_fp8
-    yield "RMSNorm, to NVFP4", rms_norm_to_fp4
     yield "LayerNorm", layer_norm
     yield "normalized queries and keys", normalized_qk
-    yield "quantization", quantize
+    yield "quantization, MXFP8", quantize
     yield "gated delta net", gated_delta_net
     yield "Kimi delta attention", kimi_delta_attention
     if torch.cuda.get_device_capability()[0] != 10:
-        return  # What follows is Blackwell's, by FlashInfer's own checks.
+        return  # What follows needs Blackwell: by FlashInfer's own checks, or by instructions for FP4.
+    yield "quantization, FP4", quantize_to_fp4
+    yield "RMSNorm, to NVFP4", rms_norm_to_fp4
     yield "attention, decode, paged", paged_decode
     yield "latent attention, decode", latent_decode
     yield "Mamba 2", state_space_dual
@@ -343,7 +325,6 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "GEMM, NVFP4", gemm_fp4
     yield "GEMM, MXFP8", gemm_mxfp8
     yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
-    yield "GEMM, grouped, NVFP4", grouped_gemm
 
 
 def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
