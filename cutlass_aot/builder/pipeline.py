@@ -36,12 +36,14 @@ from cutlass_aot.builder.native.link import LinkToolchain
 from cutlass_aot.builder.pool import Executor, Pool
 from cutlass_aot.builder.recipe import Recipe, inputs_digest
 from cutlass_aot.builder.recording import (
+    Program,
     Recorded,
     known_recording,
     merged,
     programs_of,
     record_programs,
     remarks,
+    take_recordings,
 )
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
@@ -145,9 +147,10 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
         with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
             selection = _enumerate(inputs, settings, pool)
     known = {program: known_recording(program, inputs, store) for program in programs_of(inputs)}
-    recorded = [Recorded(program, found) for program, (found, _) in known.items() if found is not None]
+    recorded = take_recordings(inputs, None)
+    recorded += [Recorded(program, found) for program, (found, _) in known.items() if found is not None]
     selection = with_requests(selection, recorded)
-    runs = [f"{program} would be run: {why}" for program, (found, why) in known.items() if found is None]
+    runs = [f"{program} would be run: {why}" for program, (_, why) in known.items() if why]
     selection = replace(selection, remarks=(*selection.remarks, *runs))
     with naming(inputs.manifest.path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
@@ -177,7 +180,7 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         naming(manifest_path),
     ):
         selection = _selection(inputs, store, settings, pool)
-        recorded = record_programs(inputs, store, settings)
+        recorded = [*take_recordings(inputs, store), *record_programs(inputs, store, settings)]
         selection = with_requests(selection, recorded)
         recipe = Recipe(
             name=manifest.name,
@@ -187,7 +190,7 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
             hosts=tuple(sorted(manifest.hosts)),
             tuning=read_tunings(manifest),
         )
-        runs = {("recording", item.recording.name) for item in recorded}
+        runs = {("recording", item.recording.name) for item in recorded if isinstance(item.program, Program)}
         planned_by = (("plan", inputs.plan_digest), parts_reference(inputs), *sorted(runs))
         failed = tuple(failure for item in recorded for failure in item.failures)
         fresh = sum(item.compiled for item in recorded)

@@ -30,9 +30,9 @@ from cutlass_aot.builder.forking import PASSED_ON, read_log
 from cutlass_aot.builder.inputs import Inputs
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.errors import CutlassAotError, ProgramError
+from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
 from cutlass_aot.generators.device import device_record
-from cutlass_aot.manifest.programs import ProgramTable
+from cutlass_aot.manifest.programs import ProgramTable, RecordingTable
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.keep import read_whole
 from cutlass_aot.programs.record import plan_of
@@ -40,7 +40,7 @@ from cutlass_aot.programs.start import program_environment
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernel import key
-from cutlass_aot.schema.recording import Recording
+from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording, recording_from_bytes
 from cutlass_aot.schema.request import (
     MAX_REQUEST_BYTES,
     REQUEST_SCHEMA,
@@ -85,13 +85,13 @@ class Recorded(NamedTuple):
     """What a program came to.
 
     Attributes:
-        program: what was run, or was not, if nothing had changed.
+        program: what was run, or was not, if nothing had changed; or what a recording is called.
         recording: its requests.
         failures: requests that did not compile.
         compiled: how many were compiled now.
     """
 
-    program: Program
+    program: Program | str
     recording: Recording
     failures: tuple[Failure, ...] = ()
     compiled: int = 0
@@ -106,30 +106,37 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     """What the last run of a program recorded, if nothing that it follows from has changed since.
 
     Returns:
-        The recording, or None with the reason why the program would be run.
+        The recording of the last run, None if there is none; and why the program would be run again, ``""``
+        if it would not.
     """
     if store is None:
         return None, "there is no store yet"
     note = read_note(store.root, _note_name(program, inputs))
     if note is None:
         return None, "it was not run with this command, environment, profile and compiler"
-    try:
-        files = from_rows(note["files"])
-    except MALFORMED:
-        return None, "its last run did not come to a good end"
-    changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return None, f"{changed[0]}{more} changed since its last run"
     recording = _recording(note, store)
     if recording is None:
         return None, "the store has lost what was recorded"
-    for item in recording.requests:
+    why = _changed(note, inputs)
+    for item in recording.requests if not why else ():
         kernel = item.request.kernel
-        artifact, why = read_artifact(store, kernel_key(item.request, inputs), kernel)
+        artifact, reason = read_artifact(store, kernel_key(item.request, inputs), kernel)
         if artifact is None:
-            return None, f"{kernel.name}: {why}"
-    return recording, ""
+            why = f"{kernel.name}: {reason}"
+    return recording, why
+
+
+def _changed(note: Any, inputs: Inputs) -> str:
+    """What a program follows from and has changed since its last run; ``""`` if nothing has."""
+    if note.get("own_sources") != inputs.tools.origins.own_sources:
+        return "cutlass-aot changed since its last run"
+    try:
+        files = from_rows(note["files"])
+    except MALFORMED:
+        return "its last run did not come to a good end"
+    changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more} changed since its last run" if changed else ""
 
 
 def _recording(note: Any, store: Store) -> Recording | None:
@@ -156,8 +163,8 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
     found: dict[Program, Recorded] = {}
     waiting = []
     for program in programs_of(inputs):
-        recording, _ = known_recording(program, inputs, store)
-        if recording is None:
+        recording, why = known_recording(program, inputs, store)
+        if recording is None or why:
             waiting.append(program)
         else:
             found[program] = Recorded(program, recording)
@@ -167,10 +174,10 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="program") as pool:
         futures = [pool.submit(runs.record, program) for program in waiting]
         try:
-            for future in futures:
+            for program, future in zip(waiting, futures, strict=True):
                 try:
                     recorded = future.result()
-                    found[recorded.program] = recorded
+                    found[program] = recorded
                 except ProgramError as error:
                     errors.append(str(error))
         except BaseException:
@@ -197,7 +204,6 @@ def _note_name(program: Program, inputs: Inputs) -> str:
                 "fake_tensors": table.fake_tensors,
                 "environment": dict(table.environment),
                 "toolchain": inputs.tools.origins.toolchain,
-                "own_sources": inputs.tools.origins.own_sources,
                 "python": sys.version,
                 "prefix": sys.prefix,
             }
@@ -409,7 +415,11 @@ class _Run:
                 self.inputs.files.digest(Path(path))
             seen = {path: self.inputs.files.used[path] for path in files}
             self.store.put_record(KIND, recording.name, recording.to_record())
-            body = {"recording": recording.name} | ({"files": to_rows(seen)} if files else {})
+            body: dict[str, Any] = {
+                "recording": recording.name,
+                "own_sources": self.inputs.tools.origins.own_sources,
+            }
+            body |= {"files": to_rows(seen)} if files else {}
             write_note(self.store.root, _note_name(self.program, self.inputs), body)
 
     def _nothing(self, recording: Recording) -> str:
@@ -434,6 +444,66 @@ def _files(found: Path) -> list[str]:
     for path in sorted(found.glob("*.imported")):
         names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
     return sorted(name for name in names if name)
+
+
+def take_recordings(inputs: Inputs, store: Store | None) -> list[Recorded]:
+    """The recordings that a manifest names; what they compiled to is put into the store.
+
+    Args:
+        inputs: of the build.
+        store: takes the objects; None to look at the requests alone.
+
+    Raises:
+        ManifestError: if a recording is for a target that the bundle does not have, or was made with another
+            DSL.
+        CorruptFile: if a file is damaged, or an object is not what its request says.
+        ProgramError: if a file cannot be read.
+    """
+    return [_taken(table, inputs, store) for table in inputs.manifest.recordings]
+
+
+def _taken(table: RecordingTable, inputs: Inputs, store: Store | None) -> Recorded:
+    path = inputs.manifest.path.parent / table.file
+    try:
+        data = read_whole(path, MAX_RECORDING_BYTES)
+    except OSError as error:
+        raise ProgramError(f"{table.where}: {path} cannot be read: {error.strerror or error}") from None
+    inputs.files.digest(path)
+    recording, objects = recording_from_bytes(data, str(path))
+    version = inputs.tools.compiler.versions["nvidia-cutlass-dsl"]
+    for item in recording.requests:
+        request = item.request
+        if request.target not in inputs.manifest.targets:
+            raise ManifestError(
+                f"{table.where}: {path} has kernels for {request.target}: expected some of the bundle's targets, "
+                f"{', '.join(inputs.manifest.targets)}"
+            )
+        theirs = request.code.get("nvidia-cutlass-dsl", "").partition(" ")[0]
+        if theirs != version:
+            raise ManifestError(
+                f"{table.where}: {path} was made with nvidia-cutlass-dsl {theirs}, here is {version}: make it again, or "
+                "install that release"
+            )
+        if store is not None:
+            _adopt(request, objects[request.digest], inputs, store)
+    return Recorded(f"{table.where} ({table.file})", recording)
+
+
+def _adopt(request: Request, data: bytes, inputs: Inputs, store: Store) -> None:
+    """Put an object of a recording into the store, if it is what its request says."""
+    # Here, and not above: a build without recordings needs none of it.
+    from cutlass_aot.builder.audit import audit, inspect_object
+
+    kernel, name = request.kernel, kernel_key(request, inputs)
+    if read_artifact(store, name, kernel)[0] is not None:
+        return
+    inspection = inspect_object(data)
+    audit(inspection, kernel.target, kernel.symbol)
+    artifact = Artifact(digest(data), len(data), inspection.facts, 0.0)
+    with store.workspace() as workspace:
+        file = workspace / f"{request.digest}.object"
+        file.write_bytes(data)
+        keep_artifact(store, name, kernel, artifact, file)
 
 
 def remarks(recorded: Sequence[Recorded]) -> list[str]:

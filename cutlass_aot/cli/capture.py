@@ -1,15 +1,19 @@
-"""``cutlass-aot capture``: the manifest of what a program compiles."""
+"""``cutlass-aot capture``: what a program compiles on a GPU, as a recording and a manifest that names it."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.words import plural
+
+SUFFIX = ".recording"
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True})
@@ -19,65 +23,77 @@ from cutlass_aot.words import plural
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("captured.toml"),
     show_default=True,
-    help="Manifest to write.",
+    help=f"Manifest to write; the recording goes beside it, as {SUFFIX}.",
 )
 @click.option("--name", default="captured", show_default=True, help="Name of its bundle.")
-@click.option("--target", "targets", multiple=True, help="GPU code target to build for; may be repeated.")
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    metavar="TARGET=PROFILE",
-    help="Device profile for a target: a name, or a .toml file's path from the manifest; may be repeated.",
-)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
-    output: Path, name: str, targets: tuple[str, ...], devices: tuple[str, ...], program: tuple[str, ...]
-) -> int:
-    """Run PROGRAM, and write the manifest of the CuTe DSL kernels that it compiles.
+def command(output: Path, name: str, program: tuple[str, ...]) -> int:
+    """Run PROGRAM on this machine's GPU, and record what it compiles with cute.compile.
 
     \b
-        cutlass-aot capture -o app.toml -- python app.py
+        cutlass-aot capture -o app.toml -- python serve.py
+        cutlass-aot build app.toml
 
-    It sees what goes through cutlass.operators, kernels declared with cutlass_aot.kernel, and what the policy
-    jit compiles, which is the program's policy unless CUTLASS_AOT_POLICY says otherwise. Other kernels
-    are named, with what to do about them. The program's own programs in Python are watched too. An interrupt
-    ends the program; what was found until then is written.
+    The program runs as it would: it compiles, and launches what it compiled. The recording has each request
+        with the compiled
+    object, so that any machine can build the bundle, without the program, its data and a GPU. Packages' own
+    caches of compiled kernels are off meanwhile. The program's own Python processes are recorded too. An
+    interrupt ends the program; what it compiled until then is written.
     """
-    from cutlass_aot.capture import manifest
-    from cutlass_aot.capture.run import run
+    from cutlass_aot.manifest.model import check_name
+    from cutlass_aot.programs import keep
+    from cutlass_aot.programs.launch import run_program
+    from cutlass_aot.schema.recording import recording_to_bytes
 
     # Whatever can be refused is refused now: the program may run for hours.
-    profiles = _profiles(devices)
-    manifest.check_wishes(name, targets, profiles, output.parent)
+    check_name(name)
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ManifestError(
             f"{output}: {output.parent} is no folder to write to: make it, or name another one"
         )
-    ran = run(program)
-    problem, found = ran.problem(), ran.found
-    notes = {**found.others, **manifest.left_out(found, targets)}
-    for other, reason in sorted(notes.items()):
-        click.echo(f"note: {other}: {reason}", err=True)
-    if problem and not found.kernels:
-        click.echo(f"error: {problem}, and nothing was found", err=True)
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-capture-", ignore_cleanup_errors=True) as folder:
+        found = Path(folder) / "found"
+        found.mkdir()
+        ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, Path(folder))
+        recording, objects = keep.gathered(found)
+    for reason in recording.refusals:
+        click.echo(f"note: not recorded: {reason}", err=True)
+    problem = ran.problem()
+    if not recording.requests:
+        reason = (
+            problem or "the program compiled nothing that can be recorded: no call of cute.compile was seen"
+        )
+        click.echo(f"error: {reason}; nothing is written", err=True)
         return 1
-    text = manifest.manifest_text(found, name, targets, profiles)
-    manifest.write_manifest(text, output)
-    click.echo(f"{output}: {plural(text.count('[[kernels]]'), 'kernel')}")
-    for placeholder in (manifest.NO_TARGET, manifest.NO_PROFILE):
-        if json.dumps(placeholder) in text:
-            click.echo(f"note: {output} has to be edited before it builds: {placeholder}", err=True)
+    file = output.with_suffix(SUFFIX)
+    _write(recording_to_bytes(recording, objects), file)
+    targets = sorted({item.request.target for item in recording.requests})
+    _write(_manifest(program, name, targets, file.name).encode("utf-8", "backslashreplace"), output)
+    click.echo(f"{output}: {plural(len(recording.requests), 'request')} for {', '.join(targets)}, in {file}")
     if problem:
         click.echo(f"error: {problem}", err=True)
     return 1 if problem else 0
 
 
-def _profiles(devices: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in devices:
-        target, equals, profile = text.partition("=")
-        if not equals or not profile:
-            raise ManifestError(f"--device {text}: expected TARGET=PROFILE, such as sm_90a=h200")
-        found[target] = profile
-    return found
+def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: str) -> str:
+    words = json.dumps(" ".join(program))
+    return "\n".join(
+        [
+            f"# What {words} compiled, recorded by `cutlass-aot capture`.",
+            "[bundle]",
+            f"name = {json.dumps(name)}",
+            'version = "0.1.0"',
+            f"targets = {json.dumps(list(targets))}",
+            "",
+            "[[recordings]]",
+            f"file = {json.dumps(file)}",
+            "",
+        ]
+    )
+
+
+def _write(data: bytes, path: Path) -> None:
+    """Write a file at once: a reader sees what was there before, or all of the new one."""
+    from cutlass_aot.store.files import publish
+
+    publish(data, path)

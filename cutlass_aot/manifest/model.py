@@ -13,7 +13,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
 from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
-from cutlass_aot.manifest.programs import ProgramTable, parse_programs
+from cutlass_aot.manifest.programs import ProgramTable, RecordingTable, parse_programs, parse_recordings
 from cutlass_aot.manifest.scales import Scales, parse_scales
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
@@ -87,6 +87,7 @@ class Manifest:
         plugins: modules to import for their generators.
         tables: the ``[[kernels]]`` tables.
         programs: the ``[[programs]]`` tables.
+        recordings: the ``[[recordings]]`` tables.
         select: the ``[select]`` table.
         known_bad: the ``[[known_bad]]`` tables.
         document: the parsed TOML, for the plan's digest.
@@ -101,6 +102,7 @@ class Manifest:
     plugins: tuple[str, ...]
     tables: tuple[KernelTable, ...]
     programs: tuple[ProgramTable, ...]
+    recordings: tuple[RecordingTable, ...]
     select: SelectSettings
     known_bad: tuple[KnownBad, ...]
     document: Mapping[str, Any] = field(repr=False)
@@ -158,7 +160,11 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    known(document, ("bundle", "kernels", "known_bad", "plugins", "programs", "select"), "the top level")
+    known(
+        document,
+        ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select"),
+        "the top level",
+    )
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
@@ -168,10 +174,12 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
     hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), DEFAULT_HOSTS)
     programs = parse_programs(document.get("programs", []), targets)
-    tables = document.get("kernels", [] if programs else None)
+    recordings = parse_recordings(document.get("recordings", []))
+    tables = document.get("kernels", [] if programs or recordings else None)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError(
-            "[[kernels]] and [[programs]] are missing: at least one table says which kernels to build"
+            "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which kernels to "
+            "build"
         )
     return Manifest(
         path=path,
@@ -179,10 +187,11 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         version=version,
         targets=targets,
         hosts=hosts,
-        devices=_devices(bundle, targets),
+        devices=_devices(bundle, targets) if tables or programs or "device" in bundle else {},
         plugins=tuple(strings(document, "plugins", "", ())),
         tables=tuple(_table(table, f"kernels[{i}]", targets) for i, table in enumerate(tables)),
         programs=programs,
+        recordings=recordings,
         select=parse_select(document["select"], targets, path.parent)
         if "select" in document
         else SelectSettings(),

@@ -1,4 +1,4 @@
-"""The manifest's ``[[programs]]`` tables: commands whose kernels are to be prebuilt."""
+"""The manifest's ``[[programs]]`` and ``[[recordings]]`` tables: programs whose kernels are to be prebuilt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.keys import is_whole_number, known, words
+from cutlass_aot.manifest.keys import is_whole_number, known, text, words
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 KEYS = ("run", "targets", "tensors", "environment", "timeout")
@@ -42,6 +42,35 @@ class ProgramTable:
     def command(self) -> str:
         """The command in words."""
         return " ".join(self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingTable:
+    """One ``[[recordings]]`` table.
+
+    Attributes:
+        where: how errors call it, such as ``recordings[0]``.
+        file: path of what ``cutlass-aot capture`` wrote, from the manifest's folder.
+    """
+
+    where: str
+    file: str
+
+
+def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
+    """Read the ``[[recordings]]`` tables.
+
+    Raises:
+        ManifestError: if one is not as documented.
+    """
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ManifestError('[[recordings]]: expected tables, each with file = "NAME.recording"')
+    found = []
+    for index, table in enumerate(tables):
+        where = f"recordings[{index}]"
+        known(table, ("file",), where)
+        found.append(RecordingTable(where, text(table, "file", where)))
+    return tuple(found)
 
 
 def parse_programs(tables: Any, targets: tuple[str, ...]) -> tuple[ProgramTable, ...]:

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe import source_lines
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 
@@ -153,7 +154,8 @@ def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
     for thing in code.closures:
         lines.update(_lines(thing))
     for item in sorted(ran, key=lambda item: item.co_firstlineno):
-        if item.co_firstlineno not in lines:
+        # The DSL executes the definition of a function that it has rewritten, as a module of its own.
+        if item.co_firstlineno not in lines and item.co_name != "<module>":
             raise RequestError(
                 f"the trace ran {item.co_name} ({file}, line {item.co_firstlineno}), which nothing in the request names: "
                 "move it into a module of its own, and import it by name"
@@ -161,8 +163,11 @@ def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
 
 
 def _lines(thing: Any) -> range:
+    thing = inspect.unwrap(thing)
     try:
-        source, first = inspect.getsourcelines(inspect.unwrap(thing))
-    except (OSError, TypeError):
+        if isinstance(thing, FunctionType) and thing.__name__ != "<lambda>":
+            return source_lines(thing)
+        source, first = inspect.getsourcelines(thing)
+    except (OSError, TypeError, SyntaxError):
         return range(0)
     return range(first, first + len(source))

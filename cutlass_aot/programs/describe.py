@@ -559,6 +559,29 @@ def _subclasses(kind: type) -> list[type]:
     return [kind, *(deeper for item in direct for deeper in _subclasses(item))]
 
 
+def source_lines(function: types.FunctionType) -> range:
+    """The lines of a function in its file, its decorators among them, numbered from 1.
+
+    The DSL replaces the code of what it has traced by one that begins at another line of the same function: what
+    decides is the function of this name that has the line.
+
+    Raises:
+        OSError: if there is no source, or no such function in it.
+        SyntaxError: if the source has changed since, and is none any more.
+    """
+    lines, _ = inspect.findsource(function)
+    first = function.__code__.co_firstlineno
+    found = [
+        range(min([node.lineno, *(item.lineno for item in node.decorator_list)]), (node.end_lineno or 0) + 1)
+        for node in ast.walk(_parsed("".join(lines)))
+        if isinstance(node, ast.FunctionDef) and node.name == function.__name__
+    ]
+    holding = [own for own in found if first in own]
+    if not holding:
+        raise OSError(f"line {first} is of no function {function.__name__}")
+    return max(holding, key=lambda own: own.start)
+
+
 def source_of(function: types.FunctionType) -> str:
     """The source of a function or a lambda, without the indentation and the rest of the line it stands in.
 
@@ -568,7 +591,9 @@ def source_of(function: types.FunctionType) -> str:
         SyntaxError: if the source has changed since, and is none any more.
     """
     if function.__name__ != "<lambda>":
-        return textwrap.dedent(inspect.getsource(function))
+        own = source_lines(function)
+        lines, _ = inspect.findsource(function)
+        return textwrap.dedent("".join(lines[own.start - 1 : own.stop - 1]))
     lines, _ = inspect.findsource(function)
     first = function.__code__.co_firstlineno
     found = {

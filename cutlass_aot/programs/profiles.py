@@ -38,18 +38,21 @@ def profile_of(target: str, sm_count: int | None = None) -> str:
 
 def profile_at_hand(target: str) -> DeviceProfile | int:
     """The profile of the first GPU of this machine; its streaming multiprocessors where none comes with this
-    package.
+    package. Where there is no GPU, and so nothing is launched, the first profile for the target.
 
     Raises:
-        DeviceError: if there is no GPU.
+        DeviceError: if there is neither a GPU nor a profile.
     """
     count = sm_count_at_hand()
+    name = profile_of(target, count)
+    if name:
+        return load_profile(name)
     if count is None:
         raise DeviceError(
-            "there is no GPU to compile for: capture runs a program on one; [[programs]] runs it without"
+            f"there is no GPU, and no device profile for {target} comes with cutlass-aot: a program is captured on "
+            "a GPU, and recorded without one by [[programs]] in a manifest"
         )
-    name = profile_of(target, count)
-    return load_profile(name) if name else count
+    return count
 
 
 def sm_count_at_hand() -> int | None:

@@ -163,6 +163,25 @@ class Server:
         held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
         return self._ledger.with_unused(held)
 
+    def request(self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Request:
+        """The request that a call of ``cute.compile`` makes here.
+
+        Raises:
+            RequestError: if it cannot be described soundly.
+        """
+        return request_of(compiler, arguments, keywords, self._surroundings)
+
+    def find(self, request: Request) -> Any | None:
+        """The prebuilt function for a request; None if no bundle has it. It is called as the compiled one is.
+
+        Raises:
+            Incompatible: if this machine cannot load a bundle's libraries.
+            CorruptFile: if a file is truncated, altered or foreign.
+            BundleError: if a file cannot be read, or a library mapped.
+        """
+        found = (bundle.compiled(request) for bundle in self.bundles)
+        return next((item.function for item in found if item is not None), None)
+
     # -- one call ---------------------------------------------------------------------------------------
 
     def _answer(
@@ -170,7 +189,7 @@ class Server:
     ) -> Any:
         start = time.perf_counter()
         try:
-            request = request_of(compiler, arguments, keywords, self._surroundings)
+            request = self.request(compiler, arguments, keywords)
         except RequestError as error:
             return self._missed(None, error, arguments, keywords, compile)
         for bundle in self.bundles:

@@ -1,1 +1,0 @@
-"""Stands first on the path of programs that are watched."""
