@@ -2,7 +2,7 @@
 
 The DSL writes the values of arguments into the names of kernels and host functions
 (``kernel_..._20_1_0``), even of those that the code does not use, so that two objects can differ in their
-names alone. What is compared is what runs: of the GPU code each section but those of names, symbols and notes,
+names alone. What is compared is what runs: of the GPU code each section but names, symbols and notes,
 of the host code the LLVM text, in which names are numbered in the order in which they appear.
 """
 
