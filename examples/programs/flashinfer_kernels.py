@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 
 import flashinfer
 import torch
-from flashinfer.attn_scores import fp8_paged_mqa_logits
+from flashinfer.attn_scores import fp4_paged_mqa_logits, fp8_paged_mqa_logits
 from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
-from flashinfer.cute_dsl.attention.wrappers.batch_decode import BatchDecodePagedCuteDSLWrapper
+from flashinfer.cute_dsl.attention.wrappers.batch_decode import (
+    BatchDecodeCuteDSLWrapper,
+    BatchDecodePagedCuteDSLWrapper,
+)
 from flashinfer.gdn_decode import (
     gated_delta_rule_decode,
     gated_delta_rule_decode_pretranspose,
     gated_delta_rule_mtp,
 )
 from flashinfer.gdn_kernels.qk_l2norm import normalize_qk
-from flashinfer.kda_decode import recurrent_kda
+from flashinfer.kda_decode import fused_kda_decode, recurrent_kda
 from flashinfer.mamba import SSDCombined
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
 from flashinfer.norm import fused_add_rmsnorm_quant, rmsnorm_quant
@@ -170,7 +173,7 @@ def gated_delta_net(rows: int) -> list[Result]:
 
 
 def kimi_delta_attention(rows: int) -> list[Result]:
-    """Decoding with Kimi's delta attention."""
+    """Decoding with Kimi's delta attention, alone and with what stands before and after it."""
     batch = 4
     q, k, v, gate = (normal(batch, 1, HEADS, HEAD_DIM) for _ in range(4))
     recurrent_kda(
@@ -179,7 +182,35 @@ def kimi_delta_attention(rows: int) -> list[Result]:
         initial_state=zeros(batch, HEADS, HEAD_DIM, HEAD_DIM, dtype=torch.bfloat16), use_gate_in_kernel=True,
         output_final_state=True, lower_bound=-5.0,
     )  # fmt: skip
+    heads, states = 8, 16
+    width = heads * HEAD_DIM
+    fused_kda_decode(
+        normal(batch, 3 * width), normal(3, 4, width, dtype=torch.float32),
+        zeros(states, 3, 3 * width, dtype=torch.bfloat16).transpose(1, 2),
+        normal(1, batch, heads, HEAD_DIM), normal(1, batch, heads),
+        normal(heads, dtype=torch.float32), normal(width, dtype=torch.float32),
+        torch.arange(1, batch + 1, device="cuda", dtype=torch.int32),
+        zeros(states, heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32), normal(batch, heads, HEAD_DIM),
+        normal(HEAD_DIM, dtype=torch.float32),
+    )  # fmt: skip
     return []
+
+
+def decode(rows: int) -> list[Result]:
+    """Attention of one query each over as many keys and values."""
+    batch, length = 4, 1024
+    wrapper = BatchDecodeCuteDSLWrapper(zeros(128 << 20, dtype=torch.uint8))
+    types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    wrapper.plan(batch, length, HEADS, KV_HEADS, HEAD_DIM, **types)
+    q = normal(batch, 1, HEADS, HEAD_DIM)
+    k, v = (normal(batch, length, KV_HEADS, HEAD_DIM) for _ in range(2))
+    out = wrapper.run(q, k, v)
+
+    def wanted() -> torch.Tensor:
+        operands = (operand.transpose(1, 2).float() for operand in (q, k, v))
+        return functional.scaled_dot_product_attention(*operands, enable_gqa=True).transpose(1, 2)
+
+    return [(out, wanted)]
 
 
 def paged_decode(rows: int) -> list[Result]:
@@ -257,15 +288,17 @@ def top_k(rows: int) -> list[Result]:
 
 
 def indexer_scores(rows: int) -> list[Result]:
-    """Scores of a sparse attention's indexer over keys in pages."""
+    """Scores of a sparse attention's indexer over keys in pages, in FP8 and in NVFP4."""
     batch, pages = 4, 16
     lengths = torch.full((batch,), pages * PAGE, device="cuda", dtype=torch.int32)
     table = torch.arange(batch * pages, device="cuda", dtype=torch.int32).view(batch, pages)
-    fp8_paged_mqa_logits(
-        zeros(batch, 1, 64, HEAD_DIM, dtype=torch.float8_e4m3fn),
-        zeros(batch * pages, PAGE, 1, HEAD_DIM + 4, dtype=torch.uint8),
-        normal(batch, 64, dtype=torch.float32), table, lengths, pages * PAGE,
-    )  # fmt: skip
+    weights = normal(batch, 64, dtype=torch.float32)
+    q = zeros(batch, 1, 64, HEAD_DIM, dtype=torch.float8_e4m3fn)
+    keys = zeros(batch * pages, PAGE, 1, HEAD_DIM + 4, dtype=torch.uint8)
+    fp8_paged_mqa_logits(q, keys, weights, table, lengths, pages * PAGE)
+    q4, scales = zeros(batch, 1, 64, HEAD_DIM // 2, dtype=torch.uint8), zeros(batch, 1, 64, dtype=torch.int32)
+    keys4 = zeros(batch * pages, PAGE, 1, HEAD_DIM // 2 + 4, dtype=torch.uint8)
+    fp4_paged_mqa_logits(q4, scales, keys4, weights, table, lengths, pages * PAGE)
     return []
 
 
@@ -317,6 +350,7 @@ def cases() -> Iterator[tuple[str, Case]]:
         return  # What follows needs Blackwell: by FlashInfer's own checks, or by instructions for FP4.
     yield "quantization, FP4", quantize_to_fp4
     yield "RMSNorm, to NVFP4", rms_norm_to_fp4
+    yield "attention, decode", decode
     yield "attention, decode, paged", paged_decode
     yield "latent attention, decode", latent_decode
     yield "Mamba 2", state_space_dual
