@@ -58,9 +58,10 @@ bench-gpu: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm90.toml
 	$(BIN)/python tools/bench_gpu.py build/bundles/sm90 --halfway -o build/bench-gpu.json
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt examples/programs/requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[build,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[build,dev,programs]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement examples/programs/requirements.txt
 	touch $@
 
 clean:

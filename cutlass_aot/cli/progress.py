@@ -186,9 +186,11 @@ class PlainReport(Notes):
 
     def _step(self) -> None:
         progress = self._progress
+        if not progress.total:
+            return  # Requests of programs, which were compiled before there was a plan.
         if progress.done == progress.total:
             self._say(f"finished: {progress.summary()}")
-        elif progress.done % max(1, math.ceil(progress.total / 10)) == 0:
+        elif progress.done % math.ceil(progress.total / 10) == 0:
             failed = f", {progress.failed} failed" if progress.failed else ""
             left = progress.seconds_left
             rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""

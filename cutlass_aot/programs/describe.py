@@ -42,6 +42,14 @@ _NO_FIELDS = (
     "__annotations__",
     "__dataclass_fields__",
 )
+_NO_ATTRIBUTES = (
+    "__wrapped__", "set_name_prefix",
+    # Of the DSL: what its decorators make, and what a trace leaves.
+    "_dsl_", "_decorator_", "_preprocess", "_original_code", "_cute_dsl_", "_name_prefix", "__pyir_",
+    # Of FlashAttention-4: a digest of the same function, once it was asked for.
+    "__cute_hash__",
+)  # fmt: skip
+"""How the names of those attributes of functions begin that say no more than the source does."""
 
 
 def qualified_name(thing: Any) -> str:
@@ -172,10 +180,18 @@ class Describer:
         if not isinstance(function, types.FunctionType):
             return self._value(function)
         self.code.setdefault(id(function), function)
+        attributes = {
+            name: self._at(f".{name}", item)
+            for name, item in sorted((vars(function) | vars(value)).items())
+            if not name.startswith(_NO_ATTRIBUTES)
+        }
+        described: dict[str, Value] = {"function": qualified_name(function)}
+        if attributes:
+            described["attributes"] = attributes
         if is_reachable_by_name(function):
-            return {"function": qualified_name(function)}
+            return described
         self._entered(function)
-        described: dict[str, Value] = {"function": qualified_name(function), "source": self._source(function)}
+        described["source"] = self._source(function)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         closure = {}
         for name, cell in sorted(cells.items()):
@@ -200,6 +216,13 @@ class Describer:
         except (OSError, TypeError, SyntaxError, ValueError) as error:
             self._refuse(f"the source of {qualified_name(function)} is not at hand ({error})")
         return text if len(text) <= _MAX_SOURCE else {"sha256": digest(text.encode())}
+
+    def _builtin(self, value: types.BuiltinFunctionType, passed: Passed) -> Value:
+        described: dict[str, Value] = {"builtin": f"{value.__module__}:{value.__qualname__}"}
+        own = getattr(value, "__self__", None)
+        if own is not None and not isinstance(own, types.ModuleType):
+            described["self"] = self._at(".__self__", own)
+        return described
 
     def _method(self, value: types.MethodType, passed: Passed) -> Value:
         return {
@@ -461,9 +484,7 @@ _HANDLERS: dict[type, Handler] = {
     type: Describer._class,
     property: Describer._property,
     types.ModuleType: Describer._module,
-    types.BuiltinFunctionType: lambda self, value, passed: {
-        "builtin": f"{value.__module__}:{value.__qualname__}"
-    },
+    types.BuiltinFunctionType: Describer._builtin,
     type(Ellipsis): lambda self, value, passed: {"text": "..."},
     types.GenericAlias: lambda self, value, passed: {"type": str(value)},
     types.UnionType: lambda self, value, passed: {"type": str(value)},
@@ -512,7 +533,9 @@ def _own_fields(value: Any) -> dict[str, Any]:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__"):
-                held = getattr(value, name, _ABSENT)
+                private = name.startswith("__") and not name.endswith("__")
+                stored = f"_{base.__name__.lstrip('_')}{name}" if private else name
+                held = getattr(value, stored, _ABSENT)
                 if held is not _ABSENT:
                     fields[name] = held
     return fields | dict(getattr(value, "__dict__", {}))

@@ -7,6 +7,7 @@ however it ends; :func:`gathered` makes a recording of it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import threading
@@ -59,7 +60,13 @@ def begin(plan: Mapping[str, Any]) -> None:
 
 def known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
     """Environment variables, with the values by which packages are told of a target and of their caches."""
-    return {**cache_environment(), **target_environment(target, numbers["sm_count"])}
+    return dict(_known_variables(target, numbers["sm_count"]))
+
+
+@functools.lru_cache(maxsize=16)
+def _known_variables(target: str, sm_count: int) -> Mapping[str, str]:
+    # Every request asks for it, and to look for entry points takes milliseconds.
+    return {**cache_environment(), **target_environment(target, sm_count)}
 
 
 class Keeper:

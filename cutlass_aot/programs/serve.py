@@ -197,7 +197,7 @@ class Server:
             if found is not None:
                 self._ledger.answered(request, bundle.name, time.perf_counter() - start)
                 return found.function
-        return self._missed(request, self._not_found(request), arguments, keywords, compile)
+        return self._missed(request, self.not_found(request), arguments, keywords, compile)
 
     def _missed(
         self,
@@ -225,7 +225,8 @@ class Server:
         _log.warning("compiled %s in %.1f s", name, seconds)
         return compiled
 
-    def _not_found(self, request: Request) -> RequestNotFound:
+    def not_found(self, request: Request) -> RequestNotFound:
+        """What says that no bundle has a request: the nearest that one has, and where they differ."""
         names = ", ".join(f"{bundle.name} {bundle.version}" for bundle in self.bundles) or "no bundle"
         text = f"no kernel for {request.callable} ({request.digest[:12]}, {request.target}) in {names}"
         near = [found for bundle in self.bundles if (found := bundle.requests.nearest(request)) is not None]

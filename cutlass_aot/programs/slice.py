@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import Describer, qualified_name, source_of
+from cutlass_aot.programs.describe import Describer, is_reachable_by_name, qualified_name, source_of
 from cutlass_aot.programs.distributions import Origin, origin_of
-from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
 
 _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum)
@@ -63,6 +63,10 @@ class CodeSlice(NamedTuple):
         plain: names that hold values.
         variables: environment variables that the code names.
         closures: functions that no module has under their names: they are described with the request.
+        made: names that hold functions which no module has under their names, such as lambdas.
+        bindings: a digest of the other names that hold functions and classes of other names, and of the
+            default values of functions, which are computed when a module is imported. Empty if there are
+            none.
     """
 
     origins: Mapping[str, Origin]
@@ -71,6 +75,8 @@ class CodeSlice(NamedTuple):
     plain: tuple[Slot, ...]
     variables: tuple[str, ...]
     closures: tuple[Any, ...]
+    made: tuple[Slot, ...]
+    bindings: str
 
     def holds(self) -> bool:
         """Whether every name that holds code still holds the same."""
@@ -97,6 +103,10 @@ class CodeSlice(NamedTuple):
             value = slot.namespace.get(slot.name)
             if not _is_as_written(slot, value):
                 found[slot.label] = _described(slot.label, value)
+        for slot in self.made:
+            found[slot.label] = _described(slot.label, slot.found)
+        if self.bindings:
+            found["bindings"] = self.bindings
         for name in self.variables:
             value = os.environ.get(name)
             if value is not None and given.get(name) != value:
@@ -138,6 +148,8 @@ class _Slicer:
         self._plain: dict[tuple[int, str], Slot] = {}
         self._variables: set[str] = set()
         self._closures: list[Any] = []
+        self._made: dict[tuple[int, str], Slot] = {}
+        self._bindings: list[list[Value]] = []
 
     def run(self, roots: Iterable[Any]) -> CodeSlice:
         for root in roots:
@@ -155,6 +167,8 @@ class _Slicer:
             _in_order(self._plain.values()),
             tuple(sorted(self._variables)),
             tuple(self._closures),
+            _in_order(self._made.values()),
+            digest(encode(sorted(self._bindings, key=encode)))[:32] if self._bindings else "",
         )
 
     def _reach(self, thing: Any) -> bool:
@@ -202,12 +216,46 @@ class _Slicer:
             self._reach(base)
         for name, member in list(vars(kind).items()):
             if self._reach(member):
+                self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
-            if not name.startswith("_") and _is_plain(member):
+            if not _is_pythons_own(name) and _is_plain(member):
                 label = f"{kind.__module__}:{kind.__qualname__}.{name}"
                 self._plain.setdefault((id(kind), name), Slot(vars(kind), name, label, member))
 
+    def _bind(self, namespace: Mapping[str, Any], name: str, label: str, value: Any) -> None:
+        """A name holds code: which, is told by the source of its module only if nothing has replaced it."""
+        slot = Slot(namespace, name, label, value)
+        if self._fixed.setdefault((id(namespace), name), slot) is not slot:
+            return
+        thing = getattr(value, "__func__", value)
+        while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
+            thing = thing.__wrapped__
+        if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
+            return
+        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename.startswith("<string"):
+            return  # A method that ``dataclass`` or ``namedtuple`` made; the class's source decides it.
+        if isinstance(thing, types.FunctionType) and not (
+            is_reachable_by_name(thing) or (thing.__module__ == "__main__" and is_in_main(thing))
+        ):
+            self._made[id(namespace), name] = Slot(namespace, name, label, thing)
+        elif qualified_name(thing) != label:
+            self._bindings.append([label, qualified_name(thing)])
+
+    def _is_own(self, thing: Any) -> bool:
+        module = sys.modules.get(thing.__module__ or "")
+        if module is None or module.__name__ == "__main__":
+            return module is not None
+        origin = origin_of(module)
+        return origin is not None and not origin.is_neutral
+
+    def _defaults(self, function: types.FunctionType) -> None:
+        named = {**dict(enumerate(function.__defaults__ or ())), **(function.__kwdefaults__ or {})}
+        values = [[str(name), _described("", value)] for name, value in named.items() if _is_plain(value)]
+        if values:
+            self._bindings.append([qualified_name(function), values])
+
     def _function(self, function: types.FunctionType) -> None:
+        self._defaults(function)
         names, texts = _names(function.__code__)
         self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
         variables = function.__globals__
@@ -235,18 +283,24 @@ class _Slicer:
     def _name(
         self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]
     ) -> None:
-        if name.startswith("__"):
+        if _is_pythons_own(name):
             return
         value = namespace[name]
         if isinstance(value, types.ModuleType):
             origin = origin_of(value)
             if origin is not None and not origin.is_neutral:
+                # Also for a constant alone: what its source says is left out of the state.
+                self._origins[origin.name] = origin
                 modules.append(value)
                 self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
         elif self._reach(value):
-            self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+            self._bind(namespace, name, label, value)
         elif _is_plain(value):
             self._plain.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+
+
+def _is_pythons_own(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _in_order(slots: Iterable[Slot]) -> tuple[Slot, ...]:
@@ -316,6 +370,8 @@ _NO_LITERAL = object()
 @functools.lru_cache(maxsize=8192)
 def _literal(module: str, name: str) -> Any:
     """What the source of a module assigns to a name of it or of a class, once and by a literal."""
+    if module == "__main__":
+        return _NO_LITERAL  # Of a script, the request has its functions' source alone.
     *classes, attribute = name.split(".")
     body = _text(module)
     if re.search(rf"^\s+global\b.*\b{re.escape(attribute)}\b", body, re.MULTILINE):

@@ -1,0 +1,56 @@
+"""Run a program as it is served, on a machine without a GPU: what answers is looked up and loaded, and not called.
+
+    python serve_program.py BUNDLE TARGET PROFILE PROGRAM
+
+Prints a JSON object: the callables that were answered, and what was said of those that were not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def main(bundle: str, target: str, profile: str, program: str) -> None:
+    os.environ["CUTE_DSL_ARCH"] = target
+    from cutlass_aot.errors import CutlassAotError
+    from cutlass_aot.generators.device import load_profile
+    from cutlass_aot.programs import pretend_gpu
+    from cutlass_aot.programs.interception import Compile, Interception
+    from cutlass_aot.programs.record import Nothing
+    from cutlass_aot.programs.serve import Server, opened
+
+    device = load_profile(profile)
+    os.environ.update(pretend_gpu.environment(device, target))
+    pretend_gpu.install(device, target, fake_tensors=True)
+    server = Server()
+    server.bundles = (opened(bundle),)
+    answered: list[str] = []
+    refused: list[str] = []
+
+    def answer(
+        compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        try:
+            request = server.request(compiler, arguments, keywords)
+            if callable(server.find(request)):
+                answered.append(request.callable)
+            else:
+                refused.append(str(server.not_found(request)))
+        except CutlassAotError as error:
+            refused.append(str(error))
+        return Nothing()
+
+    Interception(answer).begin()
+    sys.path.insert(0, str(Path(program).absolute().parent))
+    runpy.run_path(program, run_name="__main__")
+    print(json.dumps({"answered": sorted(answered), "refused": refused}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,202 @@
+"""Programs of three real packages, recorded without a GPU, built, and answered in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flash_attn.cute", reason="the packages of the extra `programs` are not installed")
+
+pytestmark = pytest.mark.compile
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "programs"
+SERVE = Path(__file__).with_name("serve_program.py")
+MANIFEST = """\
+[bundle]
+name = "three"
+version = "0.1.0"
+targets = ["sm_90a", "sm_100a"]
+device = { sm_90a = "h200", sm_100a = "b200" }
+
+[[programs]]
+run = ["python", "three_packages.py"]
+"""
+CALLABLES = [
+    "flash_attn.cute.flash_fwd_sm90:FlashAttentionForwardSm90",
+    "flashinfer.norm.kernels.rmsnorm:RMSNormKernel",
+    "quack.rmsnorm:RMSNorm",
+]
+
+
+def cutlass_aot(*arguments: str, folder: Path, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "cutlass_aot", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def served(folder: Path, bundle: str, target: str, profile: str, program: str) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL")}
+    done = subprocess.run(
+        [sys.executable, str(SERVE), bundle, target, profile, program],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
+    shutil.copy(FIXTURES / "three_packages.py", folder)
+    (folder / "three.toml").write_text(MANIFEST)
+    cutlass_aot("build", "three.toml", "--store", "store", "--out", "bundles", folder=folder)
+    return folder
+
+
+def test_each_target_is_answered_in_another_process(three):
+    for target, profile, digits in (("sm_90a", "h200", "90"), ("sm_100a", "b200", "100")):
+        found = served(three, "bundles/three", target, profile, "three_packages.py")
+        assert found["refused"] == []
+        assert found["answered"] == [name.replace("90", digits).replace("Sm90", f"Sm{digits}") for name in CALLABLES]
+
+
+def test_the_bundle_is_sound_and_carries_licences(three):
+    cutlass_aot("verify", "bundles/three", folder=three)
+    licenses = sorted(path.name for path in (three / "bundles/three/licenses").iterdir())
+    assert licenses == ["cutlass-aot.txt", "flash-attn-4.txt", "flashinfer-python.txt", "quack-kernels.txt"]
+    shown = cutlass_aot("show", "bundles/three", "cute.compile-sm_90a-quack", folder=three)
+    assert "quack.rmsnorm:RMSNorm" in shown
+    assert "BFloat16" in shown
+
+
+def test_nothing_is_run_again_while_nothing_changes(three):
+    printed = cutlass_aot("build", "three.toml", "--store", "store", "--out", "bundles", folder=three)
+    assert "0 compiled, up to date" in printed
+    assert "recording" not in printed
+
+
+def test_what_was_not_recorded_is_refused_with_the_nearest(three):
+    other = (FIXTURES / "three_packages.py").read_text().replace("torch.bfloat16", "torch.float16")
+    (three / "other.py").write_text(other)
+    found = served(three, "bundles/three", "sm_90a", "h200", "other.py")
+    assert found["answered"] == []
+    assert len(found["refused"]) == len(CALLABLES)
+    assert all("Float16" in reason and "BFloat16" in reason for reason in found["refused"])
+
+
+def test_another_gpu_is_refused(three):
+    profile = (Path(sys.modules["cutlass_aot"].__file__).parent / "devices" / "h200.toml").read_text()
+    (three / "small.toml").write_text(profile.replace("sm_count = 132", "sm_count = 114"))
+    found = served(three, "bundles/three", "sm_90a", "small.toml", "three_packages.py")
+    assert len(found["answered"]) == len(CALLABLES), "without a GPU the bundle's own profile counts"
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    """A kernel in a module of its own, with a constant beside it, and a program."""
+    (tmp_path / "tiles.py").write_text("FACTOR = 2.0\n")
+    (tmp_path / "scale.py").write_text(
+        textwrap.dedent(
+            """\
+            import os
+
+            import cutlass
+            import cutlass.cute as cute
+
+            import tiles
+
+            @cute.kernel
+            def scale_kernel(x: cute.Tensor, factor: cutlass.Constexpr):
+                thread, _, _ = cute.arch.thread_idx()
+                x[thread] = x[thread] * factor
+
+            @cute.jit
+            def scale(x: cute.Tensor, stream):
+                factor = tiles.FACTOR
+                if cutlass.const_expr(os.environ.get("SCALE_MORE") is not None):
+                    factor = factor * 3
+                scale_kernel(x, factor).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
+            """
+        )
+    )
+    (tmp_path / "app.py").write_text(
+        textwrap.dedent(
+            """\
+            import cutlass
+            import cutlass.cute as cute
+            from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+            import scale
+
+            x = make_fake_tensor(cutlass.Float32, (128,), (1,))
+            stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+            cute.compile(scale.scale, x, stream, options="--enable-tvm-ffi")
+            """
+        )
+    )
+    (tmp_path / "app.toml").write_text(
+        MANIFEST.replace("three_packages.py", "app.py")
+        .replace('"three"', '"app"')
+        .replace('targets = ["sm_90a", "sm_100a"]', 'targets = ["sm_90a"]')
+        .replace('{ sm_90a = "h200", sm_100a = "b200" }', '"h200"')
+    )
+    return tmp_path
+
+
+def test_an_edit_is_built_again_and_not_answered_from_what_was_there(module):
+    cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module)
+    assert served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"] == []
+    (module / "tiles.py").write_text("FACTOR = 4.0\n")
+    (refused,) = served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"]
+    assert "code.tiles" in refused
+    planned = cutlass_aot("plan", "app.toml", "--store", "store", folder=module)
+    assert "tiles.py" in planned
+    assert "changed since its last run" in planned
+    printed = cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module)
+    assert "1 compiled, written" in printed
+    assert served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"] == []
+
+
+def test_an_environment_variable_that_the_code_reads_is_part_of_the_request(module, monkeypatch):
+    cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module)
+    monkeypatch.setenv("SCALE_MORE", "1")
+    (refused,) = served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"]
+    assert "environment:SCALE_MORE" in refused
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print('nothing')\n", "compiled nothing"),
+        ("raise SystemExit('no weights here')\n", "no weights here"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "signal 9"),
+        ("import torch\nprint(torch.ones(1, device='cuda').item())\n", "data"),
+    ],
+)
+def test_a_program_that_fails_is_an_error(module, program, words):
+    (module / "app.py").write_text(program)
+    printed = cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module, status=1)
+    assert "programs[0] (python app.py) for sm_90a" in printed
+    assert words in printed
+    assert not (module / "bundles").exists()
+
+
+def test_requests_found_before_a_failure_are_kept(module):
+    whole = (module / "app.py").read_text()
+    (module / "app.py").write_text(whole + "raise SystemExit(3)\n")
+    printed = cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module, status=1)
+    assert "1 of its requests are recorded and kept" in printed
+    (module / "app.py").write_text(whole)
+    printed = cutlass_aot("build", "app.toml", "--store", "store", "--out", "bundles", folder=module)
+    assert "1 request, 0 compiled" in printed
