@@ -33,6 +33,7 @@ _MAX_SOURCE = 2000
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _DYNAMIC_SCALARS = {bool: "bool", int: "int", float: "float"}
 _INT64 = 2**63
+_MADE_BY_DATACLASSES = "__create_fn__.<locals>."
 _NO_FIELDS = (
     "__dict__",
     "__weakref__",
@@ -82,6 +83,13 @@ def _unwrapped(function: Any) -> Any:
     return function
 
 
+def _is_of_dataclasses(member: Any) -> bool:
+    """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does."""
+    code = getattr(_unwrapped(member), "__code__", None)
+    name = getattr(code, "co_qualname", _MADE_BY_DATACLASSES)
+    return code is not None and code.co_filename == "<string>" and name.startswith(_MADE_BY_DATACLASSES)
+
+
 class Passed(enum.Enum):
     """How a value gets to compiled code."""
 
@@ -104,7 +112,8 @@ class Describer:
         self.code: dict[int, Any] = {}
         self._symbols: dict[int, int] = {}
         self._kept: list[Any] = []
-        self._inside: set[int] = set()
+        self._inside: dict[int, int] = {}
+        self._outermost = MAX_DEPTH
         self._path: list[str] = []
 
     def argument(self, name: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
@@ -134,6 +143,8 @@ class Describer:
             return value
         if len(self._path) > MAX_DEPTH:
             self._refuse("it is nested too deep")
+        if id(value) in self._inside:
+            return self._again(value)
         handler = _HANDLERS.get(kind)
         if handler is not None:
             return handler(self, value, passed)
@@ -152,16 +163,23 @@ class Describer:
         raise RequestError(f"{''.join(self._path)}: {reason}")
 
     def _entered(self, value: Any) -> None:
-        if id(value) in self._inside:
-            self._refuse("it contains itself")
-        self._inside.add(id(value))
+        self._inside[id(value)] = len(self._inside)
+
+    def _left(self, value: Any) -> None:
+        del self._inside[id(value)]
+
+    def _again(self, value: Any) -> Value:
+        """What is within itself: by how many levels above it is described."""
+        level = self._inside[id(value)]
+        self._outermost = min(self._outermost, level)
+        return {"enclosing": len(self._inside) - level}
 
     # -- plain Python -----------------------------------------------------------------------------------
 
     def _sequence(self, value: Any, passed: Passed) -> Value:
         self._entered(value)
         items = [self._at(f"[{index}]", item, passed) for index, item in enumerate(value)]
-        self._inside.discard(id(value))
+        self._left(value)
         return items if type(value) is list else {"tuple": items}
 
     def _set(self, value: Any, passed: Passed) -> Value:
@@ -172,13 +190,15 @@ class Describer:
         # In the program's order, in which a trace would go through it.
         self._entered(value)
         items = [[self._at("{}", key), self._at(f"[{key!r}]", item)] for key, item in value.items()]
-        self._inside.discard(id(value))
+        self._left(value)
         return {"dict": items}
 
     def _function(self, value: types.FunctionType, passed: Passed) -> Value:
         function = _unwrapped(value)
         if not isinstance(function, types.FunctionType):
             return self._value(function)
+        if id(function) in self._inside:
+            return self._again(function)
         self.code.setdefault(id(function), function)
         attributes = {
             name: self._at(f".{name}", item)
@@ -207,7 +227,7 @@ class Describer:
         for key, defaults in (("defaults", function.__defaults__), ("keywords", function.__kwdefaults__)):
             if defaults:
                 described[key] = self._at(f".{key}", defaults)
-        self._inside.discard(id(function))
+        self._left(function)
         return described
 
     def _source(self, function: types.FunctionType) -> Value:
@@ -254,9 +274,15 @@ class Describer:
         if known is not None:
             self.code.update((id(thing), thing) for thing in known[1])
             return known[0]
+        if id(value) in self._inside:
+            return self._again(value)
         outer, self.code = self.code, {}
+        outermost, self._outermost = self._outermost, MAX_DEPTH
         described = self._members(value)
-        _made_classes[value] = described, tuple(self.code.values())
+        if self._outermost >= len(self._inside):
+            # It refers to nothing around it, and so is described alike everywhere.
+            _made_classes[value] = described, tuple(self.code.values())
+        self._outermost = min(outermost, self._outermost)
         self.code = outer | self.code
         return described
 
@@ -280,9 +306,19 @@ class Describer:
             for name, item in sorted(vars(value).items())
             if name not in _NO_FIELDS
             and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            and not _is_of_dataclasses(item)
         }
+        if "__dataclass_fields__" in vars(value):
+            own["__dataclass_fields__"] = [
+                {
+                    "name": field.name, "type": str(field.type), "init": field.init, "by_name": bool(field.kw_only),
+                    "default": self._at(f".{field.name}", field.default),
+                    "factory": self._at(f".{field.name}", field.default_factory),
+                }
+                for field in vars(value)["__dataclass_fields__"].values()
+            ]
         bases = [self._at(".__bases__", base) for base in value.__bases__ if base is not object]
-        self._inside.discard(id(value))
+        self._left(value)
         return {"class": qualified_name(value), "bases": bases, "members": own}
 
     def _property(self, value: property, passed: Passed) -> Value:
@@ -336,7 +372,7 @@ class Describer:
         names = fields if fields is not None else [str(index) for index in range(len(value))]
         inner = _inner(passed)
         items = {name: self._at(f".{name}", item, inner) for name, item in zip(names, value, strict=True)}
-        self._inside.discard(id(value))
+        self._left(value)
         return {"object": self._class_name(kind), "fields": items}
 
     def _of_plain_base(self, value: Any, passed: Passed) -> Value:
@@ -371,7 +407,7 @@ class Describer:
             field.name: self._at(f".{field.name}", getattr(value, field.name), _field(field.type))
             for field in dataclasses.fields(value)
         }
-        self._inside.discard(id(value))
+        self._left(value)
         return {"object": self._class_name(kind), "fields": fields}
 
     def _object(self, value: Any, kind: type, passed: Passed) -> Value:
@@ -381,7 +417,7 @@ class Describer:
         self._entered(value)
         inner = _inner(passed)
         described = {name: self._at(f".{name}", item, inner) for name, item in sorted(fields.items())}
-        self._inside.discard(id(value))
+        self._left(value)
         return {"object": self._class_name(kind), "fields": described}
 
     def _opaque(self, value: Any, kind: type) -> Value:
@@ -478,6 +514,7 @@ _HANDLERS: dict[type, Handler] = {
     set: Describer._set,
     frozenset: Describer._set,
     dict: Describer._dict,
+    types.MappingProxyType: Describer._dict,
     types.FunctionType: Describer._function,
     types.MethodType: Describer._method,
     functools.partial: Describer._partial,
@@ -594,11 +631,7 @@ def source_lines(function: types.FunctionType) -> range:
     """
     lines, _ = inspect.findsource(function)
     first = function.__code__.co_firstlineno
-    found = [
-        range(min([node.lineno, *(item.lineno for item in node.decorator_list)]), (node.end_lineno or 0) + 1)
-        for node in ast.walk(_parsed("".join(lines)))
-        if isinstance(node, ast.FunctionDef) and node.name == function.__name__
-    ]
+    found = _definitions("".join(lines)).get(function.__name__, ())
     holding = [own for own in found if first in own]
     if not holding:
         raise OSError(f"line {first} is of no function {function.__name__}")
@@ -619,11 +652,7 @@ def source_of(function: types.FunctionType) -> str:
         return textwrap.dedent("".join(lines[own.start - 1 : own.stop - 1]))
     lines, _ = inspect.findsource(function)
     first = function.__code__.co_firstlineno
-    found = {
-        ast.unparse(node)
-        for node in ast.walk(_parsed("".join(lines)))
-        if isinstance(node, ast.Lambda) and node.lineno == first
-    }
+    found = {ast.unparse(node) for node in _lambdas("".join(lines)).get(first, ())}
     if len(found) > 1:
         found = {text for text in found if _compiles_to(text, function)}
     if len(found) != 1:
@@ -631,6 +660,27 @@ def source_of(function: types.FunctionType) -> str:
             f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own"
         )
     return found.pop()
+
+
+@functools.lru_cache(maxsize=64)
+def _definitions(text: str) -> Mapping[str, list[range]]:
+    """The lines of the functions of a file, by their names."""
+    found: dict[str, list[range]] = {}
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            found.setdefault(node.name, []).append(range(first, (node.end_lineno or 0) + 1))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _lambdas(text: str) -> Mapping[int, list[ast.Lambda]]:
+    """The lambdas of a file, by their lines."""
+    found: dict[int, list[ast.Lambda]] = {}
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Lambda):
+            found.setdefault(node.lineno, []).append(node)
+    return found
 
 
 @functools.lru_cache(maxsize=16)

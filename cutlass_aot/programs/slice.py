@@ -218,7 +218,7 @@ class _Slicer:
             if self._reach(member):
                 self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
-            if not _is_pythons_own(name) and _is_plain(member):
+            if not _is_pythons_own(name) and (_is_plain(member) or self._is_data(member)):
                 label = f"{kind.__module__}:{kind.__qualname__}.{name}"
                 self._plain.setdefault((id(kind), name), Slot(vars(kind), name, label, member))
 
@@ -226,6 +226,10 @@ class _Slicer:
         """A name holds code: which, is told by the source of its module only if nothing has replaced it."""
         slot = Slot(namespace, name, label, value)
         if self._fixed.setdefault((id(namespace), name), slot) is not slot:
+            return
+        if isinstance(value, (functools.partial, types.MethodType)):
+            # With arguments, or an instance, of its own.
+            self._plain[id(namespace), name] = slot
             return
         thing = getattr(value, "__func__", value)
         while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
@@ -241,6 +245,11 @@ class _Slicer:
         elif qualified_name(thing) != label:
             self._bindings.append([label, qualified_name(thing)])
 
+    def _is_data(self, value: Any) -> bool:
+        """Whether a value is a container, or an object of a class of the code's own: described with each
+        request."""
+        return isinstance(value, (tuple, list, dict, set, frozenset)) or self._is_own(type(value))
+
     def _is_own(self, thing: Any) -> bool:
         module = sys.modules.get(thing.__module__ or "")
         if module is None or module.__name__ == "__main__":
@@ -249,8 +258,8 @@ class _Slicer:
         return origin is not None and not origin.is_neutral
 
     def _defaults(self, function: types.FunctionType) -> None:
-        named = {**dict(enumerate(function.__defaults__ or ())), **(function.__kwdefaults__ or {})}
-        values = [[str(name), _described("", value)] for name, value in named.items() if _is_plain(value)]
+        named = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+        values = [[str(name), _described("", value)] for name, value in named if _is_plain(value)]
         if values:
             self._bindings.append([qualified_name(function), values])
 
@@ -295,7 +304,7 @@ class _Slicer:
                 self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
         elif self._reach(value):
             self._bind(namespace, name, label, value)
-        elif _is_plain(value):
+        elif _is_plain(value) or self._is_data(value):
             self._plain.setdefault((id(namespace), name), Slot(namespace, name, label, value))
 
 

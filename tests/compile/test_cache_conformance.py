@@ -15,17 +15,6 @@ pytestmark = pytest.mark.compile
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = REPOSITORY / "tools"
 
-KNOWN = {
-    "global object",
-    "replaced function",
-    "default value at import",
-    "function attribute",
-    "edited constant of a script",
-    "edited lambda of a script",
-    "closure at import",
-}
-"""Hazards that our keys do not tell apart yet."""
-
 
 @pytest.fixture(scope="module")
 def conformance():
@@ -40,7 +29,7 @@ def conformance():
 def test_our_cache_handles_every_hazard(conformance):
     results = conformance.Suite("cutlass-aot").run()
     failed = {result.hazard: result.detail for result in results if not result.passed}
-    assert set(failed) == KNOWN, failed
+    assert not failed
     # What is refused is safe, but says that programs which do so cannot be prebuilt.
     assert [r.hazard for r in results if r.verdict == "refused"] == ["tensor in a closure"]
     assert not [result for result in results if result.verdict == "not applicable"]

@@ -1,0 +1,144 @@
+"""Keys of requests follow what programs change beside arguments: scripts, closures, defaults, objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.compile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+_KEYS = """
+import json, os, sys
+import cutlass, cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.request import Surroundings, request_of
+
+@cute.kernel
+def kernel(values: cute.Tensor, modify: cutlass.Constexpr):
+    thread, _, _ = cute.arch.thread_idx()
+    values[thread] = modify(values[thread])
+
+@cute.jit
+def launch(values: cute.Tensor, modify: cutlass.Constexpr, stream):
+    kernel(values, modify).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+def key(modify):
+    values = make_fake_tensor(cutlass.Float32, (cute.sym_int32(),), (1,))
+    arguments = (launch, values, modify, make_fake_stream(use_tvm_ffi_env_stream=True))
+    surroundings = Surroundings(lambda target: {"sm_count": 132}, lambda target, numbers: {})
+    try:
+        return request_of(cute.compile, arguments, {"options": "--enable-tvm-ffi"}, surroundings).digest
+    except RequestError as error:
+        return f"refused: {error}"
+
+import program
+print(json.dumps([key(modify) for modify in program.keyed()]))
+"""
+
+
+def keys(folder, program):
+    (folder / "keys.py").write_text(_KEYS)
+    (folder / "program.py").write_text(program)
+    result = subprocess.run(
+        [sys.executable, folder / "keys.py"],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(result.stdout)
+
+
+CHANGES = {
+    "a method of a class": (
+        "class Scale:\n    def by(self, x):\n        return x * 2.0\n"
+        "    def other(self, x):\n        return x * 3.0",
+        "Scale().by(x)",
+        "Scale.by = Scale.other",
+    ),
+    "a private attribute of a class": ("class Scale:\n    _by = 2.0", "x * Scale._by", "Scale._by = 3.0"),
+    "a private module-level value": ("__scale = 2.0", "x * __scale", 'globals()["__scale"] = 3.0'),
+    "a module-level object": (
+        "import types\nclass Scale:\n    pass\nSCALE = Scale()\nSCALE.by = 2.0",
+        "x * SCALE.by",
+        "SCALE.by = 3.0",
+    ),
+    "an entry of a table of functions": (
+        'def two(x):\n    return x * 2.0\ndef three(x):\n    return x * 3.0\nTABLE = {"x": two}',
+        'TABLE["x"](x)',
+        'TABLE["x"] = three',
+    ),
+    "a long table": ("TABLE = [2.0] * 100", "x * TABLE[80]", "TABLE[80] = 3.0"),
+    "an argument of a partial": (
+        "import functools\ndef by(x, factor):\n    return x * factor\n"
+        "helper = functools.partial(by, factor=2.0)",
+        "helper(x)",
+        "global helper; helper = functools.partial(by, factor=3.0)",
+    ),
+    "the instance of a method": (
+        "class Scale:\n    def __init__(self, factor):\n        self.factor = factor\n"
+        "    def by(self, x):\n        return x * self.factor\nhelper = Scale(2.0).by",
+        "helper(x)",
+        "global helper; helper = Scale(3.0).by",
+    ),
+    "a lambda": (
+        "helper = lambda x: x * 2.0",
+        "helper(x)",
+        "global helper; helper = lambda x: x * 3.0",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """The keys before and after each change, from one process."""
+    folder = tmp_path_factory.mktemp("changes")
+    names, lines = [], ["import importlib"]
+    for number, (head, body, change) in enumerate(CHANGES.values()):
+        text = f"{head}\ndef modify(x):\n    return {body}\ndef change():\n    {change}\n"
+        (folder / f"change{number}.py").write_text(text)
+        names.append(f"change{number}")
+    lines += [
+        "def keyed():",
+        f"    for name in {names!r}:",
+        "        module = importlib.import_module(name)",
+        "        yield module.modify",
+        "        module.change()",
+        "        yield module.modify",
+    ]
+    found = keys(folder, "\n".join(lines))
+    return dict(zip(CHANGES, zip(found[::2], found[1::2], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_a_program_changes_changes_the_key(changed, what):
+    before, after = changed[what]
+    assert before != after
+    assert not before.startswith("refused")
+    assert not after.startswith("refused")
+
+
+def test_a_builtin_method_is_described_with_its_object(tmp_path):
+    two, three, again, attribute = keys(
+        tmp_path,
+        "class Two:\n    __slots__ = ('__by', 'other')\n"
+        "    def __init__(self, by):\n        self.__by = by\n        self.other = 1\n"
+        "def with_closure(thing):\n    return lambda x: x * thing\n"
+        "def keyed():\n"
+        "    yield {1: 2.0}.get\n"
+        "    yield {1: 3.0}.get\n"
+        "    yield with_closure(Two(2.0))\n"
+        "    yield with_closure(Two(3.0))\n",
+    )
+    assert two != three
+    assert again != attribute
+    assert not any(key.startswith("refused") for key in (two, three, again, attribute))
