@@ -324,9 +324,9 @@ class _Run:
             return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(
                 output
             )
-        if status < 0:
+        if status < 0 and not (found / f"{process.pid}.imported").exists():
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
-        return f"ended with exit status {status}" + _tail(output) if status else None
+        return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
     def _wait(self, process: subprocess.Popen[bytes], pipe: int, timeout: float) -> int | None:
         """The exit status of a program, when it and everything that it started has ended; None if it was

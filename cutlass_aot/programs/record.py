@@ -10,12 +10,14 @@ folder as soon as it is known, so that nothing is lost however the program ends:
     <digest>.failure    why it did not compile, instead of the two
     <digest>.log        what the compiler printed
     <number>.refusal    a request that cannot be keyed, and why
-    <process>.imported  files that the process has imported
+    <process>.imported  files that the process has imported, once its program has come to its end
+    <process>.error     instead, if that end was an error
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib
 import os
@@ -63,7 +65,7 @@ def begin(plan: Mapping[str, Any]) -> None:
     )
     Interception(recorder.answer).begin()
     atexit.register(recorder.finish)
-    explain_errors()
+    _watch_the_end(recorder)
 
 
 def plan_of(
@@ -117,6 +119,7 @@ class Recorder:
         compiler: the module whose function ``compile_request`` compiles.
         jobs: how many forks may compile at once.
         timeout: seconds that one of them may take.
+        erred: whether the program has come to an end in error.
     """
 
     folder: Path
@@ -129,6 +132,7 @@ class Recorder:
     _running: dict[int, tuple[str, float]] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     _process: int = field(default_factory=os.getpid)
+    erred: bool = False
 
     def answer(
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
@@ -153,10 +157,9 @@ class Recorder:
             self._own_process()
             while self._running:
                 self._reap(wait=True)
-        write_whole(
-            self.folder / f"{os.getpid()}.imported",
-            "\n".join(imported_files()).encode("utf-8", "surrogateescape"),
-        )
+        name = f"{os.getpid()}.{'error' if self.erred else 'imported'}"
+        files = "\n".join(imported_files())
+        write_whole(self.folder / name, files.encode("utf-8", "surrogateescape"))
 
     def _own_process(self) -> None:
         """A child that the program has forked has no forks of its own yet."""
@@ -270,18 +273,36 @@ def imported_files() -> list[str]:
     return sorted(own | lists)
 
 
-def explain_errors() -> None:
-    """Have a program's last error say what is missing, where it is data that a tensor without memory does not
-    have."""
+def _watch_the_end(recorder: Recorder) -> None:
+    """Take note of how the program ends, and have its last error say what is missing, where it is data that a
+    tensor without memory does not have.
+
+    A process may still crash after its program's end, while the interpreter takes down what packages hold: its
+    exit status does not say how the program ended then.
+    """
     shown = sys.excepthook
+    exit_class = builtins.SystemExit
 
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        recorder.erred = True
         shown(kind, error, trace)
         explained = pretend_gpu.explain_data_dependence(error)
         if explained:
             print(f"cutlass-aot: {explained}", file=sys.stderr)
 
+    class SystemExit(exit_class):  # type: ignore[misc, valid-type]
+        """The exception of the same name, which notes its status: no hook is told of it."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            recorder.erred = self.code not in (None, 0)
+
+    def leave(status: Any = None) -> None:
+        raise SystemExit(status)
+
     sys.excepthook = show
+    sys.exit = leave  # type: ignore[assignment]
+    builtins.SystemExit = SystemExit  # type: ignore[misc, assignment]
 
 
 def _printable(text: str) -> str:
