@@ -8,7 +8,8 @@ Needs a GPU, and for ``--part first`` with ``--mode jit`` and for ``--part host`
     first --mode bundle -o bundle.json python tools/bench_programs.py --report jit.json bundle.json python
     tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --part host
 
-``first``: seconds from the first call of each case of the program to its result. ``host``: time that a call takes on the host,
+``first``: seconds from the first call of each case of the program to its result. ``host``: time that a call
+takes on the host,
 of the function that answers a request and of the one that the DSL compiles for it, in turn, with the same
 arguments.
 """

@@ -279,7 +279,8 @@ class _Run:
             if problem is not None:
                 kept = len(recorded.recording.requests)
                 raise ProgramError(
-                    f"{self.program} {problem}\n{kept} of its requests are recorded and kept: the next build does not "
+                    f"{self.program} {problem}\n{kept} of its requests are recorded and kept: the next "
+                    "build does not "
                     "compile them again"
                 )
             table, counts = self.program.table, (len(recorded.recording.requests), recorded.compiled)
@@ -310,8 +311,8 @@ class _Run:
             with output.open("wb") as log:
                 try:
                     process = subprocess.Popen(
-                        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        pass_fds=[theirs], start_new_session=True,
+                        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                        stderr=log, pass_fds=[theirs], start_new_session=True,
                     )  # fmt: skip
                 except OSError as error:
                     return f"cannot be run: {error.strerror or error}"
@@ -427,8 +428,10 @@ class _Run:
             reasons = "\n".join(f"  {reason}" for reason in recording.refusals)
             return f"made no request that can be keyed:\n{reasons}"
         return (
-            "compiled nothing: no call of cute.compile was seen. It has to call the functions that are to be prebuilt, with "
-            "the package's own kernel cache off; cutlass-aot knows the switches of some packages (docs/guides/programs.md)"
+            "compiled nothing: no call of cute.compile was seen. It has to call the functions that are "
+            "to be prebuilt, with "
+            "the package's own kernel cache off; cutlass-aot knows the switches of some packages "
+            "(docs/guides/programs.md)"
         )
 
 
@@ -475,13 +478,15 @@ def _taken(table: RecordingTable, inputs: Inputs, store: Store | None) -> Record
         request = item.request
         if request.target not in inputs.manifest.targets:
             raise ManifestError(
-                f"{table.where}: {path} has kernels for {request.target}: expected some of the bundle's targets, "
+                f"{table.where}: {path} has kernels for {request.target}: expected some of the bundle's "
+                "targets, "
                 f"{', '.join(inputs.manifest.targets)}"
             )
         theirs = request.code.get("nvidia-cutlass-dsl", "").partition(" ")[0]
         if theirs != version:
             raise ManifestError(
-                f"{table.where}: {path} was made with nvidia-cutlass-dsl {theirs}, here is {version}: make it again, or "
+                f"{table.where}: {path} was made with nvidia-cutlass-dsl {theirs}, here is {version}: "
+                "make it again, or "
                 "install that release"
             )
         if store is not None:

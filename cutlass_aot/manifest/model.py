@@ -178,7 +178,8 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     tables = document.get("kernels", [] if programs or recordings else None)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError(
-            "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which kernels to "
+            "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which "
+            "kernels to "
             "build"
         )
     return Manifest(

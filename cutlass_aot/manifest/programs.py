@@ -1,4 +1,5 @@
-"""The manifest's ``[[programs]]`` and ``[[recordings]]`` tables: programs whose kernels are to be prebuilt."""
+"""The manifest's ``[[programs]]`` and ``[[recordings]]`` tables: programs whose kernels are to be
+prebuilt."""
 
 from __future__ import annotations
 

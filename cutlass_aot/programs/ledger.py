@@ -85,8 +85,8 @@ class Ledger:
         """Plain data for JSON."""
         rows = {
             key: {
-                "callable": entry.callable, "target": entry.target, "bundle": entry.bundle, "count": entry.count,
-                "seconds": round(entry.seconds, 6), "reason": entry.reason,
+                "callable": entry.callable, "target": entry.target, "bundle": entry.bundle,
+                "count": entry.count, "seconds": round(entry.seconds, 6), "reason": entry.reason,
             }
             for key, entry in sorted(self.entries.items())
         }  # fmt: skip

@@ -92,8 +92,8 @@ def plan_of(
         timeout: seconds that one of them may take.
     """
     return {
-        "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device), "known": sorted(known),
-        "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs, "timeout": timeout,
+        "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device),
+        "known": sorted(known), "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs, "timeout": timeout,
     }  # fmt: skip
 
 
@@ -277,7 +277,8 @@ def _watch_the_end(recorder: Recorder) -> None:
     """Take note of how the program ends, and have its last error say what is missing, where it is data that a
     tensor without memory does not have.
 
-    A process may still crash after its program's end, while the interpreter takes down what packages hold: its
+    A process may still crash after its program's end, while the interpreter takes down what packages hold:
+    its
     exit status does not say how the program ended then.
     """
     shown = sys.excepthook
@@ -301,7 +302,7 @@ def _watch_the_end(recorder: Recorder) -> None:
         raise SystemExit(status)
 
     sys.excepthook = show
-    sys.exit = leave  # type: ignore[assignment]
+    sys.exit = leave
     builtins.SystemExit = SystemExit  # type: ignore[misc, assignment]
 
 

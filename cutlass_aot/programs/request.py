@@ -145,7 +145,7 @@ def _called(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Called:
     if inspect.ismethod(subject):
         function, bound = subject.__func__, True
     elif not inspect.isfunction(subject):
-        function, bound = getattr(type(subject), "__call__", None), True
+        function, bound = getattr(type(subject), "__call__", None), True  # noqa: B004 - the function itself
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if not isinstance(function, types.FunctionType):

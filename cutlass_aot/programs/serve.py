@@ -77,7 +77,8 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
         early = caches_left_on()
         if early:
             raise ProgramError(
-                f"{', '.join(early)} is on: the package was imported with its own cache of compiled kernels, which would "
+                f"{', '.join(early)} is on: the package was imported with its own cache of compiled "
+                "kernels, which would "
                 "answer before a bundle does; call cutlass_aot.serve before importing it"
             )
         if _server is None:
@@ -242,7 +243,8 @@ class Server:
             else ""
         )
         return RequestNotFound(
-            f"{text}. The nearest of its requests ({other.callable}, {other.digest[:12]}) has other values: {shown}{more}. "
+            f"{text}. The nearest of its requests ({other.callable}, {other.digest[:12]}) has other "
+            f"values: {shown}{more}. "
             "Add this call to the program that is recorded, and build again"
         )
 

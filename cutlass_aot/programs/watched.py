@@ -113,6 +113,7 @@ def _default(name: str, value: Any) -> Value:
     if type(held) in (bool, int, float):
         return held
     raise ArtifactError(
-        f"argument {name!r} has a default value of {type(value).__qualname__}, expected a number, text, None or "
+        f"argument {name!r} has a default value of {type(value).__qualname__}, expected a number, text, "
+        "None or "
         "a tuple of them: pass it at each call"
     )

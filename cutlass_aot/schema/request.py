@@ -2,11 +2,12 @@
 
 Everything that a request holds is a *value*: None, a boolean, an integer of 64 bits, a float, text or bytes,
     which stand
-for themselves, a list, or a map from text to values. Whatever else a program passes is described by a map that names its
+for themselves, a list, or a map from text to values. Whatever else a program passes is described by a map
+that names its
 kind (:mod:`cutlass_aot.programs.describe`)::
 
     {"tuple": [1, 2]}
-    {"tensor": {"dtype": "cutlass.base_dsl.typing:BFloat16", "shape": [4096, {"symbol": 0, "width": 32, "divisibility": 8}], ...}}
+    {"tensor": {"dtype": "cutlass.base_dsl.typing:BFloat16", "shape": [{"symbol": 0, ...}, 4096], ...}}
     {"object": "quack.rmsnorm:RMSNorm", "fields": {"N": 4096, "stage": 1, ...}}
 
 Integers, floats and booleans stay apart: 1, 1.0 and true are three values.

@@ -1,4 +1,5 @@
-"""Run a program as it is served, on a machine without a GPU: what answers is looked up and loaded, and not called.
+"""Run a program as it is served, on a machine without a GPU: what answers is looked up and loaded, and not
+called.
 
     python serve_program.py BUNDLE TARGET PROFILE PROGRAM
 
