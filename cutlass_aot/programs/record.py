@@ -93,7 +93,8 @@ def plan_of(
     """
     return {
         "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device),
-        "known": sorted(known), "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs, "timeout": timeout,
+        "known": sorted(known), "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs,
+        "timeout": timeout,
     }  # fmt: skip
 
 
