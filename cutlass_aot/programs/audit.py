@@ -165,7 +165,7 @@ def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
 def _lines(thing: Any) -> range:
     thing = inspect.unwrap(thing)
     try:
-        if isinstance(thing, FunctionType) and thing.__name__ != "<lambda>":
+        if isinstance(thing, FunctionType) and thing.__code__.co_name != "<lambda>":
             return source_lines(thing)
         source, first = inspect.getsourcelines(thing)
     except (OSError, TypeError, SyntaxError):

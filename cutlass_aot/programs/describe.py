@@ -77,6 +77,12 @@ def is_reachable_by_name(thing: Any) -> bool:
     return found is thing
 
 
+def is_generated(function: Any) -> bool:
+    """Whether ``dataclass`` or ``namedtuple`` made a method, which follows from the fields of its class."""
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return isinstance(code, types.CodeType) and code.co_filename.startswith("<string")
+
+
 def _unwrapped(function: Any) -> Any:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -113,7 +119,7 @@ class Describer:
         self._symbols: dict[int, int] = {}
         self._kept: list[Any] = []
         self._inside: dict[int, int] = {}
-        self._outermost = MAX_DEPTH
+        self._refers = False
         self._path: list[str] = []
 
     def argument(self, name: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
@@ -170,9 +176,8 @@ class Describer:
 
     def _again(self, value: Any) -> Value:
         """What is within itself: by how many levels above it is described."""
-        level = self._inside[id(value)]
-        self._outermost = min(self._outermost, level)
-        return {"enclosing": len(self._inside) - level}
+        self._refers = True
+        return {"enclosing": len(self._inside) - self._inside[id(value)]}
 
     # -- plain Python -----------------------------------------------------------------------------------
 
@@ -212,6 +217,8 @@ class Describer:
             return described
         self._entered(function)
         described["source"] = self._source(function)
+        if function.__name__ != function.__code__.co_name:
+            described["name"] = function.__name__
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         closure = {}
         for name, cell in sorted(cells.items()):
@@ -277,12 +284,12 @@ class Describer:
         if id(value) in self._inside:
             return self._again(value)
         outer, self.code = self.code, {}
-        outermost, self._outermost = self._outermost, MAX_DEPTH
+        again, self._refers = self._refers, False
         described = self._members(value)
-        if self._outermost >= len(self._inside):
-            # It refers to nothing around it, and so is described alike everywhere.
+        if not self._refers:
+            # Else it would be described in another way from within another part of the circle.
             _made_classes[value] = described, tuple(self.code.values())
-        self._outermost = min(outermost, self._outermost)
+        self._refers = self._refers or again
         self.code = outer | self.code
         return described
 
@@ -306,12 +313,16 @@ class Describer:
             for name, item in sorted(vars(value).items())
             if name not in _NO_FIELDS
             and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            and not is_generated(item)
             and not _is_of_dataclasses(item)
         }
         if "__dataclass_fields__" in vars(value):
             own["__dataclass_fields__"] = [
                 {
-                    "name": field.name, "type": str(field.type), "init": field.init, "by_name": bool(field.kw_only),
+                    "name": field.name,
+                    "type": str(field.type),
+                    "init": field.init,
+                    "by_name": bool(field.kw_only),
                     "default": self._at(f".{field.name}", field.default),
                     "factory": self._at(f".{field.name}", field.default_factory),
                 }
@@ -631,10 +642,10 @@ def source_lines(function: types.FunctionType) -> range:
     """
     lines, _ = inspect.findsource(function)
     first = function.__code__.co_firstlineno
-    found = _definitions("".join(lines)).get(function.__name__, ())
+    found = _definitions("".join(lines)).get(function.__code__.co_name, ())
     holding = [own for own in found if first in own]
     if not holding:
-        raise OSError(f"line {first} is of no function {function.__name__}")
+        raise OSError(f"line {first} is of no function {function.__code__.co_name}")
     return max(holding, key=lambda own: own.start)
 
 
@@ -646,7 +657,7 @@ def source_of(function: types.FunctionType) -> str:
         ValueError: if it cannot be told which of several lambdas of a line it is.
         SyntaxError: if the source has changed since, and is none any more.
     """
-    if function.__name__ != "<lambda>":
+    if function.__code__.co_name != "<lambda>":
         own = source_lines(function)
         lines, _ = inspect.findsource(function)
         return textwrap.dedent("".join(lines[own.start - 1 : own.stop - 1]))

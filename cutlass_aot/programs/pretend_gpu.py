@@ -107,6 +107,7 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
     }
     if fake_tensors:
         wanted["cuda.bindings.driver"] = _pretend_context
+        wanted["cutlass.operators.utils.tensor"] = _pretend_memory
         wanted["triton.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
         wanted["triton.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
     imports = AfterImport(wanted)
@@ -414,6 +415,7 @@ def _mode(torch: Any, fake_tensor: Any, kernels: Mapping[str, Callable[..., Any]
     """The class of FakeTensorMode in which tensors on the CPU are real, and packages' operators are run."""
 
     class FakeOnGpu(fake_tensor.FakeTensorMode):  # type: ignore[misc]
+        is_of_pretended_gpu = True
         inside = False  # An operator on fake tensors may be made of others, which are all fake.
 
         def __torch_dispatch__(
@@ -579,6 +581,17 @@ def _pretend_context(driver: Any) -> None:
     success = driver.CUresult.CUDA_SUCCESS
     driver.cuCtxGetCurrent = lambda: (success, driver.CUcontext(1))
     driver.cuCtxGetDevice = lambda: (success, driver.CUdevice(0))
+
+
+def _pretend_memory(module: Any) -> None:
+    """Have NVIDIA's operators take tensors of the pretended GPU for tensors with memory, which running one needs.
+
+    Fake tensors of a mode that the program has entered itself remain what they are.
+    """
+    is_fake = module.is_torch_fake_tensor
+    module.is_torch_fake_tensor = lambda tensor: (
+        is_fake(tensor) and not getattr(tensor.fake_mode, "is_of_pretended_gpu", False)
+    )
 
 
 def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: _Gpu) -> None:
