@@ -25,7 +25,8 @@ def main() -> int:
     options = parser.parse_args()
     seconds = compile_seconds(options.store)
     print(
-        "bundle      target   requests  callables  compiling, s  median, s  GPU code, KB  packed, KB  bundle, KB"
+        f"{'bundle':10}  target   requests  callables  compiling, s  median, s  GPU code, KB  packed, KB  "
+        "bundle, KB"
     )
     for path in options.bundles:
         bundle = open_bundle(path, check=False)
@@ -40,7 +41,8 @@ def main() -> int:
             packed = sum(reference.size for reference in {group.code for group in groups})
             print(
                 f"{bundle.name:10}  {target:7}  {len(kernels):8}  {len(groups):9}  {sum(times):12.0f}  "
-                f"{times[len(times) // 2]:9.1f}  {plain / 1e3:12.0f}  {packed / 1e3:10.0f}  {size / 1e3:10.0f}"
+                f"{times[len(times) // 2]:9.1f}  {plain / 1e3:12.0f}  {packed / 1e3:10.0f}  "
+                f"{size / 1e3:10.0f}"
             )
     return 0
 

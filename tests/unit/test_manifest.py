@@ -107,7 +107,33 @@ MISTAKES = {
     "unknown top-level key": (GOOD + "\n[extra]\n", "unknown key 'extra' in the top level: expected one of"),
     "unknown bundle key": (GOOD.replace("device =", "devices ="), r"unknown key 'devices' in \[bundle\]"),
     "no bundle": ("[[kernels]]\ngenerator='x'", r"\[bundle\] is missing"),
-    "no kernels": (GOOD.split("[[kernels]]")[0], r"\[\[kernels\]\] is missing"),
+    "no kernels": (GOOD.split("[[kernels]]")[0], r"\[\[kernels\]\], \[\[programs\]\] and"),
+    "no command": (GOOD + "\n[[programs]]\n", r"programs\[0\].run: missing, expected the words of a command"),
+    "a command as text": (
+        GOOD + "\n[[programs]]\nrun = 'python x.py'\n",
+        r"programs\[0\].run: 'python x.py'",
+    ),
+    "unknown key of a program": (
+        GOOD + "\n[[programs]]\nrun = ['python']\nenv = {}\n",
+        r"unknown key 'env' in programs\[0\]",
+    ),
+    "another target of a program": (
+        GOOD + "\n[[programs]]\nrun = ['python']\ntargets = ['sm_80']\n",
+        r"programs\[0\].targets: sm_80: expected some of the bundle's",
+    ),
+    "unknown tensors": (
+        GOOD + "\n[[programs]]\nrun = ['python']\ntensors = 'mock'\n",
+        r"programs\[0\].tensors: unknown 'mock': expected one of fake, real",
+    ),
+    "no variables": (
+        GOOD + "\n[[programs]]\nrun = ['python']\nenvironment = { A = 1 }\n",
+        r"programs\[0\].environment: expected a table of variables",
+    ),
+    "no timeout": (
+        GOOD + "\n[[programs]]\nrun = ['python']\ntimeout = 0\n",
+        r"programs\[0\].timeout: 0, expected a number of seconds",
+    ),
+    "no file of a recording": (GOOD + "\n[[recordings]]\n", r"recordings\[0\].file: missing"),
     "unknown dtype": (
         GOOD.replace('"i8"', '"int8"'),
         r"kernels\[0\].ab: unknown 'int8': expected one of f64",
@@ -188,7 +214,26 @@ def test_a_missing_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "manifests").glob("*.toml")), ids=lambda p: p.stem)
 def test_the_manifests_that_we_ship_parse(path):
-    assert load_manifest(path).tables
+    manifest = load_manifest(path)
+    assert manifest.tables or manifest.programs
+
+
+def test_a_program_has_the_targets_of_the_bundle_unless_it_names_some():
+    text = GOOD.split("[[kernels]]")[0] + "[[programs]]\nrun = ['python', 'warm.py']\n"
+    manifest = parse_manifest(text.encode(), Path("m.toml"))
+    (program,) = manifest.programs
+    assert program.targets == manifest.targets
+    assert program.command == "python warm.py"
+    assert program.fake_tensors
+    named = parse_manifest((text + f"targets = ['{manifest.targets[-1]}']\n").encode(), Path("m.toml"))
+    assert named.programs[0].targets == manifest.targets[-1:]
+
+
+def test_recordings_need_no_device_profile():
+    text = '[bundle]\nname = "a"\ntargets = ["sm_90a"]\n[[recordings]]\nfile = "a.recording"\n'
+    manifest = parse_manifest(text.encode(), Path("m.toml"))
+    assert [table.file for table in manifest.recordings] == ["a.recording"]
+    assert manifest.devices == {}
 
 
 DESIGN = {"tile_shape": (256, 128, 64), "use_2cta_mma": True, "tile_scheduler": "clc", "num_smem_stages": 8}

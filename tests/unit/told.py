@@ -54,6 +54,8 @@ def samples(log: Path) -> list[Event]:
     return [
         events.Enumerating(3),
         events.Ranking(7),
+        events.Running("python warm.py", "sm_100a"),
+        events.Ran("python warm.py", "sm_100a", 5, 4, 1),
         planned(items, 1, ("no INT8 there",)),
         events.Started(items[1]),
         events.Compiled(items[1], artifact(0.61234)),
