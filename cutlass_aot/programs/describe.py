@@ -77,19 +77,13 @@ def is_reachable_by_name(thing: Any) -> bool:
     return found is thing
 
 
-def is_generated(function: Any) -> bool:
-    """Whether ``dataclass`` or ``namedtuple`` made a method, which follows from the fields of its class."""
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-    return isinstance(code, types.CodeType) and code.co_filename.startswith("<string")
-
-
 def _unwrapped(function: Any) -> Any:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
 
-def _is_of_dataclasses(member: Any) -> bool:
+def is_of_dataclasses(member: Any) -> bool:
     """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does."""
     code = getattr(_unwrapped(member), "__code__", None)
     name = getattr(code, "co_qualname", _MADE_BY_DATACLASSES)
@@ -313,8 +307,7 @@ class Describer:
             for name, item in sorted(vars(value).items())
             if name not in _NO_FIELDS
             and not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
-            and not is_generated(item)
-            and not _is_of_dataclasses(item)
+            and not is_of_dataclasses(item)
         }
         if "__dataclass_fields__" in vars(value):
             own["__dataclass_fields__"] = [

@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import Describer, is_reachable_by_name, qualified_name, source_of
+from cutlass_aot.programs.describe import (
+    Describer,
+    is_of_dataclasses,
+    is_reachable_by_name,
+    qualified_name,
+    source_of,
+)
 from cutlass_aot.programs.distributions import Origin, origin_of
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
@@ -215,6 +221,8 @@ class _Slicer:
         for base in kind.__mro__[1:]:
             self._reach(base)
         for name, member in list(vars(kind).items()):
+            if is_of_dataclasses(member):
+                continue
             if self._reach(member):
                 self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
@@ -236,8 +244,6 @@ class _Slicer:
             thing = thing.__wrapped__
         if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
             return
-        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename.startswith("<string"):
-            return  # A method that ``dataclass`` or ``namedtuple`` made; the class's source decides it.
         if isinstance(thing, types.FunctionType) and not (
             is_reachable_by_name(thing) or (thing.__module__ == "__main__" and is_in_main(thing))
         ):

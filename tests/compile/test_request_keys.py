@@ -142,3 +142,25 @@ def test_a_builtin_method_is_described_with_its_object(tmp_path):
     assert two != three
     assert again != attribute
     assert not any(key.startswith("refused") for key in (two, three, again, attribute))
+
+
+def test_a_dataclass_of_a_function_is_described_by_its_fields(tmp_path):
+    """Its methods have no source: dataclass made them."""
+    two, three, default = keys(
+        tmp_path,
+        "import dataclasses\n"
+        "def made(default):\n"
+        "    @dataclasses.dataclass(frozen=True)\n"
+        "    class Config:\n"
+        "        by: float = default\n"
+        "        more: int = 1\n"
+        "    return Config\n"
+        "def with_closure(config):\n    return lambda x: x * config.by\n"
+        "def keyed():\n"
+        "    kind = made(4.0)\n"
+        "    yield with_closure(kind(2.0))\n"
+        "    yield with_closure(kind(3.0))\n"
+        "    yield with_closure(made(5.0)(2.0))\n",
+    )
+    assert not any(key.startswith("refused") for key in (two, three, default))
+    assert len({two, three, default}) == 3
