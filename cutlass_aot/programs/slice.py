@@ -254,7 +254,8 @@ class _Slicer:
     def _is_data(self, value: Any) -> bool:
         """Whether a value is a container, or an object of a class of the code's own: described with each
         request."""
-        return isinstance(value, (tuple, list, dict, set, frozenset)) or self._is_own(type(value))
+        kinds = (tuple, list, dict, set, frozenset, types.SimpleNamespace)
+        return isinstance(value, kinds) or self._is_own(type(value))
 
     def _is_own(self, thing: Any) -> bool:
         module = sys.modules.get(thing.__module__ or "")

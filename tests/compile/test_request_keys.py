@@ -72,6 +72,7 @@ CHANGES = {
         "x * SCALE.by",
         "SCALE.by = 3.0",
     ),
+    "a namespace": ("import types\nSCALE = types.SimpleNamespace(by=2.0)", "x * SCALE.by", "SCALE.by = 3.0"),
     "an entry of a table of functions": (
         'def two(x):\n    return x * 2.0\ndef three(x):\n    return x * 3.0\nTABLE = {"x": two}',
         'TABLE["x"](x)',
