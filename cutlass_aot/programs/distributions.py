@@ -21,8 +21,9 @@ from cutlass_aot.errors import ToolchainError
 NEUTRAL = frozenset(
     {
         "apache-tvm-ffi", "cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "cupy", "einops",
-        "jax", "jaxlib", "ml-dtypes", "mpmath", "numpy", "nvidia-cutlass-dsl", "packaging", "pytest", "scipy",
-        "setuptools", "sympy", "torch", "torch-c-dlpack-ext", "tqdm", "triton", "typing-extensions",
+        "jax", "jaxlib", "ml-dtypes", "mpmath", "numpy", "nvidia-cutlass-dsl", "packaging", "pluggy",
+        "pytest", "scipy", "setuptools", "sympy", "torch", "torch-c-dlpack-ext", "tqdm", "triton",
+        "typing-extensions",
     }
 )  # fmt: skip
 """Distributions that frameworks and the DSL itself consist of: they run beside a trace and write no kernels

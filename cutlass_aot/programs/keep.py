@@ -21,6 +21,7 @@ from cutlass_aot.programs.packages import cache_environment, target_environment
 from cutlass_aot.programs.profiles import device_numbers, profile_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.watched import compile_watched
+from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.schema.encoding import decode, digest, encode
 from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
@@ -100,7 +101,7 @@ class Keeper:
             self._keep(request, compiled.function, compiled.call)
         except (CutlassAotError, OSError, AttributeError) as error:
             self.refuse(f"{request.callable}: {error}")
-        return compiled.function
+        return as_asked(request, compiled.function)
 
     def refuse(self, reason: str) -> None:
         """Note a request that cannot be kept."""

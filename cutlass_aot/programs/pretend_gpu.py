@@ -21,6 +21,7 @@ from typing import Any
 
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.programs.after_import import AfterImport
+from cutlass_aot.programs.capsules import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.programs.packages import cache_environment, target_environment
 from cutlass_aot.schema.targets import Target
 
@@ -500,27 +501,6 @@ def _register_device_guard(torch: Any) -> None:
             guards[_CUDA_DEVICE] = None
 
 
-class _DataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _DLTensor(ctypes.Structure):
-    """``DLManagedTensor`` of DLPack's header."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
 _DL_CPU, _DL_CUDA = 1, 2
 _described: list[Any] = []
 """What capsules point to: their consumers may keep it, and none of them gives it back."""
@@ -536,31 +516,20 @@ def _dlpack(torch: Any, tensor: Any) -> Any:
     with _no_modes():
         # The type as torch itself gives it, which knows every one of its dtypes.
         real = torch.empty(0, dtype=tensor.dtype).__dlpack__()
-    address = _capsule_pointer(real, b"dltensor")
     rank = tensor.dim()
     sizes, strides = (ctypes.c_int64 * rank)(*tensor.shape), (ctypes.c_int64 * rank)(*tensor.stride())
     device_type, device_id = _dlpack_device(tensor)
-    described = _DLTensor(
+    described = ManagedTensor(
         data=tensor.data_ptr(),
         device_type=device_type,
         device_id=device_id,
         ndim=rank,
-        dtype=_DLTensor.from_address(address).dtype,
+        dtype=tensor_in(real).dtype,
         shape=sizes,
         strides=strides,
     )
     _described.append((described, sizes, strides))
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return make(ctypes.addressof(described), b"dltensor", None)
-
-
-def _capsule_pointer(capsule: Any, name: bytes) -> int:
-    read = ctypes.pythonapi.PyCapsule_GetPointer
-    read.restype = ctypes.c_void_p
-    read.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    return int(read(capsule, name))
+    return capsule_of(described)
 
 
 @contextlib.contextmanager
@@ -584,7 +553,7 @@ def _pretend_context(driver: Any) -> None:
 
 
 def _pretend_memory(module: Any) -> None:
-    """Have NVIDIA's operators take tensors of the pretended GPU for tensors with memory, which running one needs.
+    """Have NVIDIA's operators take tensors of the pretended GPU for ones with memory: to run, they need them.
 
     Fake tensors of a mode that the program has entered itself remain what they are.
     """

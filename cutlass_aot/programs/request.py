@@ -19,6 +19,7 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe import Describer, Passed, qualified_name
 from cutlass_aot.programs.distributions import dsl_origin, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice, slice_of
+from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
 
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
@@ -255,11 +256,8 @@ def _options(compiler: Any, called: Called) -> tuple[dict[str, Value], str]:
         if own.get(name):
             raise RequestError(f"{called.name}: options: it asks for {what}, which a bundle does not have")
     arch = str(own.pop("cubin-chip", "") or settings.arch)
-    if not own.pop("enable-tvm-ffi", False) and not settings.enable_tvm_ffi:
-        raise RequestError(
-            f"{called.name}: options: it is compiled without TVM-FFI, and so for the DSL's own loader alone: "
-            "pass options='--enable-tvm-ffi', or set CUTE_DSL_ENABLE_TVM_FFI=1"
-        )
+    if not own.pop(WITH_TVM_FFI, False) and not settings.enable_tvm_ffi:
+        own[WITH_TVM_FFI] = False
     for name in ("dump-dir", "dump-ptx-path", "dump-cubin-path", "dump-sass-path"):
         own.pop(name, None)
     for entry in settings._ENV_VAR_SPEC:

@@ -27,6 +27,7 @@ from cutlass_aot.programs.packages import cache_environment, caches_left_on
 from cutlass_aot.programs.profiles import sm_count_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.start import SERVE_VARIABLE
+from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.assembled import open_installed
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
@@ -181,7 +182,7 @@ class Server:
             BundleError: if a file cannot be read, or a library mapped.
         """
         found = (bundle.compiled(request) for bundle in self.bundles)
-        return next((item.function for item in found if item is not None), None)
+        return next((as_asked(request, item.function) for item in found if item is not None), None)
 
     # -- one call ---------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Server:
             found = bundle.compiled(request)
             if found is not None:
                 self._ledger.answered(request, bundle.name, time.perf_counter() - start)
-                return found.function
+                return as_asked(request, found.function)
         return self._missed(request, self.not_found(request), arguments, keywords, compile)
 
     def _missed(

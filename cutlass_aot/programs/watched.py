@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.audit import Trace, check
 from cutlass_aot.programs.request import code_of
+from cutlass_aot.programs.without_tvm_ffi import compiling_with
 from cutlass_aot.schema.request import CallByName, Request, Value
 
 
@@ -54,7 +55,11 @@ def compile_watched(
     # Before the trace, which replaces the code of the functions that it goes through.
     code = code_of(arguments, keywords)
     trace = Trace()
-    with _calling_conventions() as conventions, trace.watch():
+    with (
+        _calling_conventions() as conventions,
+        compiling_with(request, arguments, keywords),
+        trace.watch(),
+    ):
         function = compile()
     try:
         check(trace, code, request.code, known)

@@ -1,4 +1,4 @@
-"""Descriptions of instances that refer to themselves, of dataclasses made at run time, and of renamed functions.
+"""Descriptions of instances that refer to themselves, of dataclasses made at run time, of renamed functions.
 
 Needs the DSL, compiles nothing.
 """

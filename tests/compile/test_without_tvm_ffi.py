@@ -1,0 +1,78 @@
+"""A program that compiles without TVM-FFI: what is answered takes the DSL's own tensors. Needs no GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass.cute", reason="the DSL is not installed")
+pytest.importorskip("torch")
+
+import cutlass
+import torch
+from cutlass import cute
+from cutlass.cute.runtime import from_dlpack
+
+from cutlass_aot.programs.request import Surroundings, request_of
+from cutlass_aot.programs.watched import compile_watched
+from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_asked, is_without
+from cutlass_aot.schema.request import Request
+
+pytestmark = pytest.mark.compile
+
+
+@cute.jit
+def scaled(values: cute.Tensor, factors: tuple, factor: cutlass.Float32) -> None:
+    """On the CPU: the host function alone, which runs anywhere."""
+    values[0] = values[0] * factor + factors[0][1]
+
+
+def tensor(*values: float) -> Any:
+    return from_dlpack(torch.tensor(values, dtype=torch.float32)).mark_layout_dynamic(0)
+
+
+def requested(compiler: Any, *arguments: Any) -> Request:
+    return request_of(compiler, arguments, {}, Surroundings(lambda target: {}, lambda target, numbers: {}))
+
+
+@pytest.fixture(autouse=True)
+def _target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(cutlass.base_dsl.dsl.BaseDSL._get_dsl().envar, "arch", "sm_90a", raising=False)
+
+
+def test_it_is_compiled_with_tvm_ffi_and_called_without():
+    arguments = (scaled, tensor(1, 2), (tensor(3, 4),), cutlass.Float32(5))
+    request = requested(cute.compile, *arguments)
+    assert is_without(request)
+    assert not is_without(requested(cute.compile[cute.EnableTVMFFI(True)], *arguments))
+    compiled = compile_watched(request, lambda: cute.compile(*arguments), arguments, {}, {})
+    assert "TVMFFI" in type(compiled.function).__name__
+    assert not any("_tvm_ffi_tensor" in vars(item) for item in (arguments[1], arguments[2][0]))
+    assert requested(cute.compile, *arguments) == request, "the compiler and the tensors are as they were"
+    function = as_asked(request, compiled.function)
+    values, factors = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    for _ in range(2):
+        function(from_dlpack(values), (from_dlpack(factors),), cutlass.Float32(5))
+    assert values.tolist() == [(1 * 5 + 4) * 5 + 4, 2.0]
+
+
+def test_tensors_within_tuples_and_by_name_are_passed_and_all_else_is_left_alone():
+    passed: list[Any] = []
+
+    def function(*arguments: Any, **keywords: Any) -> None:
+        passed.extend([arguments, keywords])
+
+    own = tensor(1, 2)
+    WithoutTvmFfi(function)(own, [own, None], 3, "text", name=own)
+    (first, (second, nothing), *rest), named = passed
+    assert [type(item).__name__ for item in (first, second, named["name"])] == ["Tensor"] * 3
+    assert first is second, "made once for a tensor"
+    assert (nothing, rest) == (None, [3, "text"])
+
+
+def test_a_function_with_tvm_ffi_is_answered_as_it_is():
+    function = object()
+    assert as_asked(SimpleNamespace(options={}), function) is function
