@@ -190,21 +190,6 @@ def on_declared_miss(
     return launch, names
 
 
-def on_operator_miss(error: KernelNotFound, signature: str) -> None:
-    """Count a miss of an operator of ``cutlass.operators``, and write it to the log.
-
-    Args:
-        error: what the miss is under ``required``, and under ``warn``: no framework computes it.
-        signature: what was missed, in words.
-
-    Raises:
-        KernelNotFound: ``error``, unless the policy is ``jit``: who asked compiles it.
-    """
-    _, policy = _note(signature)
-    if policy != "jit":
-        raise error
-
-
 def warn_once(what: str, message: str) -> None:
     """Issue a :class:`MissWarning`, unless there was one for the same thing."""
     if what in _process.warned:

@@ -10,14 +10,6 @@ from cutlass_aot.schema.dtypes import DTYPES
 STRIDES = {"t": (0, 0, 1), "n": (0, 1, 0)}
 
 
-class Status:
-    def __init__(self, error: str = "") -> None:
-        self.error = error
-
-    def __bool__(self) -> bool:
-        return not self.error
-
-
 class Operator:
     """The base of made-up operators; the names of the classes below are those of real ones."""
 
@@ -26,7 +18,6 @@ class Operator:
         dtypes: tuple[str, str, str] = ("f16", "f16", "f16"),
         layouts: str = "tnt",
         accumulator: str = "f32",
-        targets: tuple[str, ...] = ("90a",),
         epilogue: Any = None,
         code_tile: tuple[int, ...] | None = None,
         **design: Any,
@@ -41,7 +32,6 @@ class Operator:
             )
             for name, dtype, layout in zip(("A", "B", "out"), dtypes, layouts, strict=True)
         }
-        self.targets = targets
         self.metadata = SimpleNamespace(
             operator_name=f"cutedsl.{type(self).__name__}",
             operands=SimpleNamespace(**operands, accumulator_type=element(accumulator)),
@@ -49,13 +39,6 @@ class Operator:
             epilogue=epilogue,
         )
         self.impl = SimpleNamespace() if code_tile is None else SimpleNamespace(cta_tiler=code_tile)
-
-    def supports(self, args: Any, target_sm: str | None = None) -> Status:
-        if not args.supported:
-            return Status("Expected element type Float16, got Float32")
-        if target_sm is not None and target_sm not in self.targets:
-            return Status(f"Operator cannot be compiled for target {target_sm}")
-        return Status()
 
 
 class Sm90StaticPersistentGemmOperator(Operator):
@@ -88,8 +71,3 @@ class StaticPersistentTileSchedulerMetadata:
 
 def element(name: str) -> type:
     return type(DTYPES[name].dsl if name in DTYPES else name, (), {})
-
-
-def arguments(tensor: Any = None, *, supported: bool = True, epilogue: Any = None) -> Any:
-    operand = SimpleNamespace(tensor=SimpleNamespace(runtime_tensor=tensor))
-    return SimpleNamespace(A=operand, B=operand, out=operand, epilogue=epilogue, supported=supported)

@@ -1,7 +1,6 @@
 """An operator of the CUTLASS Operator API as a kernel record: one rule for building and for finding.
 
-Nothing is imported: operators are looked at as they are. The generator uses it in a worker, and
-:mod:`cutlass_aot.operators` in a program that has chosen operators of its own.
+Nothing is imported: operators are looked at as they are. The generator uses it in a worker.
 """
 
 from __future__ import annotations
