@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
@@ -53,6 +54,8 @@ def begin(plan: Mapping[str, Any]) -> None:
     Args:
         plan: see :func:`plan_of`.
     """
+    if os.getppid() == plan["builder"]:
+        _end_with_parent()
     profile = device_from_record(plan["device"])
     pretend_gpu.install(profile, plan["target"], fake_tensors=bool(plan["fake_tensors"]))
     recorder = Recorder(
@@ -94,7 +97,7 @@ def plan_of(
     return {
         "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device),
         "known": sorted(known), "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs,
-        "timeout": timeout,
+        "timeout": timeout, "builder": os.getpid(),
     }  # fmt: skip
 
 
@@ -272,6 +275,12 @@ def imported_files() -> list[str]:
         str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")
     }
     return sorted(own | lists)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the builder ends, however that comes."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _watch_the_end(recorder: Recorder) -> None:
