@@ -313,7 +313,7 @@ def _watch_the_end(recorder: Recorder) -> None:
 
     sys.excepthook = show
     sys.exit = leave
-    builtins.SystemExit = SystemExit  # type: ignore[misc, assignment]
+    builtins.SystemExit = SystemExit  # type: ignore[misc]
 
 
 def _printable(text: str) -> str:
