@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
 from cutlass_aot.generators.device import device_from_record
@@ -308,7 +308,7 @@ def _watch_the_end(recorder: Recorder) -> None:
             super().__init__(*arguments)
             recorder.erred = self.code not in (None, 0)
 
-    def leave(status: Any = None) -> None:
+    def leave(status: Any = None) -> NoReturn:
         raise SystemExit(status)
 
     sys.excepthook = show
