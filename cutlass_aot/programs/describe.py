@@ -84,9 +84,12 @@ def _unwrapped(function: Any) -> Any:
 
 
 def is_of_dataclasses(member: Any) -> bool:
-    """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does."""
+    """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does.
+
+    Python 3.10 does not tell it from other code without a file, which is refused.
+    """
     code = getattr(_unwrapped(member), "__code__", None)
-    name = getattr(code, "co_qualname", _MADE_BY_DATACLASSES)
+    name = getattr(code, "co_qualname", "")
     return code is not None and code.co_filename == "<string>" and name.startswith(_MADE_BY_DATACLASSES)
 
 
