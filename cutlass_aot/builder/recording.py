@@ -273,7 +273,7 @@ class _Run:
             problem = self._run(found, output)
             recorded = self._collect(found)
             if problem is None and not recorded.recording.requests and not recorded.failures:
-                problem = self._nothing(recorded.recording)
+                problem = self._nothing(recorded.recording) + _tail(output)
             # A run that failed is noted without its files, so that there is another one.
             self._note(recorded.recording, () if problem or recorded.failures else _files(found))
             if problem is not None:

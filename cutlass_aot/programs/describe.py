@@ -42,6 +42,12 @@ _NO_FIELDS = (
     "__qualname__",
     "__annotations__",
     "__dataclass_fields__",
+    "__dataclass_params__",
+    "__match_args__",
+    # Of Python 3.13.
+    "__firstlineno__",
+    "__static_attributes__",
+    "__replace__",
 )
 _NO_ATTRIBUTES = (
     "__wrapped__", "set_name_prefix",
@@ -64,10 +70,22 @@ def is_reachable_by_name(thing: Any) -> bool:
 
     Such a thing is described by its name: its module's source decides what it is.
     """
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
+    return thing.__module__ != "__main__" and _is_under_its_name(thing)
+
+
+def is_made(kind: type) -> bool:
+    """Whether a class is made as a program runs: no module has it under its name.
+
+    It is described by what it is made of. The DSL's own are not: it makes them by their names.
+    """
+    package = (kind.__module__ or "").partition(".")[0]
+    return package not in ("builtins", "cutlass") and not _is_under_its_name(kind)
+
+
+def _is_under_its_name(thing: Any) -> bool:
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if found is None:
         return False
-    found: Any = module
     for part in thing.__qualname__.split("."):
         found = inspect.getattr_static(found, part, None)
         if isinstance(found, (staticmethod, classmethod)):
@@ -265,12 +283,9 @@ class Describer:
         if value.__module__ == "builtins":
             return {"type": value.__qualname__}
         self.code.setdefault(id(value), value)
-        if is_reachable_by_name(value):
-            return {"type": qualified_name(value)}
-        if value.__module__.partition(".")[0] == "cutlass":
-            # The DSL makes some of its classes as it goes, by their names.
-            return {"type": qualified_name(value)}
-        return self._made_class(value)
+        if is_made(value) or value.__module__ == "__main__":
+            return self._made_class(value)
+        return {"type": qualified_name(value)}
 
     def _made_class(self, value: type) -> Value:
         """A class that its module does not have under its name: described by what it is made of."""
@@ -313,6 +328,8 @@ class Describer:
             and not is_of_dataclasses(item)
         }
         if "__dataclass_fields__" in vars(value):
+            given = vars(value)["__dataclass_params__"]
+            own["__dataclass_params__"] = [given.eq, given.order, given.unsafe_hash, given.frozen]
             own["__dataclass_fields__"] = [
                 {
                     "name": field.name,
@@ -326,7 +343,8 @@ class Describer:
             ]
         bases = [self._at(".__bases__", base) for base in value.__bases__ if base is not object]
         self._left(value)
-        return {"class": qualified_name(value), "bases": bases, "members": own}
+        # Without its module, which is another one by the version of Python for what `make_dataclass` makes.
+        return {"class": value.__qualname__, "bases": bases, "members": own}
 
     def _property(self, value: property, passed: Passed) -> Value:
         return {"property": [self._at(".fget", part) for part in (value.fget, value.fset, value.fdel)]}

@@ -91,6 +91,18 @@ def request_of(
     Raises:
         RequestError: if it cannot be described soundly; names the argument and the reason.
     """
+    try:
+        return _request_of(compiler, arguments, keywords, surroundings)
+    except RequestError:
+        raise
+    except Exception as error:  # Properties and comparisons of the program's own classes raise what they like.
+        called = qualified_name(arguments[0]) if inspect.isroutine(arguments[0]) else type(arguments[0])
+        raise RequestError(f"{called} could not be described: {type(error).__name__}: {error}") from error
+
+
+def _request_of(
+    compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], surroundings: Surroundings
+) -> Request:
     called = _called(arguments, keywords)
     options, target = _options(compiler, called)
     describer = Describer()

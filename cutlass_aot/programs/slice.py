@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe import (
     Describer,
+    is_made,
     is_of_dataclasses,
     is_reachable_by_name,
     qualified_name,
@@ -69,7 +70,8 @@ class CodeSlice(NamedTuple):
         plain: names that hold values.
         variables: environment variables that the code names.
         closures: functions that no module has under their names: they are described with the request.
-        made: names that hold functions which no module has under their names, such as lambdas.
+        made: names that hold functions and classes which no module has under their names, such as lambdas:
+            they are described with the request.
         bindings: a digest of the other names that hold functions and classes of other names, and of the
             default values of functions, which are computed when a module is imported. Empty if there are
             none.
@@ -190,11 +192,13 @@ class _Slicer:
             return isinstance(wrapped, types.FunctionType) and self._reach(wrapped)
         while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
             thing = thing.__wrapped__
+        if not isinstance(thing, (types.FunctionType, type)):
+            return self._reach(thing)  # A function around an object that can be called.
         if id(thing) in self._seen:
             return True
         self._seen.add(id(thing))
         self._kept.append(thing)
-        if self._own(thing):
+        if not _is_made(thing) and self._own(thing):
             self._work.append(thing)
         return True
 
@@ -242,6 +246,13 @@ class _Slicer:
         thing = getattr(value, "__func__", value)
         while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
             thing = thing.__wrapped__
+        if _is_made(thing):
+            self._made[id(namespace), name] = Slot(namespace, name, label, thing)
+            describer = Describer()
+            describer.argument(label, thing)
+            for code in describer.code.values():
+                self._reach(code)
+            return
         if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
             return
         if isinstance(thing, types.FunctionType) and not (
@@ -321,6 +332,12 @@ def _is_pythons_own(name: str) -> bool:
 
 def _in_order(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     return tuple(sorted(slots, key=lambda slot: slot.label))
+
+
+def _is_made(thing: Any) -> bool:
+    """Whether a class is described by what it is made of. Classes within a function of ``__main__`` have
+    source of their own."""
+    return isinstance(thing, type) and is_made(thing) and (thing.__module__ != "__main__" or is_in_main(thing))
 
 
 def is_in_main(thing: Any) -> bool:

@@ -48,6 +48,7 @@ def main(bundle: str, target: str, profile: str, program: str) -> None:
         return Nothing()
 
     Interception(answer).begin()
+    sys.argv = [program]
     sys.path.insert(0, str(Path(program).absolute().parent))
     runpy.run_path(program, run_name="__main__")
     print(json.dumps({"answered": sorted(answered), "refused": refused}))

@@ -91,6 +91,20 @@ CHANGES = {
         "helper(x)",
         "global helper; helper = Scale(3.0).by",
     ),
+    "a class that was made": (
+        "import dataclasses\ndef made(factor):\n"
+        "    return dataclasses.make_dataclass('Scale', [('factor', float, factor)])\n"
+        "Scale_ = made(2.0)",
+        "x * Scale_().factor",
+        "global Scale_; Scale_ = made(3.0)",
+    ),
+    "a class that was made, as a class has it": (
+        "class Scale:\n    pass\ndef made(factor):\n"
+        "    return type('Parameters', (), {'factor': factor})\n"
+        "Scale.Parameters = made(2.0)",
+        "x * Scale.Parameters().factor",
+        "Scale.Parameters = made(3.0)",
+    ),
     "a lambda": (
         "helper = lambda x: x * 2.0",
         "helper(x)",
@@ -165,3 +179,57 @@ def test_a_dataclass_of_a_function_is_described_by_its_fields(tmp_path):
     )
     assert not any(key.startswith("refused") for key in (two, three, default))
     assert len({two, three, default}) == 3
+
+
+def test_the_module_of_a_made_dataclass_is_not_in_a_key(tmp_path):
+    """Python 3.12 gives it that of its caller, 3.11 `types`."""
+    one, other, third = keys(
+        tmp_path,
+        "import dataclasses, sys\n"
+        "def made(module):\n"
+        "    kind = dataclasses.make_dataclass('Scale', [('factor', float, 2.0)])\n"
+        "    kind.__module__ = module\n"
+        "    return kind\n"
+        "class Kernel:\n    pass\n"
+        "def modify(x):\n    return x * Kernel.Scale().factor\n"
+        "def keyed():\n"
+        "    for module in 'types', __name__:\n"
+        "        Kernel.Scale = made(module)\n"
+        "        yield modify\n"
+        "    Kernel.Scale = made('types')\n"
+        "    Kernel.Scale.factor = 3.0\n"
+        "    yield modify\n",
+    )
+    assert one == other != third
+    assert not one.startswith("refused")
+
+
+def test_a_function_around_an_object_is_followed(tmp_path):
+    """Its `__wrapped__` is no function."""
+    two, three = keys(
+        tmp_path,
+        "import functools\n"
+        "FACTOR = 2.0\n"
+        "@functools.lru_cache\ndef inner():\n    return FACTOR\n"
+        "@functools.wraps(inner)\ndef outer():\n    return inner()\n"
+        "def modify(x):\n    return x * outer()\n"
+        "def keyed():\n"
+        "    global FACTOR\n"
+        "    yield modify\n"
+        "    FACTOR = 3.0\n"
+        "    yield modify\n",
+    )
+    assert two != three
+    assert not two.startswith("refused")
+
+
+def test_what_a_program_raises_is_a_refusal(tmp_path):
+    (refused,) = keys(
+        tmp_path,
+        "class Modify:\n"
+        "    def __call__(self, x):\n        return x\n"
+        "    @property\n    def __dict__(self):\n        raise ZeroDivisionError('no fields')\n"
+        "def keyed():\n    yield Modify()\n",
+    )
+    assert refused.startswith("refused: ")
+    assert "ZeroDivisionError: no fields" in refused
