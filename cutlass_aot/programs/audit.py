@@ -18,7 +18,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import source_lines
+from cutlass_aot.programs.describe import source_lines, unwrapped
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 
@@ -163,7 +163,7 @@ def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
 
 
 def _lines(thing: Any) -> range:
-    thing = inspect.unwrap(thing)
+    thing = unwrapped(thing)
     try:
         if isinstance(thing, FunctionType) and thing.__code__.co_name != "<lambda>":
             return source_lines(thing)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.distributions import origin_of
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
 
@@ -70,7 +71,7 @@ def is_reachable_by_name(thing: Any) -> bool:
 
     Such a thing is described by its name: its module's source decides what it is.
     """
-    return thing.__module__ != "__main__" and _is_under_its_name(thing)
+    return thing.__module__ != "__main__" and _is_under_its_name(thing) and not closes_over_values(thing)
 
 
 def is_made(kind: type) -> bool:
@@ -91,14 +92,34 @@ def _is_under_its_name(thing: Any) -> bool:
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
     if isinstance(thing, types.FunctionType) and found is not None:
-        return _unwrapped(found) is _unwrapped(thing)
+        return unwrapped(found) is unwrapped(thing)
     return found is thing
 
 
-def _unwrapped(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
+def closes_over_values(thing: Any) -> bool:
+    """Whether a function has values of the function that made it, as a decorator's has: its name does not
+    tell them. A method that calls ``super()`` has its class alone."""
+    return isinstance(thing, types.FunctionType) and not {"__class__"}.issuperset(thing.__code__.co_freevars)
+
+
+def unwrapped(function: Any) -> Any:
+    """What a function's decorators were given, without those of the DSL, of frameworks and of Python's own
+    library. Those of the program are part of what a trace runs."""
+    while hasattr(function, "__wrapped__") and not _is_by_program(function):
         function = function.__wrapped__
     return function
+
+
+def _is_by_program(function: Any) -> bool:
+    """Whether a decorator that the program brings made this function."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    # Its `__module__` is that of what it wraps.
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    if module is None or module.__name__ == "__main__":
+        return module is not None
+    origin = origin_of(module)
+    return origin is not None and not origin.is_neutral
 
 
 def is_of_dataclasses(member: Any) -> bool:
@@ -106,7 +127,7 @@ def is_of_dataclasses(member: Any) -> bool:
 
     Python 3.10 does not tell it from other code without a file, which is refused.
     """
-    code = getattr(_unwrapped(member), "__code__", None)
+    code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
     name = getattr(code, "co_qualname", "")
     return code is not None and code.co_filename == "<string>" and name.startswith(_MADE_BY_DATACLASSES)
 
@@ -214,7 +235,7 @@ class Describer:
         return {"dict": items}
 
     def _function(self, value: types.FunctionType, passed: Passed) -> Value:
-        function = _unwrapped(value)
+        function = unwrapped(value)
         if not isinstance(function, types.FunctionType):
             return self._value(function)
         if id(function) in self._inside:
@@ -320,7 +341,7 @@ class Describer:
         own = {
             name: self._at(
                 f".{name}",
-                inspect.unwrap(item.__func__) if isinstance(item, (staticmethod, classmethod)) else item,
+                unwrapped(item.__func__) if isinstance(item, (staticmethod, classmethod)) else item,
             )
             for name, item in sorted(vars(value).items())
             if name not in _NO_FIELDS

@@ -28,11 +28,13 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe import (
     Describer,
+    closes_over_values,
     is_made,
     is_of_dataclasses,
     is_reachable_by_name,
     qualified_name,
     source_of,
+    unwrapped,
 )
 from cutlass_aot.programs.distributions import Origin, origin_of
 from cutlass_aot.schema.encoding import digest, encode
@@ -190,8 +192,7 @@ class _Slicer:
         if not isinstance(thing, (types.FunctionType, type)):
             wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
             return isinstance(wrapped, types.FunctionType) and self._reach(wrapped)
-        while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
-            thing = thing.__wrapped__
+        thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)):
             return self._reach(thing)  # A function around an object that can be called.
         if id(thing) in self._seen:
@@ -244,8 +245,7 @@ class _Slicer:
             self._plain[id(namespace), name] = slot
             return
         thing = getattr(value, "__func__", value)
-        while isinstance(thing, types.FunctionType) and hasattr(thing, "__wrapped__"):
-            thing = thing.__wrapped__
+        thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if _is_made(thing):
             self._made[id(namespace), name] = Slot(namespace, name, label, thing)
             describer = Describer()
@@ -343,7 +343,8 @@ def _is_made(thing: Any) -> bool:
 def is_in_main(thing: Any) -> bool:
     """Whether ``__main__`` has this function or class under its name; closures are described with the
     request."""
-    return "<locals>" not in thing.__qualname__ and "<lambda>" not in thing.__qualname__
+    name = thing.__qualname__
+    return "<locals>" not in name and "<lambda>" not in name and not closes_over_values(thing)
 
 
 def _script_source(thing: Any) -> str:

@@ -105,6 +105,21 @@ CHANGES = {
         "x * Scale.Parameters().factor",
         "Scale.Parameters = made(3.0)",
     ),
+    "what a decorator's function reads": (
+        "import functools\nFACTOR = 2.0\ndef scaled(function):\n    @functools.wraps(function)\n"
+        "    def wrapper(x):\n        return function(x) * FACTOR\n    return wrapper\n"
+        "@scaled\ndef helper(x):\n    return x",
+        "helper(x)",
+        "global FACTOR; FACTOR = 3.0",
+    ),
+    "what a decorator was given": (
+        "import functools\ndef scaled(factor):\n    def decorate(function):\n"
+        "        @functools.wraps(function)\n        def wrapper(x):\n"
+        "            return function(x) * factor\n        return wrapper\n    return decorate\n"
+        "def plain(x):\n    return x\nhelper = scaled(2.0)(plain)",
+        "helper(x)",
+        "global helper; helper = scaled(3.0)(plain)",
+    ),
     "a lambda": (
         "helper = lambda x: x * 2.0",
         "helper(x)",
