@@ -117,8 +117,9 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
         origin = _origin(file)
         if origin is not None and origin not in names:
             raise RequestError(
-                f"the trace ran code of {origin} ({file}) that nothing in the request names: it was reached by a table or "
-                "by getattr; import it by name in the module of the kernel, so that its changes can be told"
+                f"the trace ran code of {origin} ({file}) that nothing in the request names: it was reached "
+                "by a table or by getattr; import it by name in the module of the kernel, so that its "
+                "changes can be told"
             )
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main in files:
@@ -126,8 +127,8 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
     for name, file in sorted(trace.variables.items()):
         if name not in code.variables and name not in known and _origin(file) is not None:
             raise RequestError(
-                f"the trace read the environment variable {name} ({file}), which nothing in the request names: read it "
-                "by os.environ.get with its name written out, in the function that uses it"
+                f"the trace read the environment variable {name} ({file}), which nothing in the request "
+                "names: read it by os.environ.get with its name written out, in the function that uses it"
             )
 
 
@@ -157,8 +158,8 @@ def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
         # The DSL executes the definition of a function that it has rewritten, as a module of its own.
         if item.co_firstlineno not in lines and item.co_name != "<module>":
             raise RequestError(
-                f"the trace ran {item.co_name} ({file}, line {item.co_firstlineno}), which nothing in the request names: "
-                "move it into a module of its own, and import it by name"
+                f"the trace ran {item.co_name} ({file}, line {item.co_firstlineno}), which nothing in the "
+                "request names: move it into a module of its own, and import it by name"
             )
 
 

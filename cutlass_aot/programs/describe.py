@@ -473,7 +473,7 @@ class Describer:
             text = str(value)
             if "0x" not in text and " at " not in text:
                 return {"text": text, "of": name}
-        self._refuse(f"an object of {name}, which has no fields that could be described")
+        return self._refuse(f"an object of {name}, which has no fields that could be described")
 
     # -- what the DSL makes -----------------------------------------------------------------------------
 
@@ -525,9 +525,11 @@ class Describer:
             self._refuse("a pointer, whose address would be compiled in: pass it as an argument instead")
         return {
             "pointer": {
-                "dtype": self._dtype(value.dtype), "space": str(value.memspace), "alignment": value._assumed_align
+                "dtype": self._dtype(value.dtype),
+                "space": str(value.memspace),
+                "alignment": value._assumed_align,
             }
-        }  # fmt: skip
+        }
 
     def _stream(self, value: Any, passed: Passed) -> Value:
         environment = bool(getattr(value, "use_tvm_ffi_env_stream", False))
@@ -668,8 +670,8 @@ def _subclasses(kind: type) -> list[type]:
 def source_lines(function: types.FunctionType) -> range:
     """The lines of a function in its file, its decorators among them, numbered from 1.
 
-    The DSL replaces the code of what it has traced by one that begins at another line of the same function: what
-    decides is the function of this name that has the line.
+    The DSL replaces the code of what it has traced by one that begins at another line of the same function:
+    what decides is the function of this name that has the line.
 
     Raises:
         OSError: if there is no source, or no such function in it.

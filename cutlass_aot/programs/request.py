@@ -95,7 +95,9 @@ def request_of(
         return _request_of(compiler, arguments, keywords, surroundings)
     except RequestError:
         raise
-    except Exception as error:  # Properties and comparisons of the program's own classes raise what they like.
+    except (
+        Exception
+    ) as error:  # Properties and comparisons of the program's own classes raise what they like.
         called = qualified_name(arguments[0]) if inspect.isroutine(arguments[0]) else type(arguments[0])
         raise RequestError(f"{called} could not be described: {type(error).__name__}: {error}") from error
 

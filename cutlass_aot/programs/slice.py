@@ -337,7 +337,9 @@ def _in_order(slots: Iterable[Slot]) -> tuple[Slot, ...]:
 def _is_made(thing: Any) -> bool:
     """Whether a class is described by what it is made of. Classes within a function of ``__main__`` have
     source of their own."""
-    return isinstance(thing, type) and is_made(thing) and (thing.__module__ != "__main__" or is_in_main(thing))
+    return (
+        isinstance(thing, type) and is_made(thing) and (thing.__module__ != "__main__" or is_in_main(thing))
+    )
 
 
 def is_in_main(thing: Any) -> bool:

@@ -34,9 +34,7 @@ def main(bundle: str, target: str, profile: str, program: str) -> None:
     answered: list[str] = []
     refused: list[str] = []
 
-    def answer(
-        compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
-    ) -> Any:
+    def answer(compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile) -> Any:
         try:
             request = server.request(compiler, arguments, keywords)
             if callable(server.find(request)):
