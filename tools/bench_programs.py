@@ -1,17 +1,17 @@
-"""Programs answered from a bundle against the same programs compiling as they go, on the GPU at hand.
+r"""Programs answered from a bundle against the same programs compiling as they go, on the GPU at hand.
 
 Needs a GPU, and for ``--part first`` with ``--mode jit`` and for ``--part host`` the DSL. Each mode of
 ``first`` is a process of its own, since packages remember what they compiled::
 
-    python tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --part first --mode jit
-    -o jit.json python tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --part
-    first --mode bundle -o bundle.json python tools/bench_programs.py --report jit.json bundle.json python
-    tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --part host
+    python tools/bench_programs.py examples/programs/fa4.py --mode jit -o jit.json
+    python tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --mode bundle \
+        -o bundle.json
+    python tools/bench_programs.py --report jit.json bundle.json
+    python tools/bench_programs.py examples/programs/fa4.py --bundle build/bundles/fa4 --part host
 
 ``first``: seconds from the first call of each case of the program to its result. ``host``: time that a call
-takes on the host,
-of the function that answers a request and of the one that the DSL compiles for it, in turn, with the same
-arguments.
+takes on the host, of the function that answers a request and of the one that the DSL compiles for it, in
+turn, with the same arguments.
 """
 
 from __future__ import annotations

@@ -348,6 +348,32 @@ helper = scaled(float(os.environ.get("HAZARD_SCALE", "2")))
         environment=({"HAZARD_SCALE": "2"}, {"HAZARD_SCALE": "3"}),
     ),
     Hazard(
+        "decorator",
+        "A module-level function was decorated with a value that its source does not tell; "
+        "`functools.wraps` gives it the name, the module and the source of the function inside.",
+        "Found in cutlass-aot itself, when it followed what a function wraps and not what wraps it.",
+        _modified(
+            "return helper(x)",
+            head="""
+import functools
+import os
+
+def scaled(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(x):
+            return function(x) * factor
+        return wrapper
+    return decorate
+
+@scaled(float(os.environ.get("HAZARD_SCALE", "2")))
+def helper(x):
+    return x
+""",
+        ),
+        environment=({"HAZARD_SCALE": "2"}, {"HAZARD_SCALE": "3"}),
+    ),
+    Hazard(
         "package version",
         "A package that a kernel calls is installed in another version.",
         "quack below FlashAttention-4; torch below both.",
