@@ -121,6 +121,13 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
                 "by a table or by getattr; import it by name in the module of the kernel, so that its "
                 "changes can be told"
             )
+    for item in trace.code:
+        if item in code.memories:
+            raise RequestError(
+                f"the trace ran {code.memories[item]} ({item.co_filename}, line {item.co_firstlineno}), "
+                "which holds more than plain values: call the function that it decorates, or pass what it "
+                "holds as an argument"
+            )
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main in files:
         _check_script(main, [item for item in trace.code if item.co_filename == main], code)

@@ -71,7 +71,10 @@ def is_reachable_by_name(thing: Any) -> bool:
 
     Such a thing is described by its name: its module's source decides what it is.
     """
-    return thing.__module__ != "__main__" and _is_under_its_name(thing) and not closes_over_values(thing)
+    if thing.__module__ == "__main__" or not _is_under_its_name(thing):
+        return False
+    # What a decorator's function closes over is found with the code that is reached from it.
+    return hasattr(thing, "__wrapped__") or not closes_over_values(thing)
 
 
 def is_made(kind: type) -> bool:

@@ -44,6 +44,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 """What may be the name of an environment variable; only those that are set count."""
 _MAX_ITEMS = 64
+_CODE = (types.FunctionType, types.BuiltinFunctionType)
 
 
 class Slot(NamedTuple):
@@ -74,9 +75,11 @@ class CodeSlice(NamedTuple):
         closures: functions that no module has under their names: they are described with the request.
         made: names that hold functions and classes which no module has under their names, such as lambdas:
             they are described with the request.
-        bindings: a digest of the other names that hold functions and classes of other names, and of the
-            default values of functions, which are computed when a module is imported. Empty if there are
-            none.
+        bindings: a digest of the other names that hold functions and classes of other names, of the default
+            values of functions, which are computed when a module is imported, and of the values that
+            decorators were given. Empty if there are none.
+        memories: functions of decorators that hold more than plain values, such as a dictionary of what they
+            were asked before: a trace must not run them.
     """
 
     origins: Mapping[str, Origin]
@@ -87,6 +90,7 @@ class CodeSlice(NamedTuple):
     closures: tuple[Any, ...]
     made: tuple[Slot, ...]
     bindings: str
+    memories: Mapping[types.CodeType, str]
 
     def holds(self) -> bool:
         """Whether every name that holds code still holds the same."""
@@ -160,6 +164,7 @@ class _Slicer:
         self._closures: list[Any] = []
         self._made: dict[tuple[int, str], Slot] = {}
         self._bindings: list[list[Value]] = []
+        self._memories: dict[types.CodeType, str] = {}
 
     def run(self, roots: Iterable[Any]) -> CodeSlice:
         for root in roots:
@@ -179,6 +184,7 @@ class _Slicer:
             tuple(self._closures),
             _in_order(self._made.values()),
             digest(encode(sorted(self._bindings, key=encode)))[:32] if self._bindings else "",
+            self._memories,
         )
 
     def _reach(self, thing: Any) -> bool:
@@ -191,7 +197,15 @@ class _Slicer:
             return any(list(map(self._reach, filter(None, (thing.fget, thing.fset)))))
         if not isinstance(thing, (types.FunctionType, type)):
             wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
-            return isinstance(wrapped, types.FunctionType) and self._reach(wrapped)
+            if not isinstance(wrapped, types.FunctionType):
+                return False
+            if self._is_own(type(thing)) and id(thing) not in self._seen:
+                self._seen.add(id(thing))
+                self._kept.append(thing)
+                self._reach(type(thing))
+                call = getattr(type(thing).__call__, "__code__", None)
+                self._given(f"{qualified_name(wrapped)} as {qualified_name(type(thing))}", call, vars(thing))
+            return self._reach(wrapped)
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)):
             return self._reach(thing)  # A function around an object that can be called.
@@ -256,7 +270,9 @@ class _Slicer:
         if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
             return
         if isinstance(thing, types.FunctionType) and not (
-            is_reachable_by_name(thing) or (thing.__module__ == "__main__" and is_in_main(thing))
+            hasattr(thing, "__wrapped__")
+            or is_reachable_by_name(thing)
+            or (thing.__module__ == "__main__" and is_in_main(thing))
         ):
             self._made[id(namespace), name] = Slot(namespace, name, label, thing)
         elif qualified_name(thing) != label:
@@ -281,8 +297,36 @@ class _Slicer:
         if values:
             self._bindings.append([qualified_name(function), values])
 
+    def _decorator(self, function: types.FunctionType) -> None:
+        """What a decorator made: its name and its module are those of the function inside."""
+        name = f"{qualified_name(function)} as decorated by {function.__code__.co_name}"
+        module = sys.modules.get(function.__globals__.get("__name__", ""))
+        if module is not None and module.__name__ == "__main__":
+            self._scripts[name] = _script_source(function)
+        origin = origin_of(module) if module is not None else None
+        if origin is not None:
+            self._origins[origin.name] = origin
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        # One that nothing was put into yet has no contents.
+        given = {variable: cell.cell_contents for variable, cell in cells if cell != types.CellType()}
+        self._given(name, function.__code__, given)
+
+    def _given(self, name: str, code: types.CodeType | None, given: Mapping[str, Any]) -> None:
+        """What a decorator was given, beside the function: the values are those of this moment."""
+        values: list[Value] = []
+        for variable, value in sorted(given.items()):
+            if _is_pythons_own(variable) or isinstance(value, (*_CODE, type, types.ModuleType)):
+                continue
+            if _is_plain(value):
+                values.append([variable, _described(name, value)])
+            elif not hasattr(value, "__wrapped__") and code is not None:
+                self._memories[code] = name
+        self._bindings.append([name, values])
+
     def _function(self, function: types.FunctionType) -> None:
         self._defaults(function)
+        if hasattr(function, "__wrapped__"):
+            self._decorator(function)
         names, texts = _names(function.__code__)
         self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
         variables = function.__globals__

@@ -120,6 +120,14 @@ CHANGES = {
         "helper(x)",
         "global helper; helper = scaled(3.0)(plain)",
     ),
+    "a field of a decorator that is an object": (
+        "import functools\nclass Scaled:\n    def __init__(self, function, factor):\n"
+        "        functools.update_wrapper(self, function)\n        self.factor = factor\n"
+        "    def __call__(self, x):\n        return self.__wrapped__(x) * self.factor\n"
+        "def plain(x):\n    return x\nhelper = Scaled(plain, 2.0)",
+        "helper(x)",
+        "global helper; helper = Scaled(plain, 3.0)",
+    ),
     "a lambda": (
         "helper = lambda x: x * 2.0",
         "helper(x)",
@@ -248,3 +256,25 @@ def test_what_a_program_raises_is_a_refusal(tmp_path):
     )
     assert refused.startswith("refused: ")
     assert "ZeroDivisionError: no fields" in refused
+
+
+def test_what_a_decorator_remembers_is_not_in_a_key(tmp_path):
+    """As a package's own cache of what it compiled, which grows."""
+    before, after = keys(
+        tmp_path,
+        "import functools\n"
+        "def cached(function):\n"
+        "    cache = {}\n"
+        "    @functools.wraps(function)\n"
+        "    def wrapper(x):\n        return cache.setdefault(x, function(x))\n"
+        "    wrapper.cache = cache\n"
+        "    return wrapper\n"
+        "@cached\ndef compiled(x):\n    return lambda: x\n"
+        "def modify(x):\n    return x * 2.0 if True else compiled(x)\n"
+        "def keyed():\n"
+        "    yield modify\n"
+        "    compiled(1)\n"
+        "    yield modify\n",
+    )
+    assert before == after
+    assert not before.startswith("refused")
