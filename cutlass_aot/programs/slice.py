@@ -14,6 +14,7 @@ a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.pr
 from __future__ import annotations
 
 import ast
+import dis
 import enum
 import functools
 import inspect
@@ -309,6 +310,8 @@ class _Slicer:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         # One that nothing was put into yet has no contents.
         given = {variable: cell.cell_contents for variable, cell in cells if cell != types.CellType()}
+        for variable in _rebound(function.__code__) & given.keys():
+            given[variable] = _MEMORY
         self._given(name, function.__code__, given)
 
     def _given(self, name: str, code: types.CodeType | None, given: Mapping[str, Any]) -> None:
@@ -419,6 +422,16 @@ def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sorted(names)), tuple(sorted(texts))
 
 
+@functools.lru_cache(maxsize=4096)
+def _rebound(code: types.CodeType) -> frozenset[str]:
+    """Variables of an outer function that code assigns to (``nonlocal``)."""
+    stored = {item.argval for item in dis.get_instructions(code) if item.opname == "STORE_DEREF"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            stored |= _rebound(constant)
+    return frozenset(stored)
+
+
 def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, _PLAIN):
         return True
@@ -444,6 +457,8 @@ def _is_as_written(slot: Slot, value: Any) -> bool:
     return literal is not _NO_LITERAL and type(literal) is type(value) and repr(literal) == repr(value)
 
 
+_MEMORY = object()
+"""Stands for what a function changes itself, such as a count of its calls."""
 _NO_LITERAL = object()
 
 

@@ -264,9 +264,10 @@ def test_what_a_decorator_remembers_is_not_in_a_key(tmp_path):
         tmp_path,
         "import functools\n"
         "def cached(function):\n"
-        "    cache = {}\n"
+        "    cache, calls = {}, 0\n"
         "    @functools.wraps(function)\n"
-        "    def wrapper(x):\n        return cache.setdefault(x, function(x))\n"
+        "    def wrapper(x):\n        nonlocal calls\n        calls += 1\n"
+        "        return cache.setdefault(x, function(x))\n"
         "    wrapper.cache = cache\n"
         "    return wrapper\n"
         "@cached\ndef compiled(x):\n    return lambda: x\n"
