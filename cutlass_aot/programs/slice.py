@@ -320,7 +320,7 @@ class _Slicer:
         for variable, value in sorted(given.items()):
             if _is_pythons_own(variable) or isinstance(value, (*_CODE, type, types.ModuleType)):
                 continue
-            if _is_plain(value):
+            if _is_plain(value) and not isinstance(value, (dict, list, set)):
                 values.append([variable, _described(name, value)])
             elif not hasattr(value, "__wrapped__") and code is not None:
                 self._memories[code] = name
