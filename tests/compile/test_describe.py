@@ -199,7 +199,7 @@ class _Fields(ctypes.Structure):
         (weakref.ref(Plain()), "a weak reference"),
         ((x for x in ()), "a generator"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_be_described_is_refused_with_its_path(value, reason):
     with pytest.raises(RequestError, match=rf"^a\.inner\[1\]: .*{reason}"):
