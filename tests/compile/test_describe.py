@@ -84,7 +84,6 @@ def test_plain_values_stand_for_themselves(value):
         (Pair(1, 2), {"object": f"{__name__}:Pair", "fields": {"one": 1, "two": 2}}),
         (Plain(b=1, a=2), {"object": f"{__name__}:Plain", "fields": {"a": 2, "b": 1}}),
     ],
-    ids=str,
 )
 def test_what_is_compiled_in_is_described_by_its_value(value, expected):
     assert described(value) == expected
@@ -102,7 +101,6 @@ def test_what_is_compiled_in_is_described_by_its_value(value, expected):
         (make_fake_stream(), {"stream": "argument"}),
         ("text", "text"),
     ],
-    ids=str,
 )
 def test_what_is_passed_at_each_call_is_described_by_its_type(value, expected):
     assert described(value, Passed.DYNAMIC) == expected
