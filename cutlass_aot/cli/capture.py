@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from cutlass_aot.errors import ManifestError
-from cutlass_aot.words import plural
-
-SUFFIX = ".recording"
+from cutlass_aot.cli.recordings import SUFFIX, check_output, write_recording
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True})
@@ -35,65 +29,27 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
         cutlass-aot build app.toml
 
     The program runs as it would: it compiles, and launches what it compiled. The recording has each request
-        with the compiled
-    object, so that any machine can build the bundle, without the program, its data and a GPU. Packages' own
-    caches of compiled kernels are off meanwhile. The program's own Python processes are recorded too. An
-    interrupt ends the program; what it compiled until then is written.
+    with the compiled object, so that any machine can build the bundle, without the program, its data and a
+    GPU. Packages' own caches of compiled kernels are off meanwhile. The program's own Python processes are
+    recorded too. An interrupt ends the program; what it compiled until then is written.
     """
-    from cutlass_aot.manifest.model import check_name
     from cutlass_aot.programs import keep
     from cutlass_aot.programs.launch import run_program
-    from cutlass_aot.schema.recording import recording_to_bytes
 
     # Whatever can be refused is refused now: the program may run for hours.
-    check_name(name)
-    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
-        raise ManifestError(
-            f"{output}: {output.parent} is no folder to write to: make it, or name another one"
-        )
+    check_output(output, name)
     with tempfile.TemporaryDirectory(prefix="cutlass-aot-capture-", ignore_cleanup_errors=True) as folder:
         found = Path(folder) / "found"
         found.mkdir()
         ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, Path(folder))
-        recording, objects = keep.gathered(found)
-    for reason in recording.refusals:
-        click.echo(f"note: not recorded: {reason}", err=True)
+        recorded = write_recording(found, output, name, program)
     problem = ran.problem()
-    if not recording.requests:
+    if not recorded:
         reason = (
             problem or "the program compiled nothing that can be recorded: no call of cute.compile was seen"
         )
         click.echo(f"error: {reason}; nothing is written", err=True)
         return 1
-    file = output.with_suffix(SUFFIX)
-    _write(recording_to_bytes(recording, objects), file)
-    targets = sorted({item.request.target for item in recording.requests})
-    _write(_manifest(program, name, targets, file.name).encode("utf-8", "backslashreplace"), output)
-    click.echo(f"{output}: {plural(len(recording.requests), 'request')} for {', '.join(targets)}, in {file}")
     if problem:
         click.echo(f"error: {problem}", err=True)
     return 1 if problem else 0
-
-
-def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: str) -> str:
-    words = json.dumps(" ".join(program))
-    return "\n".join(
-        [
-            f"# What {words} compiled, recorded by `cutlass-aot capture`.",
-            "[bundle]",
-            f"name = {json.dumps(name)}",
-            'version = "0.1.0"',
-            f"targets = {json.dumps(list(targets))}",
-            "",
-            "[[recordings]]",
-            f"file = {json.dumps(file)}",
-            "",
-        ]
-    )
-
-
-def _write(data: bytes, path: Path) -> None:
-    """Write a file at once: a reader sees what was there before, or all of the new one."""
-    from cutlass_aot.store.files import publish
-
-    publish(data, path)

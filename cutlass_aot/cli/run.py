@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cutlass_aot.cli.recordings import check_output, write_recording
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.words import plural
 
@@ -37,14 +38,27 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write what was answered and what was missed, as JSON.",
 )
+@click.option(
+    "--keep",
+    "kept",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="MANIFEST",
+    help="Write what was missed and compiled (policies warn and jit) as a recording, and MANIFEST, which names "
+    "it, for the next build.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    bundles: tuple[str, ...], policy: str | None, output: Path | None, program: tuple[str, ...]
+    bundles: tuple[str, ...],
+    policy: str | None,
+    output: Path | None,
+    kept: Path | None,
+    program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM, and answer what it asks cute.compile for from bundles.
 
     \b
         cutlass-aot run --bundle fa4 -- python serve.py
+        cutlass-aot run --bundle fa4 --policy jit --keep more.toml -- python serve.py
 
     The program is not changed. What no bundle has is an error under policy required, the default, and
     compiled under warn and jit. The exit status is that of the program.
@@ -57,6 +71,8 @@ def command(
         raise click.UsageError(
             "name a bundle: --bundle BUNDLE, or the environment variable CUTLASS_AOT_SERVE"
         )
+    if kept is not None:
+        check_output(kept, kept.stem)
     for bundle in bundles:
         # What is wrong with one is said before the program begins.
         serve.opened(bundle)
@@ -68,8 +84,13 @@ def command(
             "bundles": [_absolute(bundle) for bundle in bundles],
             "policy": policy or "",
         }
-        ran = run_program(program, {**plan, "ledger": str(ledgers)}, Path(folder))
+        missed = Path(folder) / "missed"
+        missed.mkdir()
+        plan |= {"ledger": str(ledgers), "keep": str(missed) if kept is not None else ""}
+        ran = run_program(program, plan, Path(folder))
         found = _gathered(ledgers)
+        if kept is not None and not write_recording(missed, kept, kept.stem, program):
+            click.echo(f"{kept} is not written: nothing was missed and compiled", err=True)
     if output is not None:
         found.write(output)
     _tell(found)

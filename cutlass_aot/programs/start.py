@@ -1,7 +1,8 @@
 """Begin what a program was started for, in each of its Python processes and before its first line.
 
 Whoever starts a program writes a plan into a private folder and names it by an environment variable;
-processes that the program starts itself inherit it.
+processes that the program starts itself inherit it. Where nobody does, and the environment names bundles,
+``cutlass_aot.pth``, which is installed beside this package, has the process begin to serve them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,49 @@ def program_environment(
     return {**environment, **own}
 
 
+def begin_after_site() -> None:
+    """Have :func:`begin` called once Python's search path is complete, and before the program's first line.
+
+    Called while Python still goes through the ``.pth`` files, of which a later one may add directories.
+    """
+    sys.meta_path.insert(0, _AfterSite())
+
+
+class _AfterSite:
+    """A finder that finds nothing: it waits for ``sitecustomize``, which Python looks for when it has gone
+    through all ``.pth`` files, whether there is one or not."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
+        """Begin, if it is the time for it."""
+        if name == "sitecustomize":
+            sys.meta_path.remove(self)
+            begin()
+
+
+_begun = False
+
+
 def begin() -> None:
     """Do what the plan of this process says; nothing without one.
 
     Raises:
         ProgramError: if the plan cannot be read.
     """
+    global _begun
+    if _begun:
+        return  # The environment names both a plan and bundles.
+    _begun = True
     path = os.environ.get(PLAN_VARIABLE)
     if path:
         plan = _read(Path(path))
         importlib.import_module(str(plan["begin"])).begin(plan)
-    elif os.environ.get(SERVE_VARIABLE):
+    elif os.environ.get(SERVE_VARIABLE) and not _is_own_command():
         importlib.import_module("cutlass_aot.programs.serve").begin({})
+
+
+def _is_own_command() -> bool:
+    """Whether this process runs ``cutlass-aot``, which compiles, and starts programs, itself."""
+    return Path(sys.argv[0]).name == "cutlass-aot" or sys.orig_argv[1:3] == ["-m", "cutlass_aot"]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.errors import BundleError
 from cutlass_aot.programs.launch import run_program
-from cutlass_aot.programs.start import PLAN_VARIABLE, program_environment
+from cutlass_aot.programs.start import PLAN_VARIABLE, SERVE_VARIABLE, program_environment
 
 
 def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -57,6 +58,26 @@ def test_a_plan_that_cannot_be_read_is_told_in_one_line(tmp_path, text):
     assert done.stdout == "runs\n"
     assert "is no plan for a program" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_environment_variable_alone_has_bundles_served(tmp_path):
+    environment = {**os.environ, SERVE_VARIABLE: str(tmp_path / "no-bundle")}
+    done = run("print('runs')", environment)
+    assert done.returncode == BundleError.exit_code
+    assert done.stdout == ""
+    assert "no-bundle" in done.stderr
+    done = run("import sys; print('cutlass_aot' in sys.modules)", {**os.environ})
+    assert done.stdout == "False\n"
+
+
+def test_the_command_itself_is_not_served():
+    environment = {**os.environ, SERVE_VARIABLE: "no-bundle"}
+    for command in (["-m", "cutlass_aot"], [str(Path(sys.executable).with_name("cutlass-aot"))]):
+        done = subprocess.run(
+            [sys.executable, *command, "--version"], env=environment, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_status_of_a_program_is_handed_on(tmp_path):

@@ -1,0 +1,90 @@
+"""What a program compiled on a GPU, written as a recording and a manifest that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.words import plural
+
+SUFFIX = ".recording"
+
+
+def check_output(output: Path, name: str) -> None:
+    """Refuse what could not be written once the program has run.
+
+    Args:
+        output: the manifest.
+        name: of its bundle.
+
+    Raises:
+        ManifestError: if the folder of ``output`` cannot be written to, or ``name`` is no name of a bundle.
+    """
+    from cutlass_aot.manifest.model import check_name
+
+    check_name(name)
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise ManifestError(
+            f"{output}: {output.parent} is no folder to write to: make it, or name another one"
+        )
+
+
+def write_recording(found: Path, output: Path, name: str, program: Sequence[str]) -> int:
+    """Write what the processes of a program kept; nothing if they kept nothing.
+
+    Args:
+        found: the folder that took it.
+        output: the manifest; the recording goes beside it.
+        name: of the manifest's bundle.
+        program: the command, for a comment.
+
+    Returns:
+        How many requests were kept.
+
+    Raises:
+        CorruptFile: if a file is not what a process of the program wrote.
+        StoreError: if a file cannot be written.
+    """
+    from cutlass_aot.programs.keep import gathered
+    from cutlass_aot.schema.recording import recording_to_bytes
+
+    recording, objects = gathered(found)
+    for reason in recording.refusals:
+        click.echo(f"note: not recorded: {reason}", err=True)
+    if not recording.requests:
+        return 0
+    file = output.with_suffix(SUFFIX)
+    _write(recording_to_bytes(recording, objects), file)
+    targets = sorted({item.request.target for item in recording.requests})
+    _write(_manifest(program, name, targets, file.name).encode("utf-8", "backslashreplace"), output)
+    click.echo(f"{output}: {plural(len(recording.requests), 'request')} for {', '.join(targets)}, in {file}")
+    return len(recording.requests)
+
+
+def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: str) -> str:
+    words = json.dumps(" ".join(program))
+    return "\n".join(
+        [
+            f"# What {words} compiled on a GPU, recorded by cutlass-aot.",
+            "[bundle]",
+            f"name = {json.dumps(name)}",
+            'version = "0.1.0"',
+            f"targets = {json.dumps(list(targets))}",
+            "",
+            "[[recordings]]",
+            f"file = {json.dumps(file)}",
+            "",
+        ]
+    )
+
+
+def _write(data: bytes, path: Path) -> None:
+    """Write a file at once: a reader sees what was there before, or all of the new one."""
+    from cutlass_aot.store.files import publish
+
+    publish(data, path)
