@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     "kept",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="MANIFEST",
-    help="Write what was missed and compiled (policies warn and jit) as a recording, and MANIFEST, which names "
-    "it, for the next build.",
+    help="Write what was missed and compiled (policies warn and jit) as a recording, and MANIFEST, which "
+    "names it, for the next build.",
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(

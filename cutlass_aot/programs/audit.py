@@ -18,7 +18,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import source_lines, unwrapped
+from cutlass_aot.programs.definitions import source_lines, unwrapped
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 

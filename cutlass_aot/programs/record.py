@@ -288,8 +288,7 @@ def _watch_the_end(recorder: Recorder) -> None:
     tensor without memory does not have.
 
     A process may still crash after its program's end, while the interpreter takes down what packages hold:
-    its
-    exit status does not say how the program ended then.
+    then its exit status does not say how the program ended.
     """
     shown = sys.excepthook
     exit_class = builtins.SystemExit

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import Describer, Passed, qualified_name
+from cutlass_aot.programs.definitions import qualified_name
+from cutlass_aot.programs.describe import Describer, Passed
 from cutlass_aot.programs.distributions import dsl_origin, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice, slice_of
 from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI

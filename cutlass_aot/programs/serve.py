@@ -48,9 +48,8 @@ class CompileWarning(UserWarning):
 def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
     """Answer what this process asks ``cute.compile`` for from bundles, from now on.
 
-    Call it before the packages that compile are imported: their own caches of compiled kernels, which would
-        answer first, are
-    turned off for the process by their environment variables, and read when they are imported.
+    Call it before the packages that compile are imported: their own caches of compiled kernels would answer
+    first. They are turned off for the process by environment variables, which are read at import.
 
     ::
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe import (
-    Describer,
+from cutlass_aot.programs.definitions import (
     closes_over_values,
     is_made,
     is_of_dataclasses,
@@ -37,6 +36,7 @@ from cutlass_aot.programs.describe import (
     source_of,
     unwrapped,
 )
+from cutlass_aot.programs.describe import Describer
 from cutlass_aot.programs.distributions import Origin, origin_of
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value

@@ -21,11 +21,11 @@ from cutlass_aot.schema.artifact import Facts
 from cutlass_aot.schema.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernel import DesignValue, Kernel
+from cutlass_aot.schema.rows import Rows
 
 GROUP_KIND = "cutlass-aot group"
 _FACTS = Facts._fields
 _COLUMNS = 10
-_DIGEST_BYTES = 32
 
 
 class CodeSpan(NamedTuple):
@@ -62,7 +62,7 @@ class KernelEntry(NamedTuple):
     library: int = 0
 
 
-class GroupIndex(Sequence[KernelEntry]):
+class GroupIndex(Rows[KernelEntry]):
     """The kernels of a group, by position.
 
     Args:
@@ -76,35 +76,13 @@ class GroupIndex(Sequence[KernelEntry]):
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
         self._group = group
-        self._what = what
         try:
             self._design_names = tuple(str(name) for name in body["design"])
             self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
-            self._rows: list[Any] = list(body["kernels"])
-            for row in self._rows:
-                if len(row) != _COLUMNS or not isinstance(row[0], bytes) or len(row[0]) != _DIGEST_BYTES:
-                    raise ValueError("a row of another length, or without a digest")
+            rows = body["kernels"]
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        self._entries: dict[int, KernelEntry] = {}
-        self._positions: dict[str, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
-        entry = self._entries.get(position)
-        if entry is None:
-            entry = self._entries[position] = self._decoded(position)
-        return entry
-
-    def digest(self, position: int) -> str:
-        """Digest of a kernel's record, without making the record."""
-        value: bytes = self._rows[position][0]
-        return value.hex()
+        super().__init__(rows, _COLUMNS, what)
 
     def design(self, position: int) -> dict[str, DesignValue]:
         """A kernel's design, without making the record.
@@ -144,13 +122,7 @@ class GroupIndex(Sequence[KernelEntry]):
         except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
-    def position(self, digest: str) -> int | None:
-        """Where the kernel with this digest stands; None if it is not one of the group."""
-        if self._positions is None:
-            self._positions = {row[0].hex(): position for position, row in enumerate(self._rows)}
-        return self._positions.get(digest)
-
-    def _decoded(self, position: int) -> KernelEntry:
+    def _decode(self, position: int) -> KernelEntry:
         group = self._group
         try:
             row = self._rows[position]

@@ -3,8 +3,7 @@ to.
 
 The file is sealed msgpack (:mod:`~cutlass_aot.schema.encoding`)::
 
-    requests    one row a request, sorted by digest: the request, how its function is called, the compiled
-        object
+    requests    one row a request, sorted by digest: the request, how its function is called, the object
     refusals    why other requests could not be keyed
 
 A compiled object is one zstd frame.

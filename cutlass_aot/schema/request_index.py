@@ -17,13 +17,13 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.catalog import MAX_INDEX_BYTES, SCHEMA, GroupEntry
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
+from cutlass_aot.schema.rows import Rows
 
 REQUESTS_KIND = "cutlass-aot requests"
 _COLUMNS = 3
-_DIGEST_BYTES = 32
 
 
-class RequestIndex(Sequence[CompiledRequest]):
+class RequestIndex(Rows[CompiledRequest]):
     """The requests of a group by position, each decoded when it is first asked for.
 
     Args:
@@ -37,45 +37,19 @@ class RequestIndex(Sequence[CompiledRequest]):
     """
 
     def __init__(self, body: Any, count: int, what: str) -> None:
-        self._what = what
         try:
-            self._rows: list[Any] = list(body["requests"])
-            for row in self._rows:
-                if len(row) != _COLUMNS or not all(isinstance(item, bytes) for item in row[:2]):
-                    raise ValueError("a row of other columns")
-                if len(row[0]) != _DIGEST_BYTES or len(row[1]) > MAX_REQUEST_BYTES:
-                    raise ValueError("a digest or a request of impossible length")
+            rows = body["requests"]
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        if len(self._rows) != count:
+        super().__init__(rows, _COLUMNS, what)
+        if not all(isinstance(row[1], bytes) and len(row[1]) <= MAX_REQUEST_BYTES for row in self._rows):
+            raise CorruptFile(f"{what} is malformed: a request of impossible length")
+        if len(self) != count:
             raise CorruptFile(
-                f"{what} has {len(self._rows)} requests, the group {count} kernels: build the bundle again"
+                f"{what} has {len(self)} requests, the group {count} kernels: build the bundle again"
             )
-        self._positions = {row[0]: position for position, row in enumerate(self._rows)}
-        if len(self._positions) != count:
+        if len({row[0] for row in self._rows}) != count:
             raise CorruptFile(f"{what} has a request twice: build the bundle again")
-        self._decoded: dict[int, CompiledRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
-        found = self._decoded.get(position)
-        if found is None:
-            found = self._decoded[position] = CompiledRequest(self._request(position), self.call(position))
-        return found
-
-    def position(self, digest: str) -> int | None:
-        """Where the request with this digest stands; None if the group does not have it."""
-        return self._positions.get(bytes.fromhex(digest))
-
-    def digest(self, position: int) -> str:
-        """Digest of a request, without decoding it."""
-        value: bytes = self._rows[position][0]
-        return value.hex()
 
     def call(self, position: int) -> CallByName | None:
         """How the compiled function of a request is called by name, without decoding the request.
@@ -85,6 +59,9 @@ class RequestIndex(Sequence[CompiledRequest]):
         """
         record = self._rows[position][2]
         return None if record is None else CallByName.from_record(record)
+
+    def _decode(self, position: int) -> CompiledRequest:
+        return CompiledRequest(self._request(position), self.call(position))
 
     def _request(self, position: int) -> Request:
         request = Request.from_bytes(self._rows[position][1], f"{self._what}: request {position}")

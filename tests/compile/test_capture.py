@@ -103,6 +103,35 @@ def test_both_processes_of_a_program_are_answered_and_its_status_is_handed_on(ca
     assert "0 requests of the bundles not asked for" in done.stderr
 
 
+def test_an_environment_variable_alone_has_the_program_answered(captured):
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", "CUTLASS_AOT_SERVE": "bundles/app"}
+    done = subprocess.run(
+        [sys.executable, "app.py", "0"], cwd=captured, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "TVMFFIJit" not in done.stdout, "compiled, and not answered"
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_what_is_missed_is_kept_for_the_next_build(captured):
+    (captured / "more.py").write_text(PROGRAM.replace("3.0", "4.0").replace("2.0", "3.0"))
+    done = run(
+        captured, "run", "--bundle", "bundles/app", "--policy", "jit", "--keep", "more.toml",
+        "--", sys.executable, "more.py", "0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 request answered" in done.stderr
+    assert "more.toml: 1 request for sm_90a, in more.recording" in done.stdout
+    built = run(captured, "build", "more.toml", "--store", "store", "--out", "bundles")
+    assert built.returncode == 0, built.stdout + built.stderr
+    both = ("--bundle", "bundles/app", "--bundle", "bundles/more")
+    again = run(captured, "run", *both, "--keep", "none.toml", "--", sys.executable, "more.py", "0")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "2 requests answered" in again.stderr
+    assert not (captured / "none.toml").exists()
+
+
 def test_a_change_of_the_kernel_is_missed(captured):
     whole = (captured / "scale.py").read_text()
     (captured / "scale.py").write_text(whole.replace("x[thread] * factor", "x[thread] + factor"))
