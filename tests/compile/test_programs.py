@@ -201,3 +201,28 @@ def test_requests_found_before_a_failure_are_kept(module):
     (module / "app.py").write_text(whole)
     printed = cutlass_aot(*BUILD, folder=module)
     assert "1 request, 0 compiled" in printed
+
+
+@pytest.mark.parametrize(
+    ("tiles", "factor", "words"),
+    [
+        # A decorator that remembers: what it holds when the trace runs is in no request.
+        (
+            "import functools\n\ndef counted(function):\n    seen = {}\n\n    @functools.wraps(function)\n"
+            "    def wrapper():\n        seen['calls'] = seen.get('calls', 0) + 1\n"
+            "        return function() * seen['calls']\n\n    return wrapper\n\n\n"
+            "@counted\ndef factor():\n    return 2.0\n",
+            "tiles.factor()",
+            "which holds more than plain values",
+        ),
+        # A module that no name in the code leads to.
+        ("", "__import__('importlib').import_module('hid' + 'den').FACTOR()", "nothing in the request names"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_runs_what_its_request_does_not_name_is_refused(module, tiles, factor, words):
+    (module / "tiles.py").write_text(tiles)
+    (module / "hidden.py").write_text("def FACTOR():\n    return 2.0\n")
+    source = (module / "scale.py").read_text()
+    (module / "scale.py").write_text(source.replace("tiles.FACTOR", factor))
+    assert words in cutlass_aot(*BUILD, folder=module, status=1)
+    assert not (module / "bundles").exists()
