@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from cutlass_aot.bundle.files import list_files
+from cutlass_aot.programs.ledger import estimated_seconds
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.schema.request import GENERATOR
 from cutlass_aot.store.store import Store
@@ -25,8 +26,8 @@ def main() -> int:
     options = parser.parse_args()
     seconds = compile_seconds(options.store)
     print(
-        f"{'bundle':10}  target   requests  callables  compiling, s  median, s  GPU code, KB  packed, KB  "
-        "bundle, KB"
+        f"{'bundle':10}  target   requests  callables  compiling, s  estimate, s  median, s  GPU code, KB  "
+        "packed, KB  bundle, KB"
     )
     for path in options.bundles:
         bundle = open_bundle(path, check=False)
@@ -38,11 +39,12 @@ def main() -> int:
             groups = [group for group in bundle.groups if group.target == target]
             times = sorted(seconds[kernel.kernel.digest] for kernel in kernels)
             plain = sum(kernel.entry.code.size for kernel in kernels)
+            estimate = sum(estimated_seconds(kernel.entry.code.size) for kernel in kernels)
             packed = sum(reference.size for reference in {group.code for group in groups})
             print(
                 f"{bundle.name:10}  {target:7}  {len(kernels):8}  {len(groups):9}  {sum(times):12.0f}  "
-                f"{times[len(times) // 2]:9.1f}  {plain / 1e3:12.0f}  {packed / 1e3:10.0f}  "
-                f"{size / 1e3:10.0f}"
+                f"{estimate:11.0f}  {times[len(times) // 2]:9.1f}  {plain / 1e3:12.0f}  "
+                f"{packed / 1e3:10.0f}  {size / 1e3:10.0f}"
             )
     return 0
 

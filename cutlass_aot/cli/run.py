@@ -123,6 +123,9 @@ def _tell(found: Ledger) -> None:
     missed = [entry for entry in found.entries.values() if not entry.bundle]
     seconds = sum(entry.seconds for entry in answered)
     text = f"cutlass-aot: {plural(len(answered), 'request')} answered in {seconds * 1000:.0f} ms"
+    saved = sum(entry.saved for entry in answered)
+    if saved:
+        text += f" instead of about {saved:.0f} s of compiling"
     if missed:
         text += f", {len(missed)} missed ({sum(entry.seconds for entry in missed):.1f} s of compiling)"
     text += f", {plural(len(found.unused), 'request')} of the bundles not asked for"

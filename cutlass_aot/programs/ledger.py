@@ -13,6 +13,18 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.request import Request
 
 _MAX_BYTES = 1 << 26
+_SECONDS = 0.45
+_SECONDS_A_BYTE = 1.64e-5
+
+
+def estimated_seconds(code_bytes: int) -> float:
+    """About how long the DSL takes to compile a kernel with this much GPU code, in bytes.
+
+    A bundle does not say how long its kernels took, as it would be another one each time it is built. The
+    line is fitted to the 120 kernels of ``manifests/quack.toml``, on one core each of a machine of two;
+    ``tools/programs_table.py`` prints it beside what was measured for any bundle.
+    """
+    return _SECONDS + _SECONDS_A_BYTE * code_bytes
 
 
 @dataclass(slots=True)
@@ -25,6 +37,7 @@ class Entry:
         bundle: what answered it, ``""`` if nothing did.
         count: how often it was made.
         seconds: looking it up, or compiling it, all times together.
+        saved: seconds that compiling it would have taken once in each process, by estimate; 0 for a miss.
         reason: why nothing answered it.
     """
 
@@ -33,6 +46,7 @@ class Entry:
     bundle: str = ""
     count: int = 0
     seconds: float = 0.0
+    saved: float = 0.0
     reason: str = ""
 
 
@@ -49,10 +63,11 @@ class Ledger:
     unused: tuple[str, ...] = ()
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
-    def answered(self, request: Request, bundle: str, seconds: float) -> None:
-        """Count an answer."""
+    def answered(self, request: Request, bundle: str, code_bytes: int, seconds: float) -> None:
+        """Count an answer, which took ``seconds``; ``code_bytes`` is the size of its GPU code."""
         with self._lock:
             entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target, bundle))
+            entry.saved = estimated_seconds(code_bytes)
             entry.count += 1
             entry.seconds += seconds
 
@@ -79,6 +94,7 @@ class Ledger:
             )
             ours.count += theirs.count
             ours.seconds += theirs.seconds
+            ours.saved += theirs.saved
         self.unused = tuple(sorted(unused - set(self.entries)))
 
     def to_record(self) -> dict[str, Any]:
@@ -86,7 +102,8 @@ class Ledger:
         rows = {
             key: {
                 "callable": entry.callable, "target": entry.target, "bundle": entry.bundle,
-                "count": entry.count, "seconds": round(entry.seconds, 6), "reason": entry.reason,
+                "count": entry.count, "seconds": round(entry.seconds, 6), "saved": round(entry.saved, 1),
+                "reason": entry.reason,
             }
             for key, entry in sorted(self.entries.items())
         }  # fmt: skip
@@ -103,7 +120,7 @@ class Ledger:
             entries = {
                 str(key): Entry(
                     str(row["callable"]), str(row["target"]), str(row["bundle"]), int(row["count"]),
-                    float(row["seconds"]), str(row["reason"]),
+                    float(row["seconds"]), float(row["saved"]), str(row["reason"]),
                 )
                 for key, row in record["requests"].items()
             }  # fmt: skip

@@ -196,7 +196,8 @@ class Server:
         for bundle in self.bundles:
             found = bundle.compiled(request)
             if found is not None:
-                self._ledger.answered(request, bundle.name, time.perf_counter() - start)
+                code_bytes = found.kernel.entry.code.size
+                self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
                 return as_asked(request, found.function)
         return self._missed(request, self.not_found(request), arguments, keywords, compile)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.programs.ledger import Ledger
+from cutlass_aot.programs.ledger import Ledger, estimated_seconds
 from tests.unit.requests import request
 
 
 def test_answers_and_misses_are_counted_by_request():
     ledger = Ledger()
     one, two = request(configuration=1), request(configuration=2)
-    ledger.answered(one, "b", 0.25)
-    ledger.answered(one, "b", 0.25)
+    ledger.answered(one, "b", 20_000, 0.25)
+    ledger.answered(one, "b", 20_000, 0.25)
     ledger.missed(two, "no kernel", 1.5)
     ledger.missed(None, "x: a raw address", 0.0)
     assert [(entry.bundle, entry.count, entry.seconds) for entry in ledger.entries.values()] == [
@@ -28,19 +28,21 @@ def test_what_one_process_of_several_asked_for_is_used():
     one, two, three = request(configuration=1), request(configuration=2), request(configuration=3)
     held = [item.digest for item in (one, two, three)]
     first, second = Ledger(), Ledger()
-    first.answered(one, "b", 0.1)
-    second.answered(two, "b", 0.1)
-    second.answered(one, "b", 0.2)
+    first.answered(one, "b", 20_000, 0.1)
+    second.answered(two, "b", 20_000, 0.1)
+    second.answered(one, "b", 20_000, 0.2)
     whole = Ledger()
     for part in (first, second):
         whole.merge(part.with_unused(held))
     assert whole.unused == (three.digest,)
     assert whole.entries[one.digest].count == 2
+    # Each of the two processes would have compiled it.
+    assert whole.entries[one.digest].saved == 2 * estimated_seconds(20_000)
 
 
 def test_a_file_reads_as_it_was_written(tmp_path):
     ledger = Ledger()
-    ledger.answered(request(configuration=1), "b", 0.125)
+    ledger.answered(request(configuration=1), "b", 20_000, 0.125)
     ledger.missed(request(configuration=2), "no kernel", 0.5)
     path = tmp_path / "ledger.json"
     ledger.with_unused(["e" * 64]).write(path)
