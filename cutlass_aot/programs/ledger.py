@@ -21,8 +21,9 @@ def estimated_seconds(code_bytes: int) -> float:
     """About how long the DSL takes to compile a kernel with this much GPU code, in bytes.
 
     A bundle does not say how long its kernels took, as it would be another one each time it is built. The
-    line is fitted to the 120 kernels of ``manifests/quack.toml``, on one core each of a machine of two;
-    ``tools/programs_table.py`` prints it beside what was measured for any bundle.
+    line is fitted to the 120 kernels of ``manifests/quack.toml``, each compiled on one core. For all kernels
+    of a target together it gives 0.8 to 1.2 times what was measured there, 1.0 to 1.1 times for FlashInfer's
+    and 0.5 to 0.6 times for FlashAttention-4's (``tools/programs_table.py``).
     """
     return _SECONDS + _SECONDS_A_BYTE * code_bytes
 
