@@ -317,6 +317,8 @@ class Describer:
             self._refuse(f"{name}: {refusal}")
         if kind.__module__.startswith("torch"):
             return self._of_torch(value, kind, passed)
+        if issubclass(kind, sys.modules["cutlass.cute.typing"].Pointer):
+            return self._own_pointer(value, passed)
         adapted = self._adapted(value, kind, passed)
         if adapted is not None:
             return adapted
@@ -461,6 +463,17 @@ class Describer:
             }
         }
 
+    def _own_pointer(self, value: Any, passed: Passed) -> Value:
+        """A program's own class of pointers; most are copies of the DSL's, and keep its names of fields."""
+        if passed is Passed.CONSTANT:
+            self._refuse("a pointer, whose address would be compiled in: pass it as an argument instead")
+        fields = {
+            name: self._at(f".{name}", item)
+            for name, item in sorted(_own_fields(value).items())
+            if name not in _ADDRESSES
+        }
+        return {"object": self._class_name(type(value)), "fields": fields}
+
     def _stream(self, value: Any, passed: Passed) -> Value:
         environment = bool(getattr(value, "use_tvm_ffi_env_stream", False))
         return {"stream": "environment" if environment else "argument"}
@@ -524,6 +537,8 @@ _BY_BASE: dict[type, Handler] = {
     typing._GenericAlias: lambda self, value, passed: {"type": str(value)},  # type: ignore[attr-defined]
 }
 
+_ADDRESSES = ("_pointer", "_desc", "_c_pointer", "_c_pointers_cache")
+"""Fields by which a pointer of the DSL holds its address. Compiled code takes it at each call."""
 _ADDRESS = "a raw address, which is another one in every process: pass a pointer as an argument instead"
 _REFUSED = {
     "ctypes.c_void_p": _ADDRESS,

@@ -39,6 +39,8 @@ _REFUSED_OPTIONS = {
     "keep-ptx": "PTX", "keep-cubin": "a cubin", "keep-sass": "SASS", "device-target": "a device function",
     "host-target": "code for another host", "link-libraries": "libraries to link",
 }  # fmt: skip
+_OTHER_OPTIONS = ("dump-dir", "dump-ptx-path", "dump-cubin-path", "dump-sass-path", "generate-line-info")
+"""Options that change no instruction. Line numbers are never compiled in, since they name files by path."""
 _DEFAULT_SETTINGS = {"tolerate_m2m": True, "compiler_backend": "legacy"}
 """Settings of the DSL that are on or named if nothing is said; all others are off or empty."""
 _NO_SETTINGS = frozenset({"arch", "enable_tvm_ffi", "shared_libs"})
@@ -273,7 +275,7 @@ def _options(compiler: Any, called: Called) -> tuple[dict[str, Value], str]:
     arch = str(own.pop("cubin-chip", "") or settings.arch)
     if not own.pop(WITH_TVM_FFI, False) and not settings.enable_tvm_ffi:
         own[WITH_TVM_FFI] = False
-    for name in ("dump-dir", "dump-ptx-path", "dump-cubin-path", "dump-sass-path"):
+    for name in _OTHER_OPTIONS:
         own.pop(name, None)
     for entry in settings._ENV_VAR_SPEC:
         name = str(entry.key_name)

@@ -58,6 +58,7 @@ def compile_watched(
     with (
         _calling_conventions() as conventions,
         compiling_with(request, arguments, keywords),
+        _without_line_numbers(),
         trace.watch(),
     ):
         function = compile()
@@ -89,6 +90,21 @@ def _calling_conventions() -> Iterator[dict[int, Mapping[str, Any]]]:
         yield found
     finally:
         kind.__init__ = original
+
+
+@contextmanager
+def _without_line_numbers() -> Iterator[None]:
+    """Within the block: compile without line numbers of the source, also where a program asks for them.
+
+    They name files by their paths on the machine that compiles. The instructions are the same, so that a
+    request does not say whether they were asked for.
+    """
+    kind: Any = importlib.import_module("cutlass.base_dsl.compiler").GenerateLineInfo
+    kind._value = property(lambda option: False, lambda option, value: None)
+    try:
+        yield
+    finally:
+        del kind._value
 
 
 def _call(keywords: Mapping[str, Any]) -> CallByName:

@@ -7,6 +7,7 @@ with it, and what is answered takes the DSL's tensors as the function does that 
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,6 +84,11 @@ def _passed(value: Any) -> Any:
         return tuple(map(_passed, value))
     if isinstance(value, sys.modules["cutlass.base_dsl.typing"].Numeric):
         return value.value
+    if isinstance(value, sys.modules["cutlass.cute.typing"].Pointer) and not hasattr(
+        value, "__tvm_ffi_opaque_ptr__"
+    ):
+        # A program's own class of pointers. What the DSL would be given is where the address stands.
+        return ctypes.c_void_p.from_address(value.__c_pointers__()[0])
     return value
 
 

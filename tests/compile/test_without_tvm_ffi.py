@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,8 @@ pytest.importorskip("torch")
 import cutlass
 import torch
 from cutlass import cute
-from cutlass.cute.runtime import from_dlpack
+from cutlass.cute.runtime import from_dlpack, make_ptr
+from cutlass.cute.typing import AddressSpace
 
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.watched import compile_watched
@@ -21,6 +23,38 @@ from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_asked, is_wit
 from cutlass_aot.schema.request import Request
 
 pytestmark = pytest.mark.compile
+
+
+class OwnPointer(cute.Pointer):
+    """A class of pointers as FlashInfer and others have it: the DSL's, of an earlier release."""
+
+    def __init__(self, address: int) -> None:
+        self._pointer = address
+        self._dtype = cutlass.Float32
+        self._addr_space = AddressSpace.generic
+        self._assumed_align = 4
+        self._desc = self._c_pointer = None
+
+    dtype = property(lambda self: self._dtype)
+    memspace = property(lambda self: self._addr_space)
+    mlir_type = property(lambda self: make_ptr(self._dtype, 0, self._addr_space, assumed_align=4).mlir_type)
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [self.mlir_type]
+
+    def __c_pointers__(self) -> list[int]:
+        self._desc = ctypes.c_void_p(self._pointer)
+        self._c_pointer = ctypes.addressof(self._desc)
+        return [self._c_pointer]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+        return values[0]
+
+
+@cute.jit
+def incremented(start: cute.Pointer) -> None:
+    values = cute.make_tensor(start, cute.make_layout(1))
+    values[0] = values[0] + 1.0
 
 
 @cute.jit
@@ -71,6 +105,29 @@ def test_tensors_within_tuples_and_by_name_are_passed_and_all_else_is_left_alone
     assert [type(item).__name__ for item in (first, second, named["name"])] == ["Tensor"] * 3
     assert first is second, "made once for a tensor"
     assert (nothing, rest) == (None, [3, "text"])
+
+
+def test_a_program_s_own_pointers_are_described_without_their_addresses_and_passed():
+    values = torch.tensor([1.0, 2.0])
+    arguments = (incremented, OwnPointer(values.data_ptr()))
+    request = requested(cute.compile, *arguments)
+    assert requested(cute.compile, incremented, OwnPointer(values.data_ptr() + 4)) == request
+    assert "_pointer" not in str(request.arguments)
+    compiled = compile_watched(request, lambda: cute.compile(*arguments), arguments, {}, {})
+    function = as_asked(request, compiled.function)
+    for address in (values.data_ptr(), values.data_ptr() + 4):
+        function(OwnPointer(address))
+    assert values.tolist() == [2.0, 3.0]
+
+
+def test_line_numbers_are_in_no_request_and_in_nothing_compiled():
+    arguments = (scaled, tensor(1, 2), (tensor(3, 4),), cutlass.Float32(5))
+    compiler = cute.compile[cute.GenerateLineInfo(True)]
+    request = requested(compiler, *arguments)
+    assert request == requested(cute.compile, *arguments)
+    compiled = compile_watched(request, lambda: compiler(*arguments), arguments, {}, {})
+    assert compiler._compile_options.generate_line_info, "the program's own options are as they were"
+    assert __file__ not in str(compiled.function.ir_module.operation.get_asm(enable_debug_info=True))
 
 
 def test_a_function_with_tvm_ffi_is_answered_as_it_is():
