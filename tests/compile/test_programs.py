@@ -155,6 +155,27 @@ def module(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_two_directories_and_numbers_of_workers_give_the_same_bytes(module, tmp_path_factory):
+    app = (module / "app.py").read_text()
+    # Three requests; line numbers, which a package may ask for, would name the files by their paths.
+    app = app.replace(
+        "cute.compile(scale.scale, x, stream, options=",
+        "cute.compile(scale.scale, x, stream, options=LINES + ",
+    )
+    more = "for LINES in ('', '--generate-line-info ', '--opt-level 2 ', '--enable-assertions '):\n    "
+    (module / "app.py").write_text(app.replace("cute.compile(", more + "cute.compile("))
+    other = tmp_path_factory.mktemp("elsewhere") / "a folder of another name"
+    shutil.copytree(module, other)
+    assert "3 compiled" in cutlass_aot(*BUILD, "--jobs", "2", folder=module)
+    cutlass_aot(*BUILD, "--jobs", "1", folder=other)
+    assert files(module / "bundles") == files(other / "bundles")
+    assert not any(str(module).encode() in data for data in files(module / "bundles").values())
+
+
 def test_an_edit_is_built_again_and_not_answered_from_what_was_there(module):
     cutlass_aot(*BUILD, folder=module)
     assert served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"] == []
