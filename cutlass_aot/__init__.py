@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import CorruptFile as CorruptFile
     from cutlass_aot.errors import CutlassAotError as CutlassAotError
     from cutlass_aot.errors import DeviceError as DeviceError
+    from cutlass_aot.errors import DslNeeded as DslNeeded
     from cutlass_aot.errors import ExecutorError as ExecutorError
     from cutlass_aot.errors import FactsError as FactsError
     from cutlass_aot.errors import GeneratorError as GeneratorError
@@ -61,6 +62,7 @@ _PUBLIC = {
     "CorruptFile": ("cutlass_aot.errors", "CorruptFile"),
     "CutlassAotError": ("cutlass_aot.errors", "CutlassAotError"),
     "DeviceError": ("cutlass_aot.errors", "DeviceError"),
+    "DslNeeded": ("cutlass_aot.errors", "DslNeeded"),
     "ExecutorError": ("cutlass_aot.errors", "ExecutorError"),
     "FactsError": ("cutlass_aot.errors", "FactsError"),
     "GeneratorError": ("cutlass_aot.errors", "GeneratorError"),
@@ -108,6 +110,7 @@ __all__ = [
     "CorruptFile",
     "CutlassAotError",
     "DeviceError",
+    "DslNeeded",
     "ExecutorError",
     "FactsError",
     "GeneratorError",

@@ -13,6 +13,7 @@ __all__ = [
     "CorruptFile",
     "CutlassAotError",
     "DeviceError",
+    "DslNeeded",
     "ExecutorError",
     "FactsError",
     "GeneratorError",
@@ -144,6 +145,10 @@ class RequestNotFound(KernelNotFound):
 
 class ProgramError(CutlassAotError):
     """A program whose requests are to be recorded failed, or made none."""
+
+
+class DslNeeded(CutlassAotError):
+    """A program that runs without the DSL asked for something that only the DSL can do."""
 
 
 class LaunchError(CutlassAotError):

@@ -46,12 +46,18 @@ if TYPE_CHECKING:
     help="Write what was missed and compiled (policies warn and jit) as a recording, and MANIFEST, which "
     "names it, for the next build.",
 )
+@click.option(
+    "--without-dsl",
+    is_flag=True,
+    help="Have placeholders in the place of the DSL, so that it need not be installed.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     bundles: tuple[str, ...],
     policy: str | None,
     output: Path | None,
     kept: Path | None,
+    without_dsl: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM, and answer what it asks cute.compile for from bundles.
@@ -83,6 +89,7 @@ def command(
             "begin": serve.MODULE,
             "bundles": [_absolute(bundle) for bundle in bundles],
             "policy": policy or "",
+            "without_dsl": without_dsl,
         }
         missed = Path(folder) / "missed"
         missed.mkdir()

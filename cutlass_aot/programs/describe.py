@@ -29,6 +29,7 @@ from cutlass_aot.programs.definitions import (
 )
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
+from cutlass_aot.without_dsl.placeholders import Annotation, Unknown, UnknownClass, is_unknown
 
 MAX_DEPTH = 24
 """Levels of values within values."""
@@ -489,6 +490,14 @@ class Describer:
     def _numeric_class(self, value: type, passed: Passed) -> Value:
         return {"type": qualified_name(value)}
 
+    def _unknown(self, value: Any, passed: Passed) -> Value:
+        self._refuse(f"{value!r}: without the DSL it cannot be described")
+
+    def _derived_class(self, value: UnknownClass, passed: Passed) -> Value:
+        if is_unknown(value):
+            self._refuse(f"{value.__module__}.{value.__qualname__}: without the DSL it cannot be described")
+        return self._class(value, passed)
+
     def _arch(self, value: Any, passed: Passed) -> Value:
         return {"enum": f"{qualified_name(type(value))}.{value.name}"}
 
@@ -520,6 +529,9 @@ _HANDLERS: dict[type, Handler] = {
     slice: lambda self, value, passed: {
         "slice": [self._value(x) for x in (value.start, value.stop, value.step)]
     },
+    Annotation: Describer._unknown,
+    Unknown: Describer._unknown,
+    UnknownClass: Describer._derived_class,
     complex: lambda self, value, passed: {"complex": [value.real, value.imag]},
 }
 

@@ -31,6 +31,7 @@ into it. The DSL has an entry of its own in every request; what another release 
 in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
+_IN_PLACE_OF_THE_DSL = "cutlass_aot.without_dsl"
 
 
 class Origin(NamedTuple):
@@ -63,10 +64,11 @@ class Origin(NamedTuple):
 def origin_of(module: ModuleType) -> Origin | None:
     """Where a module comes from; None for the standard library and for modules without a file.
 
-    ``__main__`` has none either: what is defined in a program's own script is described by its source.
+    ``__main__`` has none either: what is defined in a program's own script is described by its source. Nor
+    has what stands for the DSL where it is not: a request has the DSL's own entry for it.
     """
     file = getattr(module, "__file__", None)
-    if module.__name__ == "__main__" or not file:
+    if module.__name__ == "__main__" or not file or module.__name__.startswith(_IN_PLACE_OF_THE_DSL):
         return None
     return _origin_of_file(str(file), module.__name__)
 
@@ -157,6 +159,15 @@ def _installed(root: str, folder: str) -> Origin:
     rows = (line.split(",", 1)[0].strip('"') for line in record.splitlines())
     files = tuple(sorted(row for row in rows if row.endswith(".py") and not row.startswith("../")))
     return Origin(name.lower().replace("_", "-").replace(".", "-"), version, root, files)
+
+
+def dsl_fingerprint() -> str:
+    """Version and digest of the DSL that is imported, as a request has it.
+
+    Raises:
+        ToolchainError: if it is not imported, or no distribution of it is installed.
+    """
+    return dsl_origin().fingerprint
 
 
 def dsl_origin() -> Origin:

@@ -21,8 +21,8 @@ from typing import Any
 
 from cutlass_aot.generators.device import DeviceProfile
 from cutlass_aot.programs.after_import import AfterImport
-from cutlass_aot.programs.capsules import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.programs.packages import cache_environment, target_environment
+from cutlass_aot.runtime.capsules import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.targets import Target
 
 CUDA_VERSION = "13.0"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, get_origin
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.definitions import qualified_name
 from cutlass_aot.programs.describe import Describer, Passed
-from cutlass_aot.programs.distributions import dsl_origin, origin_of_file
+from cutlass_aot.programs.distributions import dsl_fingerprint, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice, slice_of
 from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
@@ -53,10 +53,12 @@ class Surroundings(NamedTuple):
     Attributes:
         device: target to :attr:`~cutlass_aot.schema.request.Request.device`.
         given: environment variables that say no more than target and device do, with the values that say it.
+        dsl: fingerprint of the DSL. Where it is not installed, the bundles know by which they were built.
     """
 
     device: Callable[[str], Mapping[str, int]]
     given: Callable[[str, Mapping[str, int]], Mapping[str, str]]
+    dsl: Callable[[], str] = dsl_fingerprint
 
 
 class Called(NamedTuple):
@@ -123,9 +125,7 @@ def _request_of(
         options=options,
         target=target,
         device=device,
-        code=dict(
-            sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": dsl_origin().fingerprint}.items())
-        ),
+        code=dict(sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": surroundings.dsl()}.items())),
         state=dict(sorted(code.state(surroundings.given(target, device)).items())),
     )
     try:
@@ -318,9 +318,11 @@ def _patches() -> dict[str, str]:
 @functools.lru_cache(maxsize=4)
 def _patches_of(_modules: int) -> dict[str, str]:
     package = sys.modules.get("cutlass")
-    if package is None or not package.__file__:
+    if package is None:
         return {}
-    home = f"{Path(package.__file__).parent}/"
+    file = getattr(package, "__file__", None)
+    # What stands for the DSL where it is not has no file, and is of this package.
+    home = f"{Path(file).parent}/" if file else _OWN
     found = {}
     for name, module in list(sys.modules.items()):
         if (
@@ -345,6 +347,6 @@ def _files_of(module: types.ModuleType) -> Iterator[str]:
                 yield value.__code__.co_filename
         elif isinstance(value, type) and value.__module__ == module.__name__:
             for member in list(vars(value).values()):
-                inner = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+                inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
                 if isinstance(inner, types.FunctionType):
                     yield inner.__code__.co_filename

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cutlass_aot import without_dsl
 from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, RequestNotFound
 from cutlass_aot.programs.after_import import AfterImport
+from cutlass_aot.programs.distributions import DSL, dsl_fingerprint
 from cutlass_aot.programs.interception import Compile, Interception
 from cutlass_aot.programs.keep import Keeper, known_variables
 from cutlass_aot.programs.ledger import Ledger
@@ -92,13 +94,16 @@ def begin(plan: Mapping[str, Any]) -> None:
     """Serve a program that was started for it; an error ends the program.
 
     Args:
-        plan: ``bundles`` to serve from, those of the environment variable if there are none; ``policy``, and
-            ``ledger``, the folder that the ledger of each process is written to.
+        plan: ``bundles`` to serve from, those of the environment variable if there are none; ``policy``;
+            ``ledger``, the folder that the ledger of each process is written to; and ``without_dsl``, whether
+            names alone stand for the DSL.
     """
     names = list(plan.get("bundles") or os.environ.get(SERVE_VARIABLE, "").split(os.pathsep))
     try:
         if plan.get("policy"):
             policy.set(str(plan["policy"]))
+        if plan.get("without_dsl"):
+            without_dsl.activate()
         server = serve(*(name for name in names if name))
     except CutlassAotError as error:
         # What goes wrong as the interpreter starts is shown and forgotten: a server must not go on without
@@ -139,7 +144,7 @@ class Server:
         self.bundles: tuple[Bundle, ...] = ()
         self.keeper: Keeper | None = None
         self._ledger = Ledger()
-        self._surroundings = Surroundings(self._device, known_variables)
+        self._surroundings = Surroundings(self._device, known_variables, self._dsl)
         self._devices: dict[str, Mapping[str, int]] = {}
         self._interception = Interception(self._answer)
         self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
@@ -148,6 +153,7 @@ class Server:
         """Stand before ``cute.compile``."""
         self._interception.begin()
         self._hardware.begin()
+        without_dsl.take_fingerprint(self._bundles_dsl)
 
     def end(self) -> None:
         """Leave ``cute.compile`` as it was, and forget the bundles."""
@@ -262,6 +268,17 @@ class Server:
             known = fitting[0] if fitting else {"sm_count": count or 0}
             self._devices[target] = known
         return known
+
+    def _dsl(self) -> str:
+        """The fingerprint of the DSL: of the one at hand, or of the one that the bundles were built by."""
+        return without_dsl.fingerprint() if without_dsl.is_active() else dsl_fingerprint()
+
+    def _bundles_dsl(self) -> str:
+        """The fingerprint of the DSL in the first bundle that has requests; empty if none has."""
+        for bundle in self.bundles:
+            for request in bundle.requests.requests():
+                return request.code[DSL]
+        return ""
 
     def _profiles(self, target: str) -> list[Mapping[str, int]]:
         """The profiles that requests of the bundles were recorded with: one for each target of a bundle."""

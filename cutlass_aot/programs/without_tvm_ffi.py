@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cutlass_aot.programs.capsules import ManagedTensor, capsule_of, tensor_in
+from cutlass_aot.runtime.capsules import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.request import Request
 
 OPTION = "enable-tvm-ffi"

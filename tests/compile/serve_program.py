@@ -1,7 +1,7 @@
 """Run a program as it is served, on a machine without a GPU: what answers is looked up and loaded, and not
 called.
 
-    python serve_program.py BUNDLE TARGET PROFILE PROGRAM
+    python serve_program.py BUNDLE TARGET PROFILE PROGRAM [without-dsl]
 
 Prints a JSON object: the callables that were answered, and what was said of those that were not.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main(bundle: str, target: str, profile: str, program: str) -> None:
+def main(bundle: str, target: str, profile: str, program: str, without_dsl: str = "") -> None:
     os.environ["CUTE_DSL_ARCH"] = target
     from cutlass_aot.errors import CutlassAotError
     from cutlass_aot.generators.device import load_profile
@@ -31,6 +31,10 @@ def main(bundle: str, target: str, profile: str, program: str) -> None:
     pretend_gpu.install(device, target, fake_tensors=True)
     server = Server()
     server.bundles = (opened(bundle),)
+    if without_dsl:
+        from cutlass_aot import without_dsl as names
+
+        names.activate(next(server.bundles[0].requests.requests()).code["nvidia-cutlass-dsl"])
     answered: list[str] = []
     refused: list[str] = []
 

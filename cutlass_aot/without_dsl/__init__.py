@@ -1,0 +1,90 @@
+"""Run a program that is written for the CuTe DSL where the DSL is not: bundles answer it.
+
+Once :func:`activate` is called, ``import cutlass`` gives placeholders: the DSL's names, with which a program
+can be imported and describe what it asks ``cute.compile`` for. The description has the same digest as with
+the DSL, so that a bundle has the kernel. Whatever else is asked of a placeholder raises
+:class:`~cutlass_aot.errors.DslNeeded`, which says what it was::
+
+    import cutlass_aot
+    from cutlass_aot import without_dsl
+
+    without_dsl.activate()
+    cutlass_aot.serve("fa4")
+    from flash_attn.cute import flash_attn_func
+
+The names are those of one release of the DSL (``names-4.8.1.json``, written by ``tools/dsl_names.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from cutlass_aot.errors import DslNeeded, ProgramError
+from cutlass_aot.without_dsl.names import RELEASE
+
+PACKAGE = "cutlass"
+
+_active = False
+_fingerprint: Callable[[], str] | None = None
+
+
+def activate(fingerprint: str = "") -> None:
+    """Put placeholders in the place of the DSL in this process, whether it is installed or not.
+
+    Call it before anything imports the DSL, and before or after :func:`cutlass_aot.serve`.
+
+    Args:
+        fingerprint: of the DSL, as requests have it; that of the bundles which are served if left out.
+
+    Raises:
+        ProgramError: if the DSL is imported already.
+    """
+    global _active
+    if _active:
+        return
+    if PACKAGE in sys.modules:
+        raise ProgramError(
+            f"the package {PACKAGE} is imported already: call cutlass_aot.without_dsl.activate before the "
+            "program's packages are imported"
+        )
+    from cutlass_aot.without_dsl.finder import Finder
+
+    if fingerprint:
+        take_fingerprint(lambda: fingerprint)
+    # Before Python's own finders, which are classes, and after those that look on as modules are imported.
+    places = (index for index, item in enumerate(sys.meta_path) if isinstance(item, type))
+    sys.meta_path.insert(next(places, len(sys.meta_path)), Finder())
+    _active = True
+
+
+def is_active() -> bool:
+    """Whether placeholders are in the place of the DSL."""
+    return _active
+
+
+def take_fingerprint(of_bundles: Callable[[], str]) -> None:
+    """Have :func:`fingerprint` ask a function: the bundles that are served know it."""
+    global _fingerprint
+    _fingerprint = of_bundles
+
+
+def fingerprint() -> str:
+    """Version and digest of the DSL by which the bundles were built: a request follows from its code too.
+
+    Raises:
+        DslNeeded: if no bundle says it, or the names here are those of another release.
+    """
+    found = _fingerprint() if _fingerprint is not None else ""
+    if not found:
+        raise DslNeeded(
+            "the fingerprint of the DSL was asked for, which the requests of a bundle have: serve a bundle "
+            "of a program's kernels (cutlass_aot.serve)"
+        )
+    release = found.partition(" ")[0]
+    if release != RELEASE:
+        raise DslNeeded(
+            f"the bundles were built by nvidia-cutlass-dsl {release}, and the names known here are those of "
+            f"{RELEASE}: install the DSL, or build the bundles by that release"
+        )
+    return found

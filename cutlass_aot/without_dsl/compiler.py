@@ -1,0 +1,373 @@
+"""``cute.compile``, its options and settings, and the DSL's decorators, as far as a request tells of them.
+
+``cute.compile`` itself only raises: :func:`cutlass_aot.serve` stands before it, and has a bundle answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime import device
+from cutlass_aot.without_dsl import names
+from cutlass_aot.without_dsl.finder import find
+from cutlass_aot.without_dsl.placeholders import Unknown, refuse, unknown_class
+from cutlass_aot.without_dsl.placeholders import function as stand_in_function
+
+_COMPILER = "cutlass.base_dsl.compiler"
+_ARCH_VARIABLE = "CUTE_DSL_ARCH"
+_TVM_FFI_VARIABLE = "CUTE_DSL_ENABLE_TVM_FFI"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_ADAPTERS = "cutlass.base_dsl.runtime.jit_arg_adapters:JitArgAdapterRegistry"
+_NO_GPU = (10, 0)
+"""What the DSL takes a machine without a GPU for."""
+_NOT_A_FLAG = re.compile(r"(?:--)?(?:warnings|remarks|iket|debug|diagnostic)\b")
+
+
+def options() -> Mapping[str, Any]:
+    """Compile options and ``cute.compile``'s class."""
+    known = names.options()
+
+    class CompileOption:
+        """An option."""
+
+        _option_name: str | None = None
+        _cli_flag: str | None = None
+        _default: Any = ""
+
+        def __init__(self, val: Any = True) -> None:
+            self.value = _checked(type(self).__name__, val)
+
+    class BooleanCompileOption(CompileOption):
+        """An option that is on or off."""
+
+    def made(option: names.Option) -> type:
+        base = BooleanCompileOption if option.kind == "bool" else CompileOption
+        members = {"_option_name": option.option_name, "_cli_flag": option.flag, "_default": option.default}
+        return type(option.class_name, (base,), {**members, "__module__": _COMPILER})
+
+    kinds = {option.class_name: made(option) for option in known}
+
+    class CompileOptions:
+        """The options of a compiler.
+
+        Attributes:
+            options: class of each option to the option.
+        """
+
+        enable_tvm_ffi = property(lambda self: self.options[kinds["EnableTVMFFI"]].value)
+
+        def __init__(self, given: Any = None) -> None:
+            self.options = {
+                kinds[option.class_name]: kinds[option.class_name](option.default) for option in known
+            }
+            for option in given if isinstance(given, tuple) else () if given is None else (given,):
+                if isinstance(option, type) and issubclass(option, BooleanCompileOption):
+                    option = option(True)
+                if type(option) not in self.options:
+                    refuse(f"the compile option {option!r} was passed")
+                self.options[type(option)] = option
+
+    class CompileCallable:
+        """``cute.compile``, and what ``cute.compile[...]`` gives."""
+
+        def __init__(self, given: Any = None) -> None:
+            self._compile_options = CompileOptions(given)
+
+        def __getitem__(self, given: Any) -> CompileCallable:
+            return CompileCallable(given)
+
+        def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+            refuse("cute.compile was called, and no bundle answered")
+
+    def _parse_compile_options_from_str(text: str) -> Any:
+        words = _words(text)
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=True, exit_on_error=True)
+        for option in known:
+            if option.flag is None:
+                continue
+            default = argparse.SUPPRESS if option.is_left_out else option.default
+            if option.kind == "bool":
+                parser.add_argument(
+                    f"--{option.flag}", dest=option.class_name, action="store_true", default=default
+                )
+            elif option.kind == "int":
+                parser.add_argument(
+                    f"--{option.flag}", dest=option.class_name, nargs="?", type=int, default=default
+                )
+            else:
+                parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default)
+        try:
+            found = vars(parser.parse_args(words))
+        except SystemExit:
+            raise ValueError(f"it is malformed: {text!r}") from None
+        parsed = CompileOptions()
+        for name, value in found.items():
+            parsed.options[kinds[name]].value = _checked(name, value)
+        return parsed
+
+    for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable, *kinds.values()):
+        kind.__module__, kind.__qualname__ = _COMPILER, kind.__name__
+    return {
+        **kinds,
+        **{
+            kind.__name__: kind
+            for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable)
+        },
+        "_parse_compile_options_from_str": _parse_compile_options_from_str,
+    }
+
+
+def _words(text: str) -> list[str]:
+    """The words of an options text, as the DSL takes them apart.
+
+    Raises:
+        DslNeeded: if a word is one that only the DSL reads.
+    """
+    words = shlex.split(text)
+    for index, word in enumerate(words):
+        if _NOT_A_FLAG.match(word) and not (index and words[index - 1].startswith("--")):
+            refuse(f"the compile option {word!r} was passed")
+        if index and words[index - 1] == "--ptxas-options":
+            words[index] = f"'{word}'"  # So that its hyphen begins no flag; it stays part of the value.
+    return words
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of an option.
+
+    Raises:
+        ValueError: if the DSL would refuse it.
+    """
+    if name == "OptLevel" and not (isinstance(value, int) and 0 <= value <= 3):
+        raise ValueError(f"opt-level {value} is none of 0, 1, 2 and 3")
+    if name == "GPUArch" and value:
+        return find("cutlass.base_dsl.enums:Arch")[value].name
+    return value
+
+
+class Settings:
+    """What the DSL takes from the environment."""
+
+    prefix = "CUTE_DSL"
+
+    @property
+    def arch(self) -> str:
+        """GPU code target: of the environment, or of the GPU at hand."""
+        given = os.environ.get(_ARCH_VARIABLE)
+        if given:
+            return given
+        try:
+            major, minor = device.compute_capability(0)
+        except DeviceError:
+            major, minor = _NO_GPU
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    @property
+    def enable_tvm_ffi(self) -> bool:
+        """Whether everything is compiled with TVM-FFI.
+
+        Raises:
+            DslNeeded: if the variable has another value than yes or no.
+        """
+        given = os.environ.get(_TVM_FFI_VARIABLE, "").strip().lower()
+        if given and given not in _TRUE + _FALSE:
+            refuse(f"{_TVM_FFI_VARIABLE}={given} was set")
+        return given in _TRUE
+
+    @property
+    def _ENV_VAR_SPEC(self) -> tuple[Any, ...]:
+        """Nothing: a variable that decides what is compiled is refused.
+
+        Raises:
+            DslNeeded: if one is set.
+        """
+        for name in names.settings():
+            if name not in (_ARCH_VARIABLE, _TVM_FFI_VARIABLE) and os.environ.get(name, "").strip():
+                refuse(f"the environment variable {name} was set")
+        return ()
+
+
+_settings = Settings()
+
+
+def _decorator(word: str) -> Callable[..., Any]:
+    """A decorator of the DSL: what it gives raises when it is called, and has the function for a request."""
+
+    def decorate(*given: Any, **options: Any) -> Any:
+        if len(given) == 1 and callable(given[0]) and not options:
+            return _wrapped(given[0], word)
+        return lambda function: _wrapped(function, word)
+
+    decorate.__name__ = decorate.__qualname__ = word
+    return decorate
+
+
+def _wrapped(function: Any, word: str) -> Any:
+    """A function around another, which closes over and reads what the DSL's does.
+
+    Programs that digest their functions, as quack does, digest these names too.
+    """
+    called: Any = functools.wraps(function)(_maker(word)(function))
+    if word in ("cute.jit", "cute.kernel"):
+        called.set_name_prefix = _set_name_prefix
+    return called
+
+
+def _set_name_prefix(*arguments: Any, **keywords: Any) -> None:
+    """Do nothing: a name is the compiler's business, and in no request."""
+
+
+@functools.lru_cache(maxsize=3)
+def _maker(word: str) -> Callable[[Any], Any]:
+    known = names.wrapper(word)
+    variables: dict[str, Any] = {name: _named(kind, what) for name, (kind, what) in known.names.items()}
+    variables["__name__"] = known.module
+    function = next(name for name, (kind, *_) in known.closure.items() if kind == "function")
+    constants = {name: what[0] for name, (kind, *what) in known.closure.items() if kind == "constant"}
+    # The only names that it has beside the DSL's are Python's own.
+    text = f"""
+def outer({", ".join([function, *constants])}):
+    def wrapper(*args, **kwargs):
+        __import__("cutlass_aot.without_dsl.compiler", fromlist=("",))._refuse_call({function})
+        {"; ".join([*constants, *known.names]) or "pass"}
+    return wrapper
+"""
+    code = compile(text, names.file_of(known.module), "exec")
+    exec(code, variables)  # noqa: S102 - of the text above
+    outer = variables.pop("outer")
+    return lambda inner: outer(inner, **constants)
+
+
+def _refuse_call(function: Any) -> None:
+    refuse(f"{function.__module__}.{function.__qualname__}, which a trace calls, was called")
+
+
+def _named(kind: str, what: Any) -> Any:
+    """What a name holds that a wrapper reads; of what is in no module here, a placeholder of the name."""
+    if kind == "constant":
+        return names.as_tuples(what)
+    if kind == "module":
+        return importlib.import_module(what)
+    if kind == "value":
+        return Unknown(what or "a value of the DSL's")
+    module, _, name = what.partition(":")
+    if names.is_module(module) and name in names.names_of(module):
+        return find(what)
+    return stand_in_function(what) if kind == "function" else unknown_class(what)
+
+
+def dsl() -> Mapping[str, Any]:
+    """``BaseDSL``, which knows the settings."""
+    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
+    base = _class_with("cutlass.base_dsl.dsl", "BaseDSL", instance)
+    return {"BaseDSL": base}
+
+
+def cute_dsl() -> Mapping[str, Any]:
+    """``CuTeDSL``, which has the decorators."""
+    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
+    return {"CuTeDSL": _class_with("cutlass.cutlass_dsl.cutlass", "CuTeDSL", instance)}
+
+
+def _arch() -> Any:
+    return find("cutlass.base_dsl.enums:Arch")[_settings.arch]
+
+
+class _Dsl(type):
+    def __getattr__(cls, name: str) -> Any:
+        where = f"{cls.__module__}:{cls.__qualname__}"
+        known = names.class_entry(where) or {}
+        if name in known.get("functions", ()):
+            return stand_in_function(f"{where}.{name}")
+        if name in known.get("values", ()):
+            return Unknown(f"{where.replace(':', '.')}.{name}")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return refuse(f"{where.replace(':', '.')}.{name} was asked for")
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
+        refuse(f"{cls.__module__}.{cls.__qualname__} was called")
+
+
+def _class_with(module: str, name: str, instance: Any) -> type:
+    members = {
+        "__module__": module,
+        "_get_dsl": staticmethod(lambda: instance),
+        "jit": staticmethod(_decorator("cute.jit")),
+        "kernel": staticmethod(_decorator("cute.kernel")),
+    }
+    return _Dsl(name, (), members)
+
+
+def cute() -> Mapping[str, Any]:
+    """The names of ``cutlass.cute`` that a program calls as it is imported, and ``cute.compile``."""
+    return {
+        "compile": find(f"{_COMPILER}:CompileCallable")(),
+        "jit": _decorator("cute.jit"),
+        "kernel": _decorator("cute.kernel"),
+        "register_jit_arg_adapter": find(_ADAPTERS).register_jit_arg_adapter,
+    }
+
+
+def experimental() -> Mapping[str, Any]:
+    """The decorators of ``cutlass.cute.experimental``."""
+    return {"jit": _decorator("cute.jit"), "kernel": _decorator("cute.kernel")}
+
+
+def adapters() -> Mapping[str, Any]:
+    """What registers how values of a type are passed to a trace: there is none."""
+
+    def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
+        return lambda adapter: adapter
+
+    class JitArgAdapterRegistry:
+        """The adapters."""
+
+    JitArgAdapterRegistry.register_jit_arg_adapter = staticmethod(register_jit_arg_adapter)  # type: ignore[attr-defined]
+    module = "cutlass.base_dsl.runtime.jit_arg_adapters"
+    JitArgAdapterRegistry.__module__, JitArgAdapterRegistry.__qualname__ = module, "JitArgAdapterRegistry"
+    return {"JitArgAdapterRegistry": JitArgAdapterRegistry}
+
+
+def operations() -> Mapping[str, Any]:
+    """The decorator of functions that a trace calls."""
+    return {"dsl_user_op": _decorator("dsl_user_op")}
+
+
+def expressions() -> Mapping[str, Any]:
+    """What says that a condition is one of Python's: it is, outside of a trace."""
+
+    def const_expr(expression: Any) -> Any:
+        """The expression itself, a value of Python's."""
+        if type(expression) not in (bool, int, float, str, type(None)):
+            refuse(f"const_expr of a {type(expression).__qualname__} was called")
+        return expression
+
+    return {"const_expr": const_expr}
+
+
+def arguments() -> Mapping[str, Any]:
+    """What holds arguments, for measurements."""
+
+    class JitArguments:
+        """Arguments of a call."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.args, self.kwargs = args, kwargs
+            self.references: list[Any] = []
+
+        def add_to_scope(self, references: Any) -> None:
+            """Keep what they refer to."""
+            self.references.extend(references)
+
+    JitArguments.__module__, JitArguments.__qualname__ = "cutlass.testing", "JitArguments"
+    return {"JitArguments": JitArguments}

@@ -1,0 +1,166 @@
+"""Modules that stand for the DSL's: their names are made when they are asked for, by the table."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from cutlass_aot.without_dsl import names
+from cutlass_aot.without_dsl.placeholders import (
+    Annotation,
+    Unknown,
+    class_for,
+    dotted,
+    foreign,
+    function,
+    refuse,
+    unknown_class,
+)
+
+_BINDINGS = "cutlass._mlir"
+_WRITTEN: Mapping[str, str] = {
+    "cutlass.base_dsl.enums": "numbers:enumerations",
+    "cutlass.base_dsl.typing": "numbers:numbers",
+    "cutlass.cute.typing": "tensors:symbols",
+    "cutlass.cute.runtime": "tensors:tensors",
+    "cutlass.runtime": "tensors:streams",
+    "cutlass.base_dsl.compiler": "compiler:options",
+    "cutlass.base_dsl.dsl": "compiler:dsl",
+    "cutlass.cutlass_dsl.cutlass": "compiler:cute_dsl",
+    "cutlass.base_dsl.ast_helpers": "compiler:expressions",
+    "cutlass._mlir_helpers.op": "compiler:operations",
+    "cutlass.cute": "compiler:cute",
+    "cutlass.cute.experimental": "compiler:experimental",
+    "cutlass.base_dsl.runtime.jit_arg_adapters": "compiler:adapters",
+    "cutlass.cute.core": "integers:integers",
+    "cutlass.base_dsl.version_info": "machine:cuda",
+    "cutlass.base_dsl.common": "machine:versions",
+    "cutlass.cute.arch.tmem": "machine:tensor_memory",
+    "cutlass.base_dsl.torch": "tensors:torch_dtypes",
+    "cutlass.testing": "compiler:arguments",
+    "cutlass.utils.smem_allocator": "machine:shared_memory",
+    "cutlass.memory": "machine:shared_memory",
+    "cutlass.utils.hardware_info": "machine:hardware",
+}
+"""Module to what makes those of its names that do more than raise: a function of a module beside this one."""
+
+
+_SAME = {
+    "CUDA_VERSION": "cutlass.base_dsl.version_info:CUDA_VERSION",
+    "register_jit_arg_adapter": "cutlass.cute:register_jit_arg_adapter",
+    "get_smem_capacity_in_bytes": "cutlass.memory:get_smem_capacity_in_bytes",
+}
+"""Names that are the same in every module that has them."""
+_WITH_CUTE = (
+    "cutlass.base_dsl.dsl", "cutlass.base_dsl.compiler", "cutlass.base_dsl.typing", "cutlass.cute.typing",
+    "cutlass.cute.runtime",
+)  # fmt: skip
+"""Modules that are imported with ``cutlass.cute``: what describes a request looks for them."""
+
+
+class Module(ModuleType):
+    """A module of the DSL's name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return names.exported(self.__name__)
+        known = names.names_of(self.__name__).get(name)
+        if known is None:
+            if names.is_module(f"{self.__name__}.{name}") and f"{self.__name__}.{name}" in sys.modules:
+                return sys.modules[f"{self.__name__}.{name}"]
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        found = _made(self.__name__, name, known)
+        self.__dict__.setdefault(name, found)
+        return self.__dict__[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *names.names_of(self.__name__)})
+
+
+class Finder:
+    """Finds the DSL's modules, before Python looks for them on disk."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The specification of a module of the DSL's; None for any other.
+
+        Raises:
+            DslNeeded: for a module that the DSL may have, and of which nothing is known here.
+        """
+        if name.partition(".")[0] != "cutlass":
+            return None
+        if names.is_left_out(name):
+            refuse(f"the module {name} was imported")
+        return ModuleSpec(name, self, is_package=True) if names.is_module(name) else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """An empty module."""
+        return Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give it the names that do more than raise."""
+        module.__path__ = []
+        written = _WRITTEN.get(module.__name__)
+        if written is not None:
+            file, _, name = written.partition(":")
+            make: Callable[[], Mapping[str, Any]] = getattr(
+                importlib.import_module(f"cutlass_aot.without_dsl.{file}"), name
+            )
+            vars(module).update(make())
+        if module.__name__ == "cutlass":
+            importlib.import_module("cutlass.cute")
+        elif module.__name__ == "cutlass.cute":
+            for name in _WITH_CUTE:
+                importlib.import_module(name)
+
+
+def find(where: str) -> Any:
+    """What has a name of the table, ``module:qualified.name``."""
+    module, _, name = where.partition(":")
+    if not names.is_module(module):
+        return foreign(where)
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _made(module: str, name: str, known: names.Name) -> Any:
+    """What a name of a module holds, when it is asked for first."""
+    kind, what = known
+    own = f"{module}:{name}"
+    if name in _SAME and _SAME[name] != own:
+        return find(_SAME[name])
+    if kind == "constant":
+        return what
+    if kind == "module":
+        return importlib.import_module(what) if names.is_module(what) else Unknown(what)
+    if kind == "foreign":
+        try:
+            return foreign(what)
+        except (ImportError, AttributeError):  # Of another version, or not installed.
+            return Unknown(dotted(own))
+    if kind == "annotation":
+        return Annotation(dotted(own))
+    if kind == "member":
+        where, _, member = what.rpartition(".")
+        return getattr(find(where), member)
+    if kind in ("class", "function") and what != own:
+        home, _, qualified = what.partition(":")
+        return find(what) if names.is_module(home) and _has(home, qualified) else Unknown(dotted(own))
+    if kind == "function":
+        return function(own)
+    if kind == "class":
+        entry = names.class_entry(own)
+        return unknown_class(own) if entry is None else class_for(own, entry, find)
+    return Unknown(dotted(own))
+
+
+def _has(module: str, qualified: str) -> bool:
+    """Whether the table has a name in the module that it is of."""
+    return qualified.partition(".")[0] in names.names_of(module)

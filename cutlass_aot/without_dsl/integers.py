@@ -1,0 +1,30 @@
+"""Arithmetic of the DSL's that programs do with Python's integers before anything is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cutlass_aot.without_dsl.placeholders import refuse
+
+
+def integers() -> Mapping[str, Any]:
+    """Divisions that are rounded up."""
+
+    def checked(name: str, *values: Any) -> None:
+        if not all(type(value) is int for value in values) or values[1] < 1:
+            refuse(f"cutlass.cute.{name} of {', '.join(map(repr, values))} was called")
+
+    def ceil_div(input: int, tiler: int) -> int:
+        """The least number of tiles that hold so many."""
+        checked("ceil_div", input, tiler)
+        return -(-input // tiler)
+
+    def round_up(a: int, b: int) -> int:
+        """The least multiple of ``b`` that is at least ``a``."""
+        checked("round_up", a, b)
+        return -(-a // b) * b
+
+    for function in (ceil_div, round_up):
+        function.__module__, function.__qualname__ = "cutlass.cute.core", function.__name__
+    return {"ceil_div": ceil_div, "round_up": round_up}

@@ -1,0 +1,110 @@
+"""What the DSL says of GPUs and of its own libraries."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from cutlass_aot.runtime import device
+from cutlass_aot.without_dsl import names
+from cutlass_aot.without_dsl.finder import find
+from cutlass_aot.without_dsl.placeholders import refuse
+
+
+def versions() -> Mapping[str, Any]:
+    """The class of CUDA versions."""
+
+    @functools.total_ordering
+    class DSLCudaVersion:
+        """A CUDA version."""
+
+        def __init__(self, version: str) -> None:
+            self.major, self.minor = map(int, version.split(".")[:2])
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, DSLCudaVersion) and (self.major, self.minor) == (
+                other.major,
+                other.minor,
+            )
+
+        def __lt__(self, other: Any) -> bool:
+            return bool((self.major, self.minor) < (other.major, other.minor))
+
+        def __hash__(self) -> int:
+            return hash((self.major, self.minor))
+
+    DSLCudaVersion.__module__, DSLCudaVersion.__qualname__ = "cutlass.base_dsl.common", "DSLCudaVersion"
+    return {"DSLCudaVersion": DSLCudaVersion}
+
+
+def cuda() -> Mapping[str, Any]:
+    """The CUDA version of the DSL."""
+    major, minor = names.cuda_version()
+    return {"CUDA_VERSION": find("cutlass.base_dsl.common:DSLCudaVersion")(f"{major}.{minor}")}
+
+
+def shared_memory() -> Mapping[str, Any]:
+    """How much shared memory a block may have."""
+
+    def get_smem_capacity_in_bytes(compute_capability: str | None = None) -> int:
+        """Of a compute capability, or of the target that is compiled for."""
+        if compute_capability is None:
+            arch = find("cutlass.base_dsl.dsl:BaseDSL")._get_dsl().get_arch_enum()
+            compute_capability = f"sm_{arch.major}{arch.minor}"
+        found = names.shared_memory().get(compute_capability)
+        if found is None:
+            refuse(f"the shared memory of {compute_capability} was asked for")
+        return found
+
+    return {"get_smem_capacity_in_bytes": get_smem_capacity_in_bytes}
+
+
+def hardware() -> Mapping[str, Any]:
+    """``HardwareInfo``: where a bundle is served, its device profile answers for the clusters."""
+
+    class HardwareInfo:
+        """The GPU at hand."""
+
+        def __init__(self, device_id: int = 0) -> None:
+            self.device_id = device_id
+
+        def get_max_active_clusters(self, cluster_size: int, stream: Any = None) -> int:
+            """Of the driver: the DSL compiles a kernel to ask it."""
+            refuse(f"the maximum number of active clusters of {cluster_size} was asked for")
+
+        def get_device_multiprocessor_count(self) -> int:
+            """Of the driver."""
+            return device.sm_count(self.device_id)
+
+        def get_l2_cache_size_in_bytes(self) -> int:
+            """Of the driver."""
+            return device.l2_bytes(self.device_id)
+
+    HardwareInfo.__module__ = "cutlass.utils.hardware_info"
+    HardwareInfo.__qualname__ = "HardwareInfo"
+    return {"HardwareInfo": HardwareInfo}
+
+
+def tensor_memory() -> Mapping[str, Any]:
+    """How much tensor memory a block may have."""
+
+    def columns(found: Mapping[str, int], compute_capability: str) -> int:
+        if compute_capability not in found:
+            refuse(f"the tensor memory of {compute_capability} was asked for")
+        return found[compute_capability]
+
+    def get_min_tmem_alloc_cols(compute_capability: str) -> int:
+        """The fewest columns."""
+        return columns(names.tensor_memory()[0], compute_capability)
+
+    def get_max_tmem_alloc_cols(compute_capability: str) -> int:
+        """The most columns."""
+        return columns(names.tensor_memory()[1], compute_capability)
+
+    for function in (get_min_tmem_alloc_cols, get_max_tmem_alloc_cols):
+        function.__module__, function.__qualname__ = "cutlass.cute.arch.tmem", function.__name__
+    return {
+        "get_min_tmem_alloc_cols": get_min_tmem_alloc_cols,
+        "get_max_tmem_alloc_cols": get_max_tmem_alloc_cols,
+    }

@@ -1,0 +1,317 @@
+"""What stands for a name of the DSL: it can be imported, passed on and derived from, and raises when used.
+
+Classes have the bases, the members and the qualified names that the DSL's have, so that a class of a
+program's own that is derived from one is described as it would be. Enumerations have their members.
+Dataclasses whose instances are nothing but their fields can be made.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import dataclasses
+import enum
+import functools
+import importlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from cutlass_aot.errors import DslNeeded
+from cutlass_aot.without_dsl import names
+
+Find = Callable[[str], Any]
+"""Gives the class that a name of the table stands for."""
+
+_FIELDS_ALONE = frozenset({"cutlass.pipeline.helpers:NamedBarrier"})
+"""Dataclasses of the DSL whose ``__post_init__`` checks what was passed, and changes nothing."""
+_DECORATORS = frozenset({"cutlass.cute.core:struct", "cutlass.cute.core:union"})
+"""Classes that decorate classes, which only a trace looks at."""
+_MAKES_MORE = frozenset(
+    {"__init__", "__new__", "__post_init__", "__setattr__", "__call__", "__getattribute__"}
+)
+
+
+def refuse(asked: str) -> NoReturn:
+    """Raise that something was asked for.
+
+    Raises:
+        DslNeeded: always.
+    """
+    raise DslNeeded(
+        f"{asked}: without the DSL a program can describe what it asks cute.compile for, and nothing else; "
+        "pip install nvidia-cutlass-dsl, and leave out cutlass_aot.without_dsl"
+    )
+
+
+def dotted(where: str) -> str:
+    """A name of the table as a program writes it."""
+    return where.replace(":", ".")
+
+
+class Unknown:
+    """A value that only the DSL makes. Attributes of it are unknown too; every use of it is refused."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __repr__(self) -> str:
+        return f"<{self._where}, which only the DSL has>"
+
+    def __getattr__(self, name: str) -> Unknown:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(f"{self._where}.{name}")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Unknown):
+            return self is other
+        refuse(f"{self._where} was compared")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __or__(self, other: Any) -> Any:
+        return typing.Union[self, other]  # noqa: UP007 - what this is for
+
+    def __ror__(self, other: Any) -> Any:
+        return typing.Union[other, self]  # noqa: UP007 - likewise
+
+
+class Annotation(Unknown):
+    """A type that only stands in annotations: it may be given parameters."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = Unknown.__hash__
+
+    def __getitem__(self, item: Any) -> Annotation:
+        return Annotation(f"{self._where}[...]")
+
+
+def _add_refusals() -> None:
+    """Have what Python's operators ask for refused."""
+
+    def refused(name: str) -> Callable[..., Any]:
+        words = "called" if name == "call" else f"used ({name})"
+        return lambda self, *arguments, **keywords: refuse(f"{self._where} was {words}")
+
+    for name in (
+        "call", "bool", "int", "float", "index", "iter", "len", "contains", "getitem", "setitem", "enter",
+        "exit", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+        "mod", "rmod", "pow", "rpow", "and", "rand", "xor", "rxor", "lshift", "rshift", "neg", "pos", "abs",
+        "invert", "lt", "le", "gt", "ge", "matmul",
+    ):  # fmt: skip
+        if f"__{name}__" not in vars(Unknown):
+            setattr(Unknown, f"__{name}__", refused(name))
+
+
+_add_refusals()
+
+
+class UnknownClass(type):
+    """The class of classes of which nothing but the name is known: those that bind the compiler."""
+
+    def __getattr__(cls, name: str) -> Unknown:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Unknown(f"{cls.__module__}.{cls.__qualname__}.{name}")
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
+        """Refuse."""
+        refuse(f"{cls.__module__}.{cls.__qualname__} was called")
+
+
+def is_unknown(kind: UnknownClass) -> bool:
+    """Whether a class is itself one of which nothing is known, and not the program's, derived from one."""
+    return "_is_unknown" in vars(kind)
+
+
+def unknown_class(where: str) -> UnknownClass:
+    """A class of which nothing but the name is known."""
+    module, _, name = where.partition(":")
+    return UnknownClass(name, (), {"__module__": module, "__qualname__": name, "_is_unknown": True})
+
+
+def _called(*arguments: Any, **keywords: Any) -> None:
+    # Both are of the globals that each function has.
+    _refuse(_ASKED)  # type: ignore[name-defined]  # noqa: F821
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_in(module: str) -> types.CodeType:
+    return _called.__code__.replace(co_filename=names.file_of(module))
+
+
+def function(where: str) -> types.FunctionType:
+    """A function that raises when it is called. It is the DSL's module that it names as its own."""
+    module, _, name = where.partition(":")
+    # Not a closure: a request describes a function by its name where nothing else tells what it does.
+    variables = {
+        "__name__": module,
+        "__builtins__": builtins,
+        "_refuse": refuse,
+        "_ASKED": f"{dotted(where)} was called",
+    }
+    made = types.FunctionType(_code_in(module), variables, name.rpartition(".")[2])
+    made.__module__, made.__qualname__ = module, name
+    return made
+
+
+def _property(where: str) -> property:
+    return property(lambda instance: refuse(f"{dotted(where)} was asked for"))
+
+
+def class_for(where: str, entry: Mapping[str, Any], find: Find, metaclass: type = type) -> type:
+    """The class that stands for one of the DSL's.
+
+    Args:
+        where: its name in the table.
+        entry: what the table has of it.
+        find: gives its bases.
+        metaclass: of the class, where the DSL has one of its own; instances of it are not refused.
+    """
+    module, _, name = where.partition(":")
+    members: dict[str, Any] = {
+        item: function(f"{where}.{item}")
+        for item in entry.get("functions", ())
+        if item != "__class_getitem__"
+    }
+    members |= {item: _property(f"{where}.{item}") for item in entry.get("properties", ())}
+    members |= {item: names.as_tuples(value) for item, value in entry.get("constants", {}).items()}
+    members |= {item: Unknown(dotted(f"{where}.{item}")) for item in entry.get("values", ())}
+    for item in entry.get("classes", ()):
+        inner = names.class_entry(f"{where}.{item}")
+        members[item] = (
+            Unknown(dotted(f"{where}.{item}")) if inner is None else class_for(f"{where}.{item}", inner, find)
+        )
+    if "__class_getitem__" in entry.get("functions", ()) or str(entry.get("meta")).startswith(
+        "cutlass.cute.core:struct."
+    ):
+        members["__class_getitem__"] = classmethod(lambda kind, item: Annotation(f"{dotted(where)}[...]"))
+    if "__eq__" in members and "__hash__" not in members:
+        members["__hash__"] = function(f"{where}.__hash__")
+    members |= {"__module__": module, "__qualname__": name}
+    short = name.rpartition(".")[2]
+    bases = tuple(_base(base, find) for base in entry["bases"] if base)
+    if "enum" in entry:
+        return _enumeration(short, bases, members, entry["enum"], where)
+    if "dataclass" in entry:
+        members |= _fields(entry["fields"], where)
+    if entry.get("meta") == "abstract" and metaclass is type:
+        metaclass = abc.ABCMeta
+    if entry.get("meta") == "protocol":
+        metaclass = _Protocol
+    whole = "dataclass" in entry and _is_fields_alone(where, entry)
+    if whole:
+        members.pop("__post_init__", None)
+    elif metaclass in (type, abc.ABCMeta, _Protocol) and "__new__" not in members:
+        members["__new__"] = _new(where)
+    made: type = types.new_class(short, bases, {"metaclass": metaclass}, lambda space: space.update(members))
+    if "dataclass" in entry:
+        made = dataclasses.dataclass(**entry["dataclass"])(made)
+    return made
+
+
+def _base(where: str, find: Find) -> Any:
+    if where == "typing:Generic":
+        return typing.Generic[typing.TypeVar("_T")]  # type: ignore[index]
+    if where == "typing:Protocol":
+        return object
+    return find(where)
+
+
+def foreign(where: str) -> Any:
+    """What another package has."""
+    module, _, name = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part)
+    return found
+
+
+def _new(where: str) -> Any:
+    """What refuses to make an instance of the DSL's class itself, and makes those of derived ones."""
+
+    def new(cls: type, *arguments: Any, **keywords: Any) -> Any:
+        if f"{cls.__module__}:{cls.__qualname__}" == where:
+            if where in _DECORATORS and len(arguments) == 1 and isinstance(arguments[0], type):
+                return Unknown(f"{arguments[0].__module__}.{arguments[0].__qualname__}")
+            refuse(f"{dotted(where)} was called")
+        following = cls.__mro__[
+            next(i for i, k in enumerate(cls.__mro__) if vars(k).get("__new__") is made) + 1 :
+        ]
+        outer: Any = next(vars(kind)["__new__"] for kind in following if "__new__" in vars(kind))
+        outer = getattr(outer, "__func__", outer)
+        return outer(cls) if outer is object.__new__ else outer(cls, *arguments, **keywords)
+
+    new.__name__ = "__new__"
+    made = staticmethod(new)
+    return made
+
+
+class _Protocol(abc.ABCMeta):
+    """The class of the DSL's protocols: what fits one, only the DSL says."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if cls.__module__.partition(".")[0] != "cutlass":
+            return super().__instancecheck__(instance)
+        refuse(f"whether an object is a {cls.__module__}.{cls.__qualname__} was asked for")
+
+
+def _enumeration(
+    name: str, bases: tuple[Any, ...], members: Mapping[str, Any], values: Mapping[str, Any], where: str
+) -> type:
+    # What the DSL mixes in makes values of its own: members have those of the table instead.
+    mixed_in = [base for base in bases if issubclass(base, enum.Enum) or base.__module__ == "builtins"]
+    bases = tuple(mixed_in)
+    space = enum.EnumMeta.__prepare__(name, bases)
+    own = {"__init__", "__new__", "_generate_next_value_", "_missing_"}
+    for member, value in members.items():
+        if member not in own and not isinstance(value, Unknown):
+            space[member] = value
+    first: dict[str, Any] = {}
+    for member, value in values.items():
+        if isinstance(value, str):  # Another name of a member.
+            space[member] = first[value]
+        else:
+            first[member] = names.as_tuples(value[0]) if value else Unknown(dotted(f"{where}.{member}.value"))
+            space[member] = first[member]
+    return enum.EnumMeta(name, bases, space)
+
+
+def _fields(fields: list[list[Any]], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"__annotations__": {}}
+    for name, annotation, init, by_name, default in fields:
+        found["__annotations__"][name] = annotation
+        options: dict[str, Any] = {"init": init, "kw_only": by_name}
+        if default:
+            options["default"] = names.as_tuples(default[0])
+        elif default is None:
+            options["default_factory"] = _unknown_default(f"{dotted(where)}.{name}")
+        found[name] = dataclasses.field(**options)
+    return found
+
+
+def _unknown_default(name: str) -> Callable[[], Any]:
+    return lambda: refuse(f"the default of {name} was asked for")
+
+
+def _is_fields_alone(where: str, entry: Mapping[str, Any]) -> bool:
+    """Whether an instance of a dataclass is its fields and nothing else."""
+    if where in _FIELDS_ALONE:
+        return True
+    if not _MAKES_MORE.isdisjoint(entry.get("functions", ())) or not all(entry["bases"]):
+        return False
+    for base in entry["bases"]:
+        if base.startswith("cutlass"):
+            inner = names.class_entry(base)
+            if inner is None or not _is_fields_alone(base, inner):
+                return False
+    return entry.get("meta") in (None, "abstract")
