@@ -64,6 +64,8 @@ def load(program: Path) -> Any:
     if spec is None or spec.loader is None:
         raise SystemExit(f"{program} is no Python program")
     module = importlib.util.module_from_spec(spec)
+    # As Python does for a script that it is given.
+    sys.path[0] = str(program.parent.resolve())
     # Tracing looks for the source of functions by their modules.
     sys.modules[program.stem] = module
     spec.loader.exec_module(module)

@@ -6,12 +6,12 @@ over sequence lengths beyond those that are run first.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
 import torch
+from cases import Case, Result, main
 from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 from flash_attn.cute.interface import _flash_attn_bwd, flash_attn_combine
 
@@ -20,11 +20,6 @@ DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 96, 128)
 LENGTHS = (512,)
 OTHER_LENGTHS = (384, 1000, 2048)
-TOLERANCE = 2e-2
-
-Result = tuple[torch.Tensor, Callable[[], torch.Tensor]]
-"""What a kernel gave, and what computes what it should have given."""
-Case = Callable[[int], list[Result]]
 
 
 def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -165,33 +160,5 @@ def cases() -> Iterator[tuple[str, Case]]:
             yield f"combine, {name}", combine(dtype, head_dim)
 
 
-def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare with what torch computes in float32."""
-    scale = wanted.abs().max().item()
-    torch.testing.assert_close(found.float(), wanted.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)
-
-
-def main() -> None:
-    """Run every case; with ``--check``, compare its results, also those of other lengths."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare the results with torch's (needs a GPU)")
-    checked = parser.parse_args().check
-    failed = []
-    for name, case in cases():
-        try:
-            with torch.no_grad():
-                for length in LENGTHS + OTHER_LENGTHS if checked else LENGTHS:
-                    for found, wanted in case(length):
-                        if checked:
-                            check(found, wanted())
-        except Exception as error:
-            failed.append(name)
-            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
-        else:
-            print(f"ok      {name}", flush=True)
-    if failed:
-        raise SystemExit(f"{len(failed)} cases failed")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, cases(), LENGTHS, OTHER_LENGTHS)

@@ -9,11 +9,11 @@ from the GPU, nor those that it compiles without TVM-FFI, which cannot be export
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import flashinfer
 import torch
+from cases import Case, Result, main
 from flashinfer.attn_scores import fp4_paged_mqa_logits, fp8_paged_mqa_logits
 from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from flashinfer.cute_dsl.attention.wrappers.batch_decode import (
@@ -36,12 +36,7 @@ WIDTH, DEPTH, EPSILON = 4096, 2048, 1e-6
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 16, 4, 128, 64
 ROWS = (128,)
 OTHER_ROWS = (256, 384)
-TOLERANCE = 2e-2
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
-
-Result = tuple[torch.Tensor, Callable[[], torch.Tensor]]
-"""What a kernel gave, and what computes what it should have given."""
-Case = Callable[[int], list[Result]]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -361,33 +356,5 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
 
 
-def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare with what torch computes in float32."""
-    scale = wanted.abs().max().item()
-    torch.testing.assert_close(found.float(), wanted.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)
-
-
-def main() -> None:
-    """Run every case; with ``--check``, compare its results, also those of other numbers of rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare the results with torch's (needs a GPU)")
-    checked = parser.parse_args().check
-    failed = []
-    for name, case in cases():
-        try:
-            with torch.no_grad():
-                for rows in ROWS + OTHER_ROWS if checked else ROWS:
-                    for found, wanted in case(rows):
-                        if checked:
-                            check(found, wanted())
-        except Exception as error:
-            failed.append(name)
-            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
-        else:
-            print(f"ok      {name}", flush=True)
-    if failed:
-        raise SystemExit(f"{len(failed)} cases failed")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, cases(), ROWS, OTHER_ROWS)

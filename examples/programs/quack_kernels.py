@@ -6,11 +6,11 @@ over numbers of rows beyond those that are run first.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from cases import Case, Result, main
 from quack.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
 from quack.gemm_interface import gemm, gemm_act, gemm_add, gemm_dact
 from quack.rmsnorm import rmsnorm_bwd, rmsnorm_fwd
@@ -25,11 +25,6 @@ EXPERTS = 128
 EPSILON = 1e-6
 ROWS = (256, 1024)
 OTHER_ROWS = (200, 900, 1000)
-TOLERANCE = 2e-2
-
-Result = tuple[torch.Tensor, Callable[[], torch.Tensor]]
-"""What a kernel gave, and what computes what it should have given."""
-Case = Callable[[int], list[Result]]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -213,33 +208,5 @@ def cases() -> Iterator[tuple[str, Case]]:
             yield f"GEMM, {activation}, {name}", gated(dtype, 4096, 1024, activation)
 
 
-def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare with what torch computes in float32."""
-    scale = wanted.abs().max().item()
-    torch.testing.assert_close(found.float(), wanted.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)
-
-
-def main() -> None:
-    """Run every case; with ``--check``, compare its results, also those of other numbers of rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare the results with torch's (needs a GPU)")
-    checked = parser.parse_args().check
-    failed = []
-    for name, case in cases():
-        try:
-            with torch.no_grad():
-                for rows in ROWS + OTHER_ROWS if checked else ROWS:
-                    for found, wanted in case(rows):
-                        if checked:
-                            check(found, wanted())
-        except Exception as error:
-            failed.append(name)
-            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
-        else:
-            print(f"ok      {name}", flush=True)
-    if failed:
-        raise SystemExit(f"{len(failed)} cases failed")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, cases(), ROWS, OTHER_ROWS)
