@@ -46,7 +46,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = (options.checkout / "operators" / "test").resolve()
     if not folder.is_dir():
-        parser.error(f"{folder} is no folder: name a checkout of github.com/NVIDIA/cutlass")
+        parser.error(f"{folder} is not a folder: name a checkout of github.com/NVIDIA/cutlass")
     if options.part == "tests":
         run_tests(folder, options.selected, _TESTS)
         return 0

@@ -191,7 +191,7 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
 
 
 def _note_name(program: Program, inputs: Inputs) -> str:
-    """A note is about one program and target, and what it follows from that is no file of its own."""
+    """A note is about one program and target, and what it follows from that is not a file of its own."""
     table = program.table
     return digest(
         encode(

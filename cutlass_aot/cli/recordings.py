@@ -23,14 +23,14 @@ def check_output(output: Path, name: str) -> None:
         name: of its bundle.
 
     Raises:
-        ManifestError: if the folder of ``output`` cannot be written to, or ``name`` is no name of a bundle.
+        ManifestError: if the folder of ``output`` cannot be written to, or ``name`` cannot be a bundle's.
     """
     from cutlass_aot.manifest.model import check_name
 
     check_name(name)
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ManifestError(
-            f"{output}: {output.parent} is no folder to write to: make it, or name another one"
+            f"{output}: {output.parent} is not a folder that can be written to: make it, or name another one"
         )
 
 

@@ -1,4 +1,4 @@
-"""Hold a trace against the key of its request: what it ran, and which environment variables it read.
+"""Check a trace against the key of its request: what it ran, and which environment variables it read.
 
 A request names the code it follows from before anything is traced (:mod:`cutlass_aot.programs.slice`), by
 names that code has. A trace that goes another way, through ``getattr`` or a table of modules, would run code

@@ -400,7 +400,7 @@ class Describer:
         return {"object": self._class_name(kind), "fields": described}
 
     def _opaque(self, value: Any, kind: type) -> Value:
-        """An object of an extension: by its text, if it is the DSL's and its text is no address."""
+        """An object of an extension: by its text, if it is the DSL's and its text is not an address."""
         name = f"{kind.__module__}:{kind.__qualname__}"
         if kind.__module__.partition(".")[0] == "cutlass":
             text = str(value)

@@ -127,7 +127,7 @@ class Ledger:
             }  # fmt: skip
             return cls(entries, tuple(map(str, record["unused"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptFile(f"{what} is no ledger: {error!r}") from None
+            raise CorruptFile(f"{what} is not a ledger: {error!r}") from None
 
     def write(self, path: Path) -> None:
         """Write it to a file, all of it or nothing."""
@@ -146,4 +146,4 @@ class Ledger:
             with path.open("rb") as file:
                 return cls.from_record(json.loads(file.read(_MAX_BYTES)), str(path))
         except (OSError, ValueError, RecursionError) as error:
-            raise CorruptFile(f"{path} is no ledger: {error}") from None
+            raise CorruptFile(f"{path} is not a ledger: {error}") from None

@@ -96,5 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(plan, dict) or not isinstance(plan.get("begin"), str):
             raise ValueError("it names no module to begin with")
     except (OSError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{path}, named by {PLAN_VARIABLE}, is no plan for a program: {error}") from None
+        raise ProgramError(
+            f"{path}, named by {PLAN_VARIABLE}, is not a plan for a program: {error}"
+        ) from None
     return plan

@@ -226,7 +226,7 @@ def default_value(value: Value) -> Any:
     if isinstance(value, Mapping) and set(value) == {"tuple"} and isinstance(value["tuple"], list):
         return tuple(map(default_value, value["tuple"]))
     if value is not None and type(value) not in (bool, int, float, str):
-        raise ValueError(f"{value_text(value)} is no default value")
+        raise ValueError(f"{value_text(value)} is not a default value")
     return value
 
 

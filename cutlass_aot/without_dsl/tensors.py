@@ -235,7 +235,7 @@ class Layout:
 
     def _checked(self, order: Sequence[int]) -> Sequence[int]:
         if sorted(order) != list(range(len(self._sizes))):
-            raise RuntimeError(f"stride_order {tuple(order)} is no order of {len(self._sizes)} modes")
+            raise RuntimeError(f"stride_order {tuple(order)} is not an order of {len(self._sizes)} modes")
         step = 1
         for index in reversed(order):
             if self._sizes[index] > 1 and self._steps[index] != step:

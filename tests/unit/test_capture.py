@@ -44,7 +44,7 @@ def test_the_program_runs_as_it_would_without(tmp_path):
     ("options", "reason"),
     [
         (("--name", "../other"), "'../other' is not a name"),
-        (("-o", "missing/app.toml"), "missing is no folder to write to"),
+        (("-o", "missing/app.toml"), "missing is not a folder that can be written to"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_program_runs(tmp_path, options, reason):

@@ -54,5 +54,5 @@ def test_a_file_reads_as_it_was_written(tmp_path):
 def test_another_file_is_none(tmp_path, text):
     path = tmp_path / "ledger.json"
     path.write_text(text)
-    with pytest.raises(CorruptFile, match="is no ledger"):
+    with pytest.raises(CorruptFile, match="is not a ledger"):
         Ledger.read(path)

@@ -56,7 +56,7 @@ def test_a_plan_that_cannot_be_read_is_told_in_one_line(tmp_path, text):
     Path(environment[PLAN_VARIABLE]).write_text(text)
     done = run("print('runs')", environment)
     assert done.stdout == "runs\n"
-    assert "is no plan for a program" in done.stderr
+    assert "is not a plan for a program" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
