@@ -8,6 +8,8 @@ alone, since compiled code takes their value at each call; every other scalar by
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import enum
 import functools
@@ -15,7 +17,9 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
@@ -164,6 +168,9 @@ class Describer:
         items = [[self._at("{}", key), self._at(f"[{key!r}]", item)] for key, item in value.items()]
         self._left(value)
         return {"dict": items}
+
+    def _context_variable(self, value: ContextVar[Any], passed: Passed) -> Value:
+        return {"context variable": self._at(".get()", next(iter([*_contents(value)]), None))}
 
     def _function(self, value: types.FunctionType, passed: Passed) -> Value:
         function = unwrapped(value)
@@ -471,9 +478,14 @@ class Describer:
         fields = {
             name: self._at(f".{name}", item)
             for name, item in sorted(_own_fields(value).items())
-            if name not in _ADDRESSES
+            if name not in _ADDRESSES or not _is_address(item)
         }
-        return {"object": self._class_name(type(value)), "fields": fields}
+        return {
+            "object": self._class_name(type(value)),
+            "fields": fields,
+            "dtype": self._dtype(value.dtype),
+            "space": str(value.memspace),
+        }
 
     def _stream(self, value: Any, passed: Passed) -> Value:
         environment = bool(getattr(value, "use_tvm_ffi_env_stream", False))
@@ -515,6 +527,9 @@ _HANDLERS: dict[type, Handler] = {
     frozenset: Describer._set,
     dict: Describer._dict,
     types.MappingProxyType: Describer._dict,
+    deque: Describer._sequence,
+    ContextVar: Describer._context_variable,
+    bytearray: lambda self, value, passed: {"bytes": bytes(value)},
     types.FunctionType: Describer._function,
     types.MethodType: Describer._method,
     functools.partial: Describer._partial,
@@ -551,6 +566,15 @@ _BY_BASE: dict[type, Handler] = {
 
 _ADDRESSES = ("_pointer", "_desc", "_c_pointer", "_c_pointers_cache")
 """Fields by which a pointer of the DSL holds its address. Compiled code takes it at each call."""
+
+
+def _is_address(value: Any) -> bool:
+    """Whether a field of a pointer holds nothing but the address, or nothing yet."""
+    if isinstance(value, list):
+        return all(map(_is_address, value))
+    return value is None or type(value) is int or isinstance(value, (ctypes._SimpleCData, ctypes._Pointer))
+
+
 _ADDRESS = "a raw address, which is another one in every process: pass a pointer as an argument instead"
 _REFUSED = {
     "ctypes.c_void_p": _ADDRESS,
@@ -581,6 +605,12 @@ def _own_fields(value: Any) -> dict[str, Any]:
                 if held is not _ABSENT:
                     fields[name] = held
     return fields | dict(getattr(value, "__dict__", {}))
+
+
+def _contents(variable: ContextVar[Any]) -> Iterator[Any]:
+    """What a context variable holds; nothing if it holds nothing."""
+    with contextlib.suppress(LookupError):
+        yield variable.get()
 
 
 _ABSENT = object()

@@ -14,16 +14,22 @@ a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.pr
 from __future__ import annotations
 
 import ast
+import dataclasses
 import dis
 import enum
 import functools
 import inspect
+import operator
 import os
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from contextvars import ContextVar
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
@@ -45,6 +51,16 @@ _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 """What may be the name of an environment variable; only those that are set count."""
 _MAX_ITEMS = 64
+_TEXTS = (
+    PurePath, Fraction, Decimal, operator.attrgetter, operator.itemgetter, operator.methodcaller,
+)  # fmt: skip
+"""Values that their text tells all of."""
+_DESCRIBED = (
+    complex, range, slice, bytearray, deque, types.MappingProxyType, types.BuiltinFunctionType,
+    types.MethodType, functools.partial,
+)  # fmt: skip
+_BY_TEXT = {"globals", "vars", "getattr", "attrgetter"}
+"""By these, code reads variables and attributes whose names it has as texts."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -237,7 +253,10 @@ class _Slicer:
 
     def _class(self, kind: type) -> None:
         if issubclass(kind, enum.Enum):
-            return  # Its members are its source's, and cannot be changed.
+            # Computed when the module is imported, and never changed.
+            members = [[name, self._told(member.value)] for name, member in kind.__members__.items()]
+            self._bindings.append([qualified_name(kind), members])
+            return
         for base in kind.__mro__[1:]:
             self._reach(base)
         for name, member in list(vars(kind).items()):
@@ -246,9 +265,8 @@ class _Slicer:
             if self._reach(member):
                 self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
-            if not _is_pythons_own(name) and (_is_plain(member) or self._is_data(member)):
-                label = f"{kind.__module__}:{kind.__qualname__}.{name}"
-                self._plain.setdefault((id(kind), name), Slot(vars(kind), name, label, member))
+            if not _is_pythons_own(name):
+                self._value(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
 
     def _bind(self, namespace: Mapping[str, Any], name: str, label: str, value: Any) -> None:
         """A name holds code: which, is told by the source of its module only if nothing has replaced it."""
@@ -260,6 +278,11 @@ class _Slicer:
             self._plain[id(namespace), name] = slot
             return
         thing = getattr(value, "__func__", value)
+        for kind, function in getattr(thing, "registry", {}).items() if hasattr(thing, "dispatch") else ():
+            self._bindings.append([label, qualified_name(kind), self._told(function)])
+        if not isinstance(thing, (types.FunctionType, type)):
+            # Such as what `functools.lru_cache` makes of a function.
+            thing = getattr(thing, "__wrapped__", thing)
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if _is_made(thing):
             self._made[id(namespace), name] = Slot(namespace, name, label, thing)
@@ -268,7 +291,10 @@ class _Slicer:
             for code in describer.code.values():
                 self._reach(code)
             return
-        if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
+        if not isinstance(thing, (types.FunctionType, type)):
+            return
+        if not self._is_own(thing):
+            self._bindings.append([label, _foreign_name(thing)])
             return
         if isinstance(thing, types.FunctionType) and not (
             hasattr(thing, "__wrapped__")
@@ -282,7 +308,7 @@ class _Slicer:
     def _is_data(self, value: Any) -> bool:
         """Whether a value is a container, or an object of a class of the code's own: described with each
         request."""
-        kinds = (tuple, list, dict, set, frozenset, types.SimpleNamespace)
+        kinds = (tuple, list, dict, set, frozenset, types.SimpleNamespace, ContextVar)
         return isinstance(value, kinds) or self._is_own(type(value))
 
     def _is_own(self, thing: Any) -> bool:
@@ -294,9 +320,41 @@ class _Slicer:
 
     def _defaults(self, function: types.FunctionType) -> None:
         named = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-        values = [[str(name), _described("", value)] for name, value in named if _is_plain(value)]
+        values = [[str(name), self._told(value)] for name, value in named]
         if values:
             self._bindings.append([qualified_name(function), values])
+
+    def _told(self, value: Any) -> Value:
+        """What is told of a value that is computed when a module is imported, and not changed after it.
+
+        Of what has no description that is the same in every process, such as a logger, the class alone.
+        """
+        if isinstance(value, (types.FunctionType, type)):
+            self._reach(value)
+            thing = unwrapped(value) if isinstance(value, types.FunctionType) else value
+            if not isinstance(thing, (types.FunctionType, type)) or not self._is_own(thing):
+                return _foreign_name(thing)
+            if isinstance(thing, type) and not _is_made(thing):
+                return qualified_name(thing)
+            return [qualified_name(thing), _first_line(thing), _described_or_none(thing)]
+        if isinstance(value, _TEXTS) or type(value).__module__ == "torch":
+            # Of torch: dtypes and their like.
+            return [_foreign_name(type(value)), str(value)]
+        if type(value).__module__.partition(".")[0] == "numpy":
+            data = getattr(value, "tobytes", bytes)()
+            return [_foreign_name(type(value)), str(getattr(value, "dtype", value)), digest(data)]
+        described = None
+        if _is_plain(value) or self._is_data(value) or isinstance(value, _DESCRIBED) or _is_of_dsl(value):
+            described = _described_or_none(value)
+        return [_foreign_name(type(value)), described]
+
+    def _value(self, namespace: Mapping[str, Any], name: str, label: str, value: Any) -> None:
+        """A name holds something else than code."""
+        slot = Slot(namespace, name, label, value)
+        if _is_plain(value) or self._is_data(value):
+            self._plain.setdefault((id(namespace), name), slot)
+        elif self._fixed.setdefault((id(namespace), name), slot) is slot:
+            self._bindings.append([label, self._told(value)])
 
     def _decorator(self, function: types.FunctionType) -> None:
         """What a decorator made: its name and its module are those of the function inside."""
@@ -318,9 +376,11 @@ class _Slicer:
         """What a decorator was given, beside the function: the values are those of this moment."""
         values: list[Value] = []
         for variable, value in sorted(given.items()):
-            if _is_pythons_own(variable) or isinstance(value, (*_CODE, type, types.ModuleType)):
+            if _is_pythons_own(variable):
                 continue
-            if _is_plain(value) and not isinstance(value, (dict, list, set)):
+            if isinstance(value, (*_CODE, type, types.ModuleType)):
+                values.append([variable, self._told(value)])
+            elif _is_plain(value) and not isinstance(value, (dict, list, set)):
                 values.append([variable, _described(name, value)])
             elif not hasattr(value, "__wrapped__") and code is not None:
                 self._memories[code] = name
@@ -328,10 +388,18 @@ class _Slicer:
 
     def _function(self, function: types.FunctionType) -> None:
         self._defaults(function)
+        if function.__module__ != "__main__":
+            # The source of its file, which the request follows from, may define the name more than once.
+            self._bindings.append([qualified_name(function), _first_line(function)])
         if hasattr(function, "__wrapped__"):
             self._decorator(function)
         names, texts = _names(function.__code__)
         self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
+        if "__subclasses__" in names:
+            raise RequestError(
+                f"{qualified_name(function)} asks for subclasses of a class, which other modules may add to: "
+                "name the classes that it uses"
+            )
         variables = function.__globals__
         module = variables.get("__name__", "")
         modules: list[types.ModuleType] = []
@@ -361,16 +429,48 @@ class _Slicer:
             return
         value = namespace[name]
         if isinstance(value, types.ModuleType):
+            slot = Slot(namespace, name, label, value)
             origin = origin_of(value)
             if origin is not None and not origin.is_neutral:
                 # Also for a constant alone: what its source says is left out of the state.
                 self._origins[origin.name] = origin
                 modules.append(value)
-                self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+            if self._fixed.setdefault((id(namespace), name), slot) is slot:
+                self._bindings.append([label, value.__name__])
         elif self._reach(value):
             self._bind(namespace, name, label, value)
-        elif _is_plain(value) or self._is_data(value):
-            self._plain.setdefault((id(namespace), name), Slot(namespace, name, label, value))
+        else:
+            self._value(namespace, name, label, value)
+
+
+def _first_line(thing: Any) -> int:
+    """Where a function begins in its file; its code may be the one that a trace has made of it."""
+    code = getattr(thing, "_original_code", None) or getattr(thing, "__code__", None)
+    return code.co_firstlineno if code is not None else 0
+
+
+def _foreign_name(thing: Any) -> str:
+    """The name of a class or function that is not part of the code: of the DSL's with its module, of others
+    with the package alone, since they move among its modules from version to version."""
+    module = getattr(thing, "__module__", None) or ""
+    package = module.partition(".")[0]
+    home = module if package == "cutlass" else package.removesuffix("_extensions")
+    return f"{home}:{getattr(thing, '__qualname__', '')}"
+
+
+def _is_of_dsl(value: Any) -> bool:
+    """Whether a value is a number of the DSL, or an object of it that is nothing but its fields."""
+    kind = type(value)
+    return kind.__module__.partition(".")[0] == "cutlass" and (
+        dataclasses.is_dataclass(kind) or hasattr(kind, "width")
+    )
+
+
+def _described_or_none(value: Any) -> Value:
+    try:
+        return _described("", value)
+    except RequestError:
+        return None
 
 
 def _is_pythons_own(name: str) -> bool:
@@ -419,6 +519,8 @@ def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
         elif isinstance(constant, tuple):
             texts.update(item for item in constant if isinstance(item, str))
     # What an import statement within a function takes is reached through the module that it names.
+    if _BY_TEXT & names:
+        names.update(text for text in texts if text.isidentifier())
     return tuple(sorted(names)), tuple(sorted(texts))
 
 

@@ -213,7 +213,8 @@ def _number(self: Any, value: Any, **options: Any) -> None:
     if type(value) not in (bool, int, float):
         refuse(f"{dotted(_TYPING)}.{name} of a {type(value).__qualname__} was asked for")
     if name == "Boolean":
-        self.value, self._value_int8 = bool(value), None
+        self.value = value if type(value) is bool else int(bool(value))
+        self._value_int8 = None
     elif kind.is_float:
         self.value = float(value)
     elif kind._np_range is None or not kind._np_range[0] <= value <= kind._np_range[1]:

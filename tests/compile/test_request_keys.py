@@ -281,3 +281,94 @@ def test_what_a_decorator_remembers_is_not_in_a_key(tmp_path):
     )
     assert before == after
     assert not before.startswith("refused")
+
+
+# What a module decides when it is imported, by an environment variable that only its top level reads.
+_AT_IMPORT = {
+    "which definition a name has": (
+        "if FIRST:\n    def change(x): return x * 2\nelse:\n    def change(x): return x * 3"
+    ),
+    "which method a class has": (
+        "class Own:\n    if FIRST:\n        def __call__(self, x): return x * 2\n"
+        "    else:\n        def __call__(self, x): return x * 3\n\n\ndef change(x): return Own()(x)"
+    ),
+    "a type of the DSL": (
+        "dtype = cutlass.Float16 if FIRST else cutlass.BFloat16\ndef change(x): return dtype(x)"
+    ),
+    "a function of the DSL": (
+        "function = cute.math.sin if FIRST else cute.math.cos\ndef change(x): return function(x)"
+    ),
+    "a module": "module = cute.math if FIRST else cute.arch\ndef change(x): return module.exp2(x)",
+    "a builtin": "combined = operator.add if FIRST else operator.mul\ndef change(x): return combined(x, x)",
+    "a number of the DSL": "factor = cutlass.Float32(2 if FIRST else 3)\ndef change(x): return x * factor",
+    "a dtype of torch": (
+        "dtype = torch.float16 if FIRST else torch.float32\ndef change(x): return x * dtype.itemsize"
+    ),
+    "an array": "factors = numpy.array([2 if FIRST else 3])\ndef change(x): return x * factors[0]",
+    "a path": "path = pathlib.Path('a' if FIRST else 'bc')\ndef change(x): return x * len(str(path))",
+    "a fraction": "half = fractions.Fraction(1, 2 if FIRST else 3)\ndef change(x): return x * float(half)",
+    "a deque": "queue = collections.deque([2 if FIRST else 3])\ndef change(x): return x * queue[0]",
+    "a context variable": (
+        "factor = contextvars.ContextVar('factor', default=2 if FIRST else 3)\n"
+        "def change(x): return x * factor.get()"
+    ),
+    "a method of a dictionary": "get = {'x': 2 if FIRST else 3}.get\ndef change(x): return x * get('x')",
+    "a value of an enumeration": (
+        "class Factor(enum.Enum):\n    ONE = 2 if FIRST else 3\n\n\n"
+        "def change(x): return x * Factor.ONE.value"
+    ),
+    "a function as a default value": (
+        "def two(): return 2\ndef three(): return 3\n"
+        "def change(x, factor=two if FIRST else three): return x * factor()"
+    ),
+    "a number of the DSL as a default value": (
+        "def change(x, factor=cutlass.Float32(2 if FIRST else 3)): return x * factor"
+    ),
+    "a function that a decorator was given": (
+        "def two(): return 2\ndef three(): return 3\ndef by(factor):\n    def decorate(f):\n"
+        "        @functools.wraps(f)\n        def call(x): return f(x) * factor()\n        return call\n"
+        "    return decorate\n@by(two if FIRST else three)\ndef change(x): return x"
+    ),
+    "a closure within a cache": (
+        "def made(factor):\n    def inner(): return factor\n    return functools.lru_cache(inner)\n\n\n"
+        "factor = made(2 if FIRST else 3)\ndef change(x): return x * factor()"
+    ),
+    "what is registered for a type": (
+        "@functools.singledispatch\ndef of(x): return 1\ndef two(x): return 2\ndef three(x): return 3\n"
+        "of.register(int, two if FIRST else three)\ndef change(x): return x * of(1)"
+    ),
+    "a value that is named by text": (
+        "FACTOR = int('2' if FIRST else '3')\ndef change(x): return x * globals()['FACTOR']"
+    ),
+}
+_IMPORTS = (
+    "import collections, contextvars, enum, fractions, functools, operator, os, pathlib\n"
+    "import cutlass, cutlass.cute as cute, numpy, torch\nFIRST = os.environ['DECIDES'] == '1'\n"
+)
+
+
+def test_what_a_module_decides_when_it_is_imported_is_in_the_key(tmp_path, monkeypatch):
+    for index, body in enumerate(_AT_IMPORT.values()):
+        # FIRST itself is no part of the code that is reached.
+        (tmp_path / f"decided_{index}.py").write_text(f"{_IMPORTS}{body}\ndel FIRST\n")
+    modules = [f"decided_{index}" for index in range(len(_AT_IMPORT))]
+    program = (
+        f"import {', '.join(modules)}\ndef keyed(): return [{', '.join(f'{m}.change' for m in modules)}]\n"
+    )
+    found = []
+    for decides in ("1", "0", "1"):
+        monkeypatch.setenv("DECIDES", decides)
+        found.append(keys(tmp_path, program))
+    one, other, again = found
+    assert one == again
+    assert not [key for key in one + other if key.startswith("refused")]
+    assert [name for name, a, b in zip(_AT_IMPORT, one, other, strict=True) if a == b] == []
+
+
+def test_code_that_asks_for_subclasses_is_refused(tmp_path):
+    program = (
+        "class Base: pass\ndef change(x): return x * len(Base.__subclasses__())\n"
+        "def keyed(): return [change]\n"
+    )
+    (key,) = keys(tmp_path, program)
+    assert "asks for subclasses" in key

@@ -74,7 +74,11 @@ def test_a_value_is_described_alike_or_refused(seed):
     assert len(with_dsl) == len(without) > 2000
     failed = ("refused", "error")
     pairs = list(zip(with_dsl, without, strict=True))
-    assert [pair for pair in pairs if pair[0] != pair[1] and pair[1][1] not in failed] == []
+    # As text: 1, 1.0 and true are equal otherwise.
+    other = [
+        pair for pair in pairs if json.dumps(pair[0]) != json.dumps(pair[1]) and pair[1][1] not in failed
+    ]
+    assert other == []
     assert sum(pair[0] == pair[1] and pair[1][1] not in failed for pair in pairs) > 1000
 
 

@@ -113,6 +113,9 @@ def test_a_program_s_own_pointers_are_described_without_their_addresses_and_pass
     request = requested(cute.compile, *arguments)
     assert requested(cute.compile, incremented, OwnPointer(values.data_ptr() + 4)) == request
     assert "_pointer" not in str(request.arguments)
+    other = OwnPointer(values.data_ptr())
+    other._dtype = other._desc = cutlass.Int32
+    assert requested(cute.compile, incremented, other) != request
     compiled = compile_watched(request, lambda: cute.compile(*arguments), arguments, {}, {})
     function = as_asked(request, compiled.function)
     for address in (values.data_ptr(), values.data_ptr() + 4):

@@ -55,6 +55,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.kernel",
     "cutlass_aot.schema.operands",
     "cutlass_aot.schema.ranking",
+    "cutlass_aot.schema.rows",
     "cutlass_aot.schema.targets",
     "cutlass_aot.schema.versions",
 }
