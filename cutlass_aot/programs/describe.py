@@ -58,7 +58,7 @@ _NO_FIELDS = (
     "__replace__",
 )
 _NO_ATTRIBUTES = (
-    "__wrapped__", "set_name_prefix",
+    "__wrapped__", "set_name_prefix", "__deprecated__",
     # Of the DSL: what its decorators make, and what a trace leaves.
     "_dsl_", "_decorator_", "_preprocess", "_original_code", "_cute_dsl_", "_name_prefix", "__pyir_",
     # Of FlashAttention-4: a digest of the same function, once it was asked for.

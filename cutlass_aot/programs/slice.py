@@ -278,8 +278,10 @@ class _Slicer:
             self._plain[id(namespace), name] = slot
             return
         thing = getattr(value, "__func__", value)
-        for kind, function in getattr(thing, "registry", {}).items() if hasattr(thing, "dispatch") else ():
-            self._bindings.append([label, qualified_name(kind), self._told(function)])
+        if isinstance(thing, types.FunctionType):
+            # Of `functools.singledispatch`.
+            for kind, function in vars(thing).get("registry", {}).items():
+                self._bindings.append([label, qualified_name(kind), self._told(function)])
         if not isinstance(thing, (types.FunctionType, type)):
             # Such as what `functools.lru_cache` makes of a function.
             thing = getattr(thing, "__wrapped__", thing)

@@ -111,12 +111,22 @@ class Finder:
             make: Callable[[], Mapping[str, Any]] = getattr(
                 importlib.import_module(f"cutlass_aot.without_dsl.{file}"), name
             )
-            vars(module).update(make())
+            made = make()
+            _named(module.__name__, made)
+            vars(module).update(made)
         if module.__name__ == "cutlass":
             importlib.import_module("cutlass.cute")
         elif module.__name__ == "cutlass.cute":
             for name in _WITH_CUTE:
                 importlib.import_module(name)
+
+
+def _named(module: str, made: Mapping[str, Any]) -> None:
+    """Give functions and classes the names that the DSL's have, by which requests tell them."""
+    for name, thing in made.items():
+        kind, where = names.names_of(module).get(name, ("", ""))
+        if kind in ("class", "function") and thing.__module__.startswith("cutlass_aot."):
+            thing.__module__, _, thing.__qualname__ = where.partition(":")
 
 
 def find(where: str) -> Any:
@@ -152,7 +162,9 @@ def _made(module: str, name: str, known: names.Name) -> Any:
         return getattr(find(where), member)
     if kind in ("class", "function") and what != own:
         home, _, qualified = what.partition(":")
-        return find(what) if names.is_module(home) and _has(home, qualified) else Unknown(dotted(own))
+        if names.is_module(home) and _has(home, qualified):
+            return find(what)
+        return function(what) if kind == "function" else unknown_class(what)
     if kind == "function":
         return function(own)
     if kind == "class":

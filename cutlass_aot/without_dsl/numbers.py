@@ -213,7 +213,7 @@ def _number(self: Any, value: Any, **options: Any) -> None:
     if type(value) not in (bool, int, float):
         refuse(f"{dotted(_TYPING)}.{name} of a {type(value).__qualname__} was asked for")
     if name == "Boolean":
-        self.value = value if type(value) is bool else int(bool(value))
+        self.value = int(bool(value))
         self._value_int8 = None
     elif kind.is_float:
         self.value = float(value)
