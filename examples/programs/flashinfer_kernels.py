@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import flashinfer
 import torch
 from cases import Case, Result, main
-from flashinfer.attention import prims_ts
 from flashinfer.attention.cute_dsl import cute_dsl_fmha_ragged_prefill
 from flashinfer.attention.cute_dsl.fmha_blockscaled import cute_dsl_fmha_blockscaled_prefill
 from flashinfer.attn_scores import fp4_paged_mqa_logits, fp8_paged_mqa_logits
@@ -309,10 +308,10 @@ def indexer_scores(rows: int) -> list[Result]:
     return []
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention in float32 of (batch, length, heads, width)."""
     operands = (operand.transpose(1, 2).float() for operand in (q, k, v))
-    out = functional.scaled_dot_product_attention(*operands, is_causal=causal, enable_gqa=True)
+    out = functional.scaled_dot_product_attention(*operands, enable_gqa=True)
     return out.transpose(1, 2)
 
 
@@ -462,83 +461,6 @@ def kimi_prefill(rows: int) -> list[Result]:
     return []
 
 
-def ts_prefill(rows: int) -> list[Result]:
-    """Causal attention with tasks scheduled in the kernel, over keys and values in a row and in pages."""
-    batch, length, pages = 2, 256, 4
-    q = normal(batch, length, HEADS, HEAD_DIM)
-    k, v = (normal(batch, length, KV_HEADS, HEAD_DIM) for _ in range(2))
-    out = prims_ts.batch_prefill(q, k, v, mask_type="causal")
-    wrapper = prims_ts.BatchPrefillPagedTSWrapper()
-    wrapper.plan(
-        device="cuda", batch_size=batch, max_seq_len_q=length, max_kv_len=length, num_qo_heads=HEADS,
-        num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, q_dtype=torch.bfloat16, k_dtype=torch.bfloat16,
-        mask_type="causal", page_size=PAGE,
-    )  # fmt: skip
-    in_pages = (
-        operand.view(batch * pages, PAGE, KV_HEADS, HEAD_DIM).transpose(1, 2).contiguous()
-        for operand in (k, v)
-    )
-    paged = wrapper.run(
-        q.flatten(0, 1), *in_pages, length * counted(batch + 1), counted(batch, pages), filled(batch, length),
-        validate=False,
-    )  # fmt: skip
-    return [
-        (out, lambda: attention(q, k, v, causal=True)),
-        (paged.view_as(q), lambda: attention(q, k, v, causal=True)),
-    ]
-
-
-def ts_decode(rows: int) -> list[Result]:
-    """Decoding with tasks scheduled in the kernel: grouped queries, and multi-head latent attention."""
-    batch, pages, latent, rope = 4, 8, 512, 64
-    length = pages * PAGE
-    wrapper = prims_ts.BatchDecodePagedTSWrapper()
-    types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
-    wrapper.plan("cuda", batch, HEADS, KV_HEADS, HEAD_DIM, PAGE, length, **types)
-    q = normal(batch, 1, HEADS, HEAD_DIM)
-    k, v = (normal(batch * pages, KV_HEADS, PAGE, HEAD_DIM) for _ in range(2))
-    table, lengths = counted(batch, pages), filled(batch, length)
-    out = wrapper.run(q, (k, v), lengths, table, validate=False)
-    latent_wrapper = prims_ts.BatchMLADecodePagedTSWrapper()
-    latent_wrapper.plan(
-        "cuda", batch, 128, latent, rope, PAGE, length, max_seq_len_q=1, packed_query=False, **types,
-        o_data_type=torch.bfloat16,
-    )  # fmt: skip
-    latent_wrapper.run(
-        normal(batch, 1, 128, latent + rope), normal(batch * pages, PAGE, latent + rope), table, lengths,
-        validate=False,
-    )  # fmt: skip
-
-    def wanted() -> torch.Tensor:
-        rowed = (c.transpose(1, 2).reshape(batch, length, KV_HEADS, HEAD_DIM) for c in (k, v))
-        return attention(q, *rowed)
-
-    return [(out.view_as(q), wanted)]
-
-
-def ts_block_sparse(rows: int) -> list[Result]:
-    """Attention to the blocks that a table names, here all of them, with tasks scheduled in the kernel."""
-    length, block, page = 512, 128, PAGE
-    blocks = length // block
-    q, k, v = (normal(1, length, KV_HEADS, HEAD_DIM) for _ in range(3))
-    ends = blocks * (blocks * counted(KV_HEADS)[:, None] + counted(blocks + 1))[None]
-    indices = counted(blocks).repeat(KV_HEADS * blocks)
-    shape = (KV_HEADS, KV_HEADS, HEAD_DIM, block, block)
-    options = {"device": "cuda", "max_blocks_per_row": blocks, "q_data_type": torch.bfloat16}
-    wrapper = prims_ts.BlockSparseTSWrapper()
-    wrapper.plan(1, length, length, *shape, **options)
-    out = wrapper.run(q, k, v, ends, indices, validate=False)
-    paged = prims_ts.BlockSparsePagedTSWrapper()
-    paged.plan(1, length, length, *shape, page, use_kv_valid_bits=False, **options)
-    in_pages = tuple(
-        operand.view(length // page, page, KV_HEADS, HEAD_DIM).transpose(1, 2).contiguous()
-        for operand in (k, v)
-    )
-    table, lengths = counted(1, length // page), filled(1, length)
-    out_of_pages = paged.run(q, in_pages, table, lengths, ends, indices, validate=False)
-    return [(out, lambda: attention(q, k, v)), (out_of_pages, lambda: attention(q, k, v))]
-
-
 def block_sparse(rows: int) -> list[Result]:
     """Attention to the blocks that a table names, here all of them, of 128 and of 64 keys."""
     length, heads = 1024, 4
@@ -631,19 +553,6 @@ def gemm_bf16_fp4(rows: int) -> list[Result]:
     return []
 
 
-def gemm_low_latency(rows: int) -> list[Result]:
-    """GEMMs of few rows, of NVFP4 and MXFP8 operands."""
-    few = 8
-    a, scales_of_a, scale_of_a = nvfp4(normal(few, DEPTH))
-    b, scales_of_b, scale_of_b = nvfp4(normal(WIDTH, DEPTH))
-    backend = "cutedsl_low_latency"
-    flashinfer.mm_fp4(a, b.T, scales_of_a, scales_of_b.T, 1 / (scale_of_a * scale_of_b), backend=backend)
-    a, scales_of_a = flashinfer.mxfp8_quantize(normal(few, DEPTH), True, backend="cute-dsl")
-    b, scales_of_b = flashinfer.mxfp8_quantize(normal(WIDTH, DEPTH), True, backend="cute-dsl")
-    flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, backend=backend)
-    return []
-
-
 def grouped_gemm(rows: int) -> list[Result]:
     """A GEMM for each of the experts: as many rows of each, in NVFP4, and as they come, in FP8."""
     groups, m, n, k = 2, 128, 256, 512
@@ -673,34 +582,6 @@ def grouped_gemm(rows: int) -> list[Result]:
     return [(out, wanted)]
 
 
-def linear(rows: int) -> list[Result]:
-    """Linear layers of FP8 and NVFP4 operands, without and with SwiGLU, and a projection of queries."""
-    depth, width, one = 512, 512, 1.0
-    a, weight = (normal(size, depth).to(torch.float8_e4m3fn) for size in (rows, width))
-    scales_of_a, scales = torch.rand(rows, device="cuda"), torch.rand(width, device="cuda")
-    out = flashinfer.gemm.fp8_linear(a, weight, scales_of_a, scales)
-    flashinfer.gemm.fp8_linear_swiglu(a, weight, scales_of_a, scales)
-    packed = 3 * KV_HEADS * HEAD_DIM
-    flashinfer.gemm.fp8_qkv_qknorm_rope(
-        a, normal(packed, depth).to(torch.float8_e4m3fn), scales_of_a, torch.rand(packed, device="cuda"),
-        normal(HEAD_DIM), normal(HEAD_DIM), normal(rows, HEAD_DIM, dtype=torch.float32),
-        torch.arange(rows, device="cuda"),
-        num_q_heads=KV_HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM,
-    )  # fmt: skip
-    narrow_a, scales_of_narrow_a, _ = nvfp4(normal(rows, depth))
-    narrow, scales_of_narrow, _ = nvfp4(normal(width, depth))
-    for function in (flashinfer.gemm.fp4_linear, flashinfer.gemm.fp4_linear_swiglu):
-        function(
-            narrow_a, scales_of_narrow_a.view(torch.float8_e4m3fn).flatten(), one,
-            narrow, scales_of_narrow.view(torch.float8_e4m3fn).flatten(), one,
-        )  # fmt: skip
-
-    def wanted() -> torch.Tensor:
-        return (a.float() @ weight.float().T) * scales_of_a[:, None] * scales
-
-    return [(out, wanted)]
-
-
 def cases() -> Iterator[tuple[str, Case]]:
     """Name and function of every case."""
     yield "RMSNorm", rms_norm
@@ -726,18 +607,13 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "indexer scores", indexer_scores
     yield "gated delta net, inputs kept", gated_delta_net_replay
     yield "Kimi delta attention, prefill", kimi_prefill
-    yield "attention, scheduled tasks, prefill", ts_prefill
-    yield "attention, scheduled tasks, decode", ts_decode
-    yield "attention, scheduled tasks, block-sparse", ts_block_sparse
     yield "attention, block-sparse", block_sparse
     yield "attention, window", window_prefill
     yield "latent attention, parts and window", latent_decode_parts
     yield "GEMM, NVFP4", gemm_fp4
     yield "GEMM, MXFP8", gemm_mxfp8
     yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
-    yield "GEMM, few rows", gemm_low_latency
     yield "GEMM, grouped", grouped_gemm
-    yield "linear layers", linear
 
 
 if __name__ == "__main__":
