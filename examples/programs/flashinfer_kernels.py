@@ -3,8 +3,8 @@
 It knows nothing of cutlass-aot. On a machine with a GPU, ``--check`` compares the results that have a short
 reference with torch, also over numbers of rows beyond those that are run first; the others are run.
 
-Kernels that FlashInfer builds with nvcc or downloads are not here, nor those whose host code reads lengths
-from the GPU, nor those that it compiles without TVM-FFI, which cannot be exported.
+Kernels that FlashInfer builds with nvcc or downloads are not here, nor those whose host code reads values of
+a tensor on the GPU.
 """
 
 from __future__ import annotations
@@ -14,16 +14,27 @@ from collections.abc import Iterator
 import flashinfer
 import torch
 from cases import Case, Result, main
+from flashinfer.attention.cute_dsl import cute_dsl_fmha_ragged_prefill
+from flashinfer.attention.cute_dsl.fmha_blockscaled import cute_dsl_fmha_blockscaled_prefill
 from flashinfer.attn_scores import fp4_paged_mqa_logits, fp8_paged_mqa_logits
 from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+from flashinfer.cute_dsl.attention import cute_dsl_hca_decode, cute_dsl_mla_decode
 from flashinfer.cute_dsl.attention.wrappers.batch_decode import (
     BatchDecodeCuteDSLWrapper,
     BatchDecodePagedCuteDSLWrapper,
 )
+from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk64 import bsa_attn_sm100_blk64_fwd
+from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk128 import bsa_attn_sm100_blk128_fwd
 from flashinfer.gdn_decode import (
     gated_delta_rule_decode,
     gated_delta_rule_decode_pretranspose,
     gated_delta_rule_mtp,
+    gated_delta_rule_replayssm_commit,
+)
+from flashinfer.gdn_kernels import (
+    gated_delta_rule_mtp_ucache,
+    gated_delta_rule_mtp_ucache_flush,
+    gated_delta_rule_mtp_wy_output_only,
 )
 from flashinfer.gdn_kernels.qk_l2norm import normalize_qk
 from flashinfer.kda_decode import fused_kda_decode, recurrent_kda
@@ -297,6 +308,216 @@ def indexer_scores(rows: int) -> list[Result]:
     return []
 
 
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention in float32 of (batch, length, heads, width)."""
+    operands = (operand.transpose(1, 2).float() for operand in (q, k, v))
+    out = functional.scaled_dot_product_attention(*operands, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def counted(*shape: int) -> torch.Tensor:
+    """Indices from zero on."""
+    return torch.arange(torch.Size(shape).numel(), device="cuda", dtype=torch.int32).view(shape)
+
+
+def filled(size: int, value: int) -> torch.Tensor:
+    """As many equal lengths."""
+    return torch.full((size,), value, device="cuda", dtype=torch.int32)
+
+
+def delta_operands(batch: int, tokens: int) -> dict[str, torch.Tensor]:
+    """What a decoding step of the gated delta net takes besides its state."""
+    value_heads = 2 * HEADS
+    return {
+        "q": normal(batch, tokens, HEADS, HEAD_DIM),
+        "k": normal(batch, tokens, HEADS, HEAD_DIM),
+        "v": normal(batch, tokens, value_heads, HEAD_DIM),
+        "A_log": normal(value_heads, dtype=torch.float32),
+        "a": normal(batch, tokens, value_heads),
+        "dt_bias": normal(value_heads, dtype=torch.float32),
+        "b": normal(batch, tokens, value_heads),
+    }
+
+
+def gated_delta_net_chunks(rows: int) -> list[Result]:
+    """Gated delta net: a prefill whose chunks are computed in parallel."""
+    length = 4096
+    q, k, v = (functional.normalize(normal(length, HEADS, HEAD_DIM), dim=-1) for _ in range(3))
+    gate, beta = (torch.rand(length, HEADS, device="cuda") for _ in range(2))
+    ends = torch.tensor([0, length], device="cuda")
+    flashinfer.chunk_gated_delta_rule(
+        q, k, v, g=gate, beta=beta, cu_seqlens=ends, output_final_state=True, use_cp=True
+    )
+    return []
+
+
+def gated_delta_net_verify(rows: int) -> list[Result]:
+    """Gated delta net: drafted tokens over states in bf16, updated, kept, and with rings of past updates."""
+    batch, tokens, slots, value_heads = 4, 4, 8, 2 * HEADS
+    where = {"initial_state_indices": counted(batch)}
+    states = zeros(slots, value_heads, HEAD_DIM, HEAD_DIM, dtype=torch.bfloat16)
+    for kept in (False, True):
+        gated_delta_rule_decode_pretranspose(
+            **delta_operands(batch, tokens),
+            state=None,
+            initial_state=states,
+            disable_state_update=kept,
+            **where,
+        )
+    where["initial_state_source"] = states
+    gated_delta_rule_mtp_wy_output_only(**delta_operands(batch, tokens), disable_state_update=True, **where)
+
+    def ring(size: int) -> dict[str, torch.Tensor]:
+        return {
+            "k_cache": zeros(slots, HEADS, size, HEAD_DIM, dtype=torch.bfloat16),
+            "u_cache": zeros(slots, value_heads, size, HEAD_DIM, dtype=torch.bfloat16),
+            "g_cache": zeros(slots, value_heads, size, dtype=torch.float32),
+            "hist_len": filled(batch, 0),
+        }
+
+    gated_delta_rule_mtp_ucache(
+        **delta_operands(batch, tokens), disable_state_update=True, **where, **ring(16)
+    )
+    gated_delta_rule_mtp_ucache_flush(
+        **delta_operands(batch, tokens), **where, **ring(32), cache_base=filled(batch, 0),
+        restart_hist_on_flush=False,
+    )  # fmt: skip
+    return []
+
+
+def gated_delta_net_replay(rows: int) -> list[Result]:
+    """Gated delta net: drafted tokens whose inputs are kept, and the commit of those that are accepted."""
+    batch, slots, value_heads, layers = 4, 8, 2 * HEADS, 2
+    for tokens in (3, 4):
+        gated_delta_rule_mtp(
+            **delta_operands(batch, tokens),
+            initial_state=zeros(slots, value_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32),
+            initial_state_indices=counted(batch), disable_state_update=True, cache_replayssm=True,
+            replayssm_rawv=zeros(slots, value_heads, tokens, HEAD_DIM, dtype=torch.bfloat16),
+            replayssm_rawk=zeros(slots, HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16),
+            replayssm_g=zeros(slots, value_heads, tokens, dtype=torch.float32),
+            replayssm_beta=zeros(slots, value_heads, tokens, dtype=torch.float32),
+        )  # fmt: skip
+    for backend, tokens in (("simt", 4), ("tcgen05", 8)):
+        gated_delta_rule_replayssm_commit(
+            zeros(layers, slots, value_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32),
+            zeros(layers, slots, value_heads, tokens, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(layers, slots, HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(layers, slots, value_heads, tokens, dtype=torch.float32),
+            zeros(layers, slots, value_heads, tokens, dtype=torch.float32),
+            counted(batch), filled(batch, tokens), backend=backend,
+        )  # fmt: skip
+    return []
+
+
+def kimi_operands(batch: int, tokens: int, heads: int) -> dict[str, torch.Tensor | float | bool]:
+    """What Kimi's delta attention takes besides its state."""
+    return {
+        **{name: normal(batch, tokens, heads, HEAD_DIM) for name in ("q", "k", "v", "g")},
+        "beta": normal(batch, tokens, heads),
+        "A_log": normal(heads, dtype=torch.float32),
+        "dt_bias": normal(heads * HEAD_DIM, dtype=torch.float32),
+        "use_gate_in_kernel": True,
+        "lower_bound": -5.0,
+    }
+
+
+def kimi_verify(rows: int) -> list[Result]:
+    """Kimi's delta attention: drafted tokens over a state that is kept, and over several that are updated."""
+    batch, tokens, slots = 4, 4, 8
+    states = zeros(slots, HEADS, HEAD_DIM, HEAD_DIM, dtype=torch.bfloat16)
+    kept = {"initial_state_source": states, "initial_state_indices": counted(batch)}
+    flashinfer.recurrent_kda(**kimi_operands(batch, tokens, HEADS), **kept, disable_state_update=True)
+    flashinfer.recurrent_kda(
+        **kimi_operands(batch, tokens, HEADS), **kept, disable_state_update=True,
+        correction_cache=zeros(slots, HEADS, tokens, HEAD_DIM, dtype=torch.float32),
+        kg_cache=zeros(slots, HEADS, tokens, 2 * HEAD_DIM, dtype=torch.bfloat16),
+    )  # fmt: skip
+    flashinfer.recurrent_kda(
+        **kimi_operands(1, 2 * tokens, HEADS), cu_seqlens=tokens * counted(3),
+        ssm_state_indices=counted(2, tokens), num_spec_tokens=tokens - 1, num_accepted_tokens=filled(2, 1),
+        initial_state=states,
+    )  # fmt: skip
+    return []
+
+
+def kimi_prefill(rows: int) -> list[Result]:
+    """Kimi's delta attention: prefill, by two kernels, and several tokens at once."""
+    whole = {"output_final_state": True, "beta_is_logit": True}
+    for backend in ("auto", "small-bh", "cute-dsl-persistent"):
+        flashinfer.recurrent_kda(**kimi_operands(1, 512, 8), **whole, backend=backend)
+    heads, tokens, batch, states = 12, 4, 2, 16
+    width, all_rows = heads * HEAD_DIM, batch * tokens
+    flashinfer.packed_fused_kda_decode(
+        normal(all_rows, 3 * width), normal(3, 4, width, dtype=torch.float32),
+        zeros(states, tokens + 2, 3 * width, dtype=torch.bfloat16).transpose(1, 2),
+        normal(1, all_rows, heads, HEAD_DIM), normal(1, all_rows, heads),
+        normal(heads, dtype=torch.float32), normal(width, dtype=torch.float32), 1 + counted(batch, tokens),
+        zeros(states, heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32), normal(all_rows, heads, HEAD_DIM),
+        normal(HEAD_DIM, dtype=torch.float32), query_start_loc=tokens * counted(batch + 1),
+        num_accepted_tokens=filled(batch, 1),
+    )  # fmt: skip
+    return []
+
+
+def block_sparse(rows: int) -> list[Result]:
+    """Attention to the blocks that a table names, here all of them, of 128 and of 64 keys."""
+    length, heads = 1024, 4
+    q, k, v = (normal(1, length, heads, HEAD_DIM) for _ in range(3))
+
+    def table(block: int) -> tuple[torch.Tensor, int]:
+        blocks = length // block
+        return counted(blocks).expand(1, heads, blocks, blocks).contiguous(), blocks
+
+    results = [bsa_attn_sm100_blk128_fwd(q, k, v, *table(128))[0]]
+    results += [bsa_attn_sm100_blk64_fwd(q, k, v, *table(64), kv_splits=splits)[0] for splits in (1, 2)]
+    narrow = zeros(1, length, heads, HEAD_DIM, dtype=torch.float8_e4m3fn)
+    bsa_attn_sm100_blk64_fwd(
+        narrow, narrow.clone(), narrow.clone(), *table(64),
+        q_scale=torch.ones(1, heads, length, device="cuda"),
+        k_scale=torch.ones(1, heads, length // 16, device="cuda"),
+        v_scale=torch.ones(heads, HEAD_DIM, device="cuda"),
+    )  # fmt: skip
+    return [(result, lambda: attention(q, k, v)) for result in results]
+
+
+def window_prefill(rows: int) -> list[Result]:
+    """Attention in a window, which FlashInfer has no compiled kernels of: bf16, and MXFP8."""
+    length, heads = 256, 8
+    q = normal(2 * length, heads, HEAD_DIM)
+    k, v = (normal(2 * length, KV_HEADS, HEAD_DIM) for _ in range(2))
+    ends = length * counted(3)
+    cute_dsl_fmha_ragged_prefill(
+        q, k, v, torch.empty_like(q), ends, ends, is_causal=True, sm_scale=HEAD_DIM**-0.5, window_left=127,
+        max_qo_len=length, max_kv_len=length,
+    )  # fmt: skip
+    narrow = [zeros(1, length, KV_HEADS, HEAD_DIM, dtype=torch.float8_e4m3fn) for _ in range(3)]
+    scales = [zeros(1, KV_HEADS, length, HEAD_DIM // 32, dtype=torch.uint8) for _ in range(2)]
+    out = zeros(1, length, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    cute_dsl_fmha_blockscaled_prefill(*narrow[:2], *scales, narrow[2], out, qk_mode="mxfp8", window_left=127)
+    return []
+
+
+def latent_decode_parts(rows: int) -> list[Result]:
+    """Multi-head latent attention put together of parts, and over a window and compressed keys."""
+    batch, pages, heads, latent, rope = 4, 8, 128, 512, 64
+    length = pages * PAGE
+    table, workspace = counted(batch, pages), zeros(128 << 20, dtype=torch.int8)
+    cute_dsl_mla_decode(
+        query=normal(batch, 1, heads, latent + rope), kv_cache=normal(batch * pages, PAGE, latent + rope),
+        workspace_buffer=workspace, kv_lora_rank=latent, qk_rope_head_dim=rope, block_tables=table,
+        seq_lens=filled(batch, length), max_seq_len=length, softmax_scale=0.1, cute_dsl_impl="modular",
+    )  # fmt: skip
+    window = 128
+    cute_dsl_hca_decode(
+        zeros(batch, 1, heads, latent, dtype=torch.float8_e4m3fn),
+        zeros(batch * window, latent, dtype=torch.float8_e4m3fn),
+        zeros(batch * pages, PAGE, latent, dtype=torch.float8_e4m3fn), workspace, counted(batch, window),
+        table, filled(batch, window + length), filled(batch, window + length), filled(batch, window), 0.1,
+    )  # fmt: skip
+    return []
+
+
 def nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantized to NVFP4: values, block scales and the scale of all."""
     scale = (E4M3_MAX * E2M1_MAX / x.float().abs().amax()).view(1)
@@ -331,6 +552,35 @@ def gemm_bf16_fp4(rows: int) -> list[Result]:
     return []
 
 
+def grouped_gemm(rows: int) -> list[Result]:
+    """A GEMM for each of the experts: as many rows of each, in NVFP4, and as they come, in FP8."""
+    groups, m, n, k = 2, 128, 256, 512
+
+    def block_scales(size: int) -> torch.Tensor:
+        tiles = zeros(groups, size // 128, k // 64, 32, 4, 4, dtype=torch.float8_e4m3fn)
+        return tiles.permute(3, 4, 1, 5, 2, 0)
+
+    a, b = (zeros(groups, size, k // 2, dtype=torch.uint8).permute(1, 2, 0) for size in (m, n))
+    out = zeros(groups, m, n, dtype=torch.bfloat16).permute(1, 2, 0)
+    flashinfer.gemm.grouped_gemm_nt_masked(
+        (a, block_scales(m)), (b, block_scales(n)), out, filled(groups, m), ab_dtype="float4_e2m1fn",
+        sf_dtype="float8_e4m3fn", c_dtype="bfloat16", sf_vec_size=16,
+    )  # fmt: skip
+    a = normal(groups * m, k).to(torch.float8_e4m3fn)
+    b = normal(groups, n, k).to(torch.float8_e4m3fn)
+    scales_of_a = torch.rand(groups * m, k // 128, device="cuda")
+    scales_of_b = torch.rand(groups, n // 128, k // 128, device="cuda")
+    experts = counted(groups).repeat_interleave(m, output_size=groups * m)
+    out = flashinfer.gemm.group_gemm_fp8_nt_groupwise_contiguous(a, b, scales_of_a, scales_of_b, experts)
+
+    def wanted() -> torch.Tensor:
+        wide_a = (a.float() * scales_of_a.repeat_interleave(128, 1)).view(groups, m, k)
+        wide_b = b.float() * scales_of_b.repeat_interleave(128, 1).repeat_interleave(128, 2)
+        return (wide_a @ wide_b.transpose(1, 2)).view(groups * m, n)
+
+    return [(out, wanted)]
+
+
 def cases() -> Iterator[tuple[str, Case]]:
     """Name and function of every case."""
     yield "RMSNorm", rms_norm
@@ -340,7 +590,10 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "normalized queries and keys", normalized_qk
     yield "quantization, MXFP8", quantize
     yield "gated delta net", gated_delta_net
+    yield "gated delta net, chunks in parallel", gated_delta_net_chunks
+    yield "gated delta net, drafted tokens", gated_delta_net_verify
     yield "Kimi delta attention", kimi_delta_attention
+    yield "Kimi delta attention, drafted tokens", kimi_verify
     if torch.cuda.get_device_capability()[0] != 10:
         return  # What follows needs Blackwell: by FlashInfer's own checks, or by instructions for FP4.
     yield "quantization, FP4", quantize_to_fp4
@@ -351,9 +604,15 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "Mamba 2", state_space_dual
     yield "top-k", top_k
     yield "indexer scores", indexer_scores
+    yield "gated delta net, inputs kept", gated_delta_net_replay
+    yield "Kimi delta attention, prefill", kimi_prefill
+    yield "attention, block-sparse", block_sparse
+    yield "attention, window", window_prefill
+    yield "latent attention, parts and window", latent_decode_parts
     yield "GEMM, NVFP4", gemm_fp4
     yield "GEMM, MXFP8", gemm_mxfp8
     yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
+    yield "GEMM, grouped", grouped_gemm
 
 
 if __name__ == "__main__":
