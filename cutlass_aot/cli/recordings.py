@@ -13,6 +13,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.words import plural
 
 SUFFIX = ".recording"
+_BEGINS = b"# Recorded on a GPU by cutlass-aot: "
 
 
 def check_output(output: Path, name: str) -> None:
@@ -23,11 +24,16 @@ def check_output(output: Path, name: str) -> None:
         name: of its bundle.
 
     Raises:
-        ManifestError: if the folder of ``output`` cannot be written to, or ``name`` cannot be a bundle's.
+        ManifestError: if the folder of ``output`` cannot be written to, if ``output`` is a file that was not
+            written so, or ``name`` cannot be a bundle's.
     """
     from cutlass_aot.manifest.model import check_name
 
     check_name(name)
+    if output.suffix == SUFFIX:
+        raise ManifestError(f"{output}: expected a manifest, such as {output.with_suffix('.toml')}")
+    if output.exists() and not output.read_bytes().startswith(_BEGINS):
+        raise ManifestError(f"{output} is not a manifest that cutlass-aot has written: name another file")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ManifestError(
             f"{output}: {output.parent} is not a folder that can be written to: make it, or name another one"
@@ -70,7 +76,7 @@ def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: s
     words = json.dumps(" ".join(program))
     return "\n".join(
         [
-            f"# What {words} compiled on a GPU, recorded by cutlass-aot.",
+            f"{_BEGINS.decode()}what {words} compiled.",
             "[bundle]",
             f"name = {json.dumps(name)}",
             'version = "0.1.0"',

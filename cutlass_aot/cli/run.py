@@ -67,7 +67,8 @@ def command(
         cutlass-aot run --bundle fa4 --policy jit --keep more.toml -- python serve.py
 
     The program is not changed. What no bundle has is an error under policy required, the default, and
-    compiled under warn and jit. The exit status is that of the program.
+    compiled under warn and jit. The exit status is that of the program, 128 + N if signal N ended it; SIGTERM
+    and its like are handed on to it.
     """
     from cutlass_aot.programs import serve
     from cutlass_aot.programs.launch import run_program
@@ -78,7 +79,11 @@ def command(
             "name a bundle: --bundle BUNDLE, or the environment variable CUTLASS_AOT_SERVE"
         )
     if kept is not None:
+        if (policy or os.environ.get("CUTLASS_AOT_POLICY", "required")) == "required":
+            raise click.UsageError("--keep needs --policy warn or jit: under required nothing is compiled")
         check_output(kept, kept.stem)
+    if output is not None and not output.parent.is_dir():
+        raise click.UsageError(f"--ledger {output}: there is no folder {output.parent}")
     for bundle in bundles:
         # What is wrong with one is said before the program begins.
         serve.opened(bundle)
@@ -103,13 +108,15 @@ def command(
     _tell(found)
     if ran.interrupted or ran.status < 0:
         click.echo(f"error: {ran.problem()}", err=True)
-        return 1
-    return ran.status
+    # As a shell has it: of what a signal ended, 128 and the number.
+    return 1 if ran.interrupted else 128 - ran.status if ran.status < 0 else ran.status
 
 
 def _absolute(bundle: str) -> str:
     # The program may be elsewhere than this by the time it opens it.
-    return str(Path(bundle).absolute()) if os.sep in bundle or Path(bundle).is_dir() else bundle
+    from cutlass_aot.programs.serve import is_directory
+
+    return str(Path(bundle).absolute()) if is_directory(bundle) else bundle
 
 
 def _gathered(folder: Path) -> Ledger:
@@ -134,7 +141,8 @@ def _tell(found: Ledger) -> None:
     if saved:
         text += f" instead of about {saved:.0f} s of compiling"
     if missed:
-        text += f", {len(missed)} missed ({sum(entry.seconds for entry in missed):.1f} s of compiling)"
+        seconds = sum(entry.seconds for entry in missed)
+        text += f", {len(missed)} missed" + (f" and compiled in {seconds:.1f} s" if seconds else "")
     text += f", {plural(len(found.unused), 'request')} of the bundles not asked for"
     click.echo(text, err=True)
     for entry in missed:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import CutlassAotError, RequestError
+from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.interception import Compile, Interception
 from cutlass_aot.programs.packages import cache_environment, target_environment
 from cutlass_aot.programs.profiles import device_numbers, profile_at_hand
@@ -27,6 +28,7 @@ from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
 
 MODULE = "cutlass_aot.programs.keep"
+_log = logging.getLogger("cutlass_aot")
 # By name: programs are not of the build side, and nobody else needs it.
 _EXPORT = "cutlass_aot.builder.export"
 
@@ -99,14 +101,17 @@ class Keeper:
             if problems:
                 raise problems[0]
             self._keep(request, compiled.function, compiled.call)
-        except (CutlassAotError, OSError, AttributeError) as error:
+        except Exception as error:  # Whatever it is: the program has its function, and goes on.
             self.refuse(f"{request.callable}: {error}")
         return as_asked(request, compiled.function)
 
     def refuse(self, reason: str) -> None:
         """Note a request that cannot be kept."""
         data = encode({"reason": reason.encode("utf-8", "backslashreplace").decode("utf-8")})
-        write_whole(self._folder / f"{digest(data)[:32]}.refusal", data)
+        try:
+            write_whole(self._folder / f"{digest(data)[:32]}.refusal", data)
+        except OSError as error:
+            _log.warning("not kept: %s; nor can that be noted: %s", reason, error)
 
     def _keep(self, request: Request, function: Any, call: CallByName | None) -> None:
         path = self._folder / request.digest

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.programs.start import program_environment
 
+_HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_SECONDS = 5.0
 """What an interrupted program has to end, before each stronger signal."""
 
@@ -52,9 +55,28 @@ def run_program(command: Sequence[str], plan: Mapping[str, Any], folder: Path) -
     except OSError as error:
         raise OperandError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     try:
-        return Ran(process.wait(), False)
+        with _handed_on(process):
+            return Ran(process.wait(), False)
     except KeyboardInterrupt:
         return Ran(_end(process), True)
+
+
+@contextmanager
+def _handed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Within the block: the program gets the signals by which servers are ended and told of changes, and ends
+    in its own time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda given, frame: process.send_signal(given))
+        for number in _HANDED_ON
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

@@ -7,6 +7,7 @@ the bundles, the newest first, and only what none of them has is compiled, if th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -98,23 +99,40 @@ def begin(plan: Mapping[str, Any]) -> None:
             ``ledger``, the folder that the ledger of each process is written to; and ``without_dsl``, whether
             names alone stand for the DSL.
     """
-    names = list(plan.get("bundles") or os.environ.get(SERVE_VARIABLE, "").split(os.pathsep))
+    names = list(plan.get("bundles") or _bundles_of_environment())
+    where = "" if plan.get("bundles") else f"{SERVE_VARIABLE}: "
     try:
         if plan.get("policy"):
             policy.set(str(plan["policy"]))
         if plan.get("without_dsl"):
             without_dsl.activate()
-        server = serve(*(name for name in names if name))
+        if not names:
+            raise ProgramError("it names no bundle: name one, or unset it")
+        server = serve(*names)
     except CutlassAotError as error:
         # What goes wrong as the interpreter starts is shown and forgotten: a server must not go on without
         # its kernels.
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {where}{error}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
     if plan.get("keep"):
         server.keeper = Keeper(Path(plan["keep"]))
     folder = plan.get("ledger")
     if folder:
-        atexit.register(lambda: server.ledger().write(Path(folder) / f"{os.getpid()}.json"))
+        atexit.register(_write_ledger, server, Path(folder))
+
+
+def _bundles_of_environment() -> list[str]:
+    """Bundles by the environment variable. Processes that are started elsewhere find the directories too."""
+    names = [name for name in os.environ.get(SERVE_VARIABLE, "").split(os.pathsep) if name]
+    names = [str(Path(name).absolute()) if is_directory(name) else name for name in names]
+    os.environ[SERVE_VARIABLE] = os.pathsep.join(names)
+    return names
+
+
+def _write_ledger(server: Server, folder: Path) -> None:
+    # A process may outlive the program, and the folder with it.
+    with contextlib.suppress(OSError):
+        server.ledger().write(folder / f"{os.getpid()}.json")
 
 
 def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
@@ -127,9 +145,12 @@ def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
     if isinstance(bundle, Bundle):
         return bundle
     text = os.fspath(bundle)
-    if not isinstance(bundle, str) or os.sep in text or (Path(text) / MANIFEST_NAME).exists():
-        return open_bundle(text)
-    return open_installed(text)
+    return open_bundle(text) if not isinstance(bundle, str) or is_directory(text) else open_installed(text)
+
+
+def is_directory(bundle: str) -> bool:
+    """Whether a text is the directory of a bundle, and not the name of an installed one."""
+    return os.sep in bundle or (Path(bundle) / MANIFEST_NAME).exists()
 
 
 class Server:

@@ -44,6 +44,7 @@ def test_the_program_runs_as_it_would_without(tmp_path):
     ("options", "reason"),
     [
         (("--name", "../other"), "'../other' is not a name"),
+        (("-o", "app.recording"), "app.recording: expected a manifest, such as app.toml"),
         (("-o", "missing/app.toml"), "missing is not a folder that can be written to"),
     ],
 )
@@ -75,3 +76,29 @@ def test_an_interrupt_ends_the_program(tmp_path):
     _, printed = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "the program was interrupted; nothing is written" in printed
+
+
+def test_a_manifest_of_somebody_s_own_is_not_overwritten(tmp_path):
+    (tmp_path / "own.toml").write_text("[bundle]\n")
+    done = capture(tmp_path, "open('ran', 'w')", "-o", "own.toml")
+    assert done.returncode == 2
+    assert "is not a manifest that cutlass-aot has written" in done.stderr
+    assert (tmp_path / "own.toml").read_text() == "[bundle]\n"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--ledger", "missing/x.json"), "there is no folder missing"),
+        (("--keep", "more.toml", "--policy", "required"), "--keep needs --policy warn or jit"),
+    ],
+)
+def test_what_could_not_be_written_is_said_before_a_program_is_served(tmp_path, options, reason):
+    command = ["-m", "cutlass_aot", "run", "--bundle", "b", *options, "--", "touch", "ran"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert not (tmp_path / "ran").exists()

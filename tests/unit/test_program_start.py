@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_an_environment_variable_alone_has_bundles_served(tmp_path):
     done = run("print('runs')", environment)
     assert done.returncode == BundleError.exit_code
     assert done.stdout == ""
+    assert f"{SERVE_VARIABLE}: bundle" in done.stderr or f"{SERVE_VARIABLE}: " in done.stderr
     assert "no-bundle" in done.stderr
+    assert "names no bundle" in run("pass", {**os.environ, SERVE_VARIABLE: ":"}).stderr
     done = run("import sys; print('cutlass_aot' in sys.modules)", {**os.environ})
     assert done.stdout == "False\n"
 
@@ -87,3 +90,22 @@ def test_the_status_of_a_program_is_handed_on(tmp_path):
     ended = run_program([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], plan, tmp_path)
     assert ended.status == -9
     assert "signal 9" in ended.problem()
+
+
+def test_a_program_that_is_asked_to_end_ends_in_its_own_time(tmp_path):
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *given: sys.exit(7))\n"
+        "print('ready', flush=True)\ntime.sleep(30)\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from cutlass_aot.programs.launch import run_program\n"
+        f"command, folder = [sys.executable, '-c', {program!r}], Path({str(tmp_path)!r})\n"
+        "ran = run_program(command, {'begin': 'builtins'}, folder)\n"
+        "print(ran.status, ran.interrupted)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "7 False\n"
