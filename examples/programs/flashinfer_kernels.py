@@ -23,8 +23,6 @@ from flashinfer.cute_dsl.attention.wrappers.batch_decode import (
     BatchDecodeCuteDSLWrapper,
     BatchDecodePagedCuteDSLWrapper,
 )
-from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk64 import bsa_attn_sm100_blk64_fwd
-from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk128 import bsa_attn_sm100_blk128_fwd
 from flashinfer.gdn_decode import (
     gated_delta_rule_decode,
     gated_delta_rule_decode_pretranspose,
@@ -462,6 +460,10 @@ def kimi_prefill(rows: int) -> list[Result]:
 
 def block_sparse(rows: int) -> list[Result]:
     """Attention to the blocks that a table names, here all of them, of 128 and of 64 keys."""
+    # Imported here: where the DSL is not installed, these modules cannot be.
+    from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk64 import bsa_attn_sm100_blk64_fwd
+    from flashinfer.cute_dsl.sparse.bsa_attn_sm100_blk128 import bsa_attn_sm100_blk128_fwd
+
     length, heads = 1024, 4
     q, k, v = (normal(1, length, heads, HEAD_DIM) for _ in range(3))
 
