@@ -21,7 +21,8 @@ from cutlass_aot.errors import ToolchainError
 NEUTRAL = frozenset(
     {
         "apache-tvm-ffi", "cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "cupy", "einops",
-        "jax", "jaxlib", "ml-dtypes", "mpmath", "numpy", "nvidia-cutlass-dsl", "packaging", "pluggy",
+        "jax", "jaxlib", "ml-dtypes", "mpmath", "numba", "numba-cuda", "numpy", "nvidia-cutlass-dsl",
+        "packaging", "pluggy",
         "pytest", "scipy", "setuptools", "sympy", "torch", "torch-c-dlpack-ext", "tqdm", "triton",
         "typing-extensions",
     }
