@@ -8,7 +8,6 @@ alone, since compiled code takes their value at each call; every other scalar by
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -18,7 +17,7 @@ import types
 import typing
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -170,7 +169,11 @@ class Describer:
         return {"dict": items}
 
     def _context_variable(self, value: ContextVar[Any], passed: Passed) -> Value:
-        return {"context variable": self._at(".get()", next(iter([*_contents(value)]), None))}
+        try:
+            held = value.get()
+        except LookupError:
+            held = None
+        return {"context variable": self._at(".get()", held)}
 
     def _function(self, value: types.FunctionType, passed: Passed) -> Value:
         function = unwrapped(value)
@@ -605,12 +608,6 @@ def _own_fields(value: Any) -> dict[str, Any]:
                 if held is not _ABSENT:
                     fields[name] = held
     return fields | dict(getattr(value, "__dict__", {}))
-
-
-def _contents(variable: ContextVar[Any]) -> Iterator[Any]:
-    """What a context variable holds; nothing if it holds nothing."""
-    with contextlib.suppress(LookupError):
-        yield variable.get()
 
 
 _ABSENT = object()

@@ -54,6 +54,7 @@ _MAX_ITEMS = 64
 _TEXTS = (
     PurePath, Fraction, Decimal, operator.attrgetter, operator.itemgetter, operator.methodcaller,
 )  # fmt: skip
+_TEXTS_OF_TORCH = ("torch:dtype", "torch:device", "torch:layout", "torch:memory_format")
 """Values that their text tells all of."""
 _DESCRIBED = (
     complex, range, slice, bytearray, deque, types.MappingProxyType, types.BuiltinFunctionType,
@@ -339,8 +340,7 @@ class _Slicer:
             if isinstance(thing, type) and not _is_made(thing):
                 return qualified_name(thing)
             return [qualified_name(thing), _first_line(thing), _described_or_none(thing)]
-        if isinstance(value, _TEXTS) or type(value).__module__ == "torch":
-            # Of torch: dtypes and their like.
+        if isinstance(value, _TEXTS) or _foreign_name(type(value)) in _TEXTS_OF_TORCH:
             return [_foreign_name(type(value)), str(value)]
         if type(value).__module__.partition(".")[0] == "numpy":
             data = getattr(value, "tobytes", bytes)()
