@@ -8,9 +8,11 @@ whose key says too little.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,7 @@ class Trace:
     def __init__(self) -> None:
         self.code: set[CodeType] = set()
         self.variables: dict[str, str] = {}
+        self._collecting = False
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -45,25 +48,55 @@ class Trace:
         environment = os.environ
         kind = type(environment)
         original = kind.__getitem__
+        thread = threading.get_ident()
 
         def read(variables: Any, name: str) -> str:
-            if variables is environment:
+            if variables is environment and not self._collecting and threading.get_ident() == thread:
                 self.variables.setdefault(name, _reader())
             return original(variables, name)
 
         kind.__getitem__ = read  # type: ignore[method-assign]
         try:
-            with self._watch_code():
+            with self._without_collections(), self._watch_code():
                 yield
         finally:
             kind.__getitem__ = original  # type: ignore[method-assign]
 
     @contextmanager
+    def _without_collections(self) -> Iterator[None]:
+        """Within the block: leave out what runs because garbage is collected, which may happen anywhere.
+
+        That are finalizers and the callbacks of other packages, between the first callback and the last.
+        """
+
+        def begin(phase: str, information: Mapping[str, int]) -> None:
+            if phase == "start":
+                self._collecting = True
+
+        def end(phase: str, information: Mapping[str, int]) -> None:
+            if phase == "stop":
+                self._collecting = False
+
+        gc.callbacks.insert(0, begin)
+        gc.callbacks.append(end)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(begin)
+            gc.callbacks.remove(end)
+            self._collecting = False
+
+    @contextmanager
     def _watch_code(self) -> Iterator[None]:
         monitoring = getattr(sys, "monitoring", None)
         if monitoring is not None:
-            # Each code is told of once, and costs nothing afterwards.
+            thread = threading.get_ident()
+
+            # Events are those of all threads. Each code of this one is told of once, and costs nothing
+            # afterwards.
             def started(code: CodeType, _offset: int) -> Any:
+                if self._collecting or threading.get_ident() != thread:
+                    return None
                 self.code.add(code)
                 return monitoring.DISABLE
 
@@ -79,7 +112,8 @@ class Trace:
         add = self.code.add
 
         def called(frame: FrameType, event: str, argument: Any) -> None:
-            add(frame.f_code)
+            if not self._collecting:
+                add(frame.f_code)
 
         before = sys.gettrace()
         sys.settrace(called)
