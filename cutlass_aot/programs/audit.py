@@ -24,8 +24,8 @@ from cutlass_aot.programs.definitions import source_lines, unwrapped
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 
-_TOOL = 4
-"""A tool number of ``sys.monitoring`` that no debugger or profiler has by agreement."""
+_TOOLS = (4, 3, 5, 2, 1, 0)
+"""Numbers of tools of ``sys.monitoring``, those first that no debugger or profiler has by agreement."""
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
 
 
@@ -100,14 +100,17 @@ class Trace:
                 self.code.add(code)
                 return monitoring.DISABLE
 
-            monitoring.use_tool_id(_TOOL, "cutlass-aot")
+            tool = next(number for number in _TOOLS if monitoring.get_tool(number) is None)
+            monitoring.use_tool_id(tool, "cutlass-aot")
             try:
-                monitoring.register_callback(_TOOL, monitoring.events.PY_START, started)
-                monitoring.set_events(_TOOL, monitoring.events.PY_START)
+                monitoring.register_callback(tool, monitoring.events.PY_START, started)
+                monitoring.set_events(tool, monitoring.events.PY_START)
+                # Code that an earlier trace has been told of is told of again.
+                monitoring.restart_events()
                 yield
             finally:
-                monitoring.set_events(_TOOL, 0)
-                monitoring.free_tool_id(_TOOL)
+                monitoring.set_events(tool, 0)
+                monitoring.free_tool_id(tool)
             return
         add = self.code.add
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,10 @@ from cutlass_aot.programs.audit import Trace, check
 from cutlass_aot.programs.request import code_of
 from cutlass_aot.programs.without_tvm_ffi import compiling_with
 from cutlass_aot.schema.request import CallByName, Request, Value
+
+_lock = threading.RLock()
+"""Held while a request is compiled: parts of the DSL and of ``os.environ`` are replaced meanwhile, for all
+threads."""
 
 
 class Compiled(NamedTuple):
@@ -56,6 +61,7 @@ def compile_watched(
     code = code_of(arguments, keywords)
     trace = Trace()
     with (
+        _lock,
         _calling_conventions() as conventions,
         compiling_with(request, arguments, keywords),
         _without_line_numbers(),

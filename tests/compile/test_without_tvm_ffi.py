@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ pytest.importorskip("torch")
 import cutlass
 import torch
 from cutlass import cute
+from cutlass.base_dsl.compiler import CompileOptions
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 
@@ -131,6 +135,28 @@ def test_line_numbers_are_in_no_request_and_in_nothing_compiled():
     compiled = compile_watched(request, lambda: compiler(*arguments), arguments, {}, {})
     assert compiler._compile_options.generate_line_info, "the program's own options are as they were"
     assert __file__ not in str(compiled.function.ir_module.operation.get_asm(enable_debug_info=True))
+
+
+def test_threads_compile_one_after_the_other_and_leave_everything_as_it_was():
+    arguments = (scaled, tensor(1, 2), (tensor(3, 4),), cutlass.Float32(5))
+    request = requested(cute.compile, *arguments)
+    kinds = (type(os.environ), CompileOptions, cute.GenerateLineInfo)
+    before = [dict(vars(kind)) for kind in kinds]
+    inside, most = 0, 0
+
+    def compile_slowly() -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        inside -= 1
+        return cute.compile(*arguments)
+
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(compile_watched, request, compile_slowly, arguments, {}, {}) for _ in range(4)]
+        assert all("TVMFFI" in type(item.result().function).__name__ for item in work)
+    assert most == 1
+    assert [dict(vars(kind)) for kind in kinds] == before
 
 
 def test_a_function_with_tvm_ffi_is_answered_as_it_is():

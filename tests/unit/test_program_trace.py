@@ -41,6 +41,14 @@ def test_code_and_variables_of_the_trace() -> None:
     assert trace.variables == {"TRACED": __file__}
 
 
+def test_each_trace_sees_code_that_an_earlier_one_has_seen() -> None:
+    for _ in range(3):
+        trace = Trace()
+        with trace.watch():
+            traced()
+        assert traced.__code__ in trace.code
+
+
 def test_another_thread_is_not_the_trace() -> None:
     trace = Trace()
     go, done = threading.Event(), threading.Event()
