@@ -123,6 +123,7 @@ def looked_up(folder: Path, selected: str, bundle: Path, target: str) -> dict[st
     from cutlass_aot.errors import CutlassAotError
     from cutlass_aot.generators.device import load_profile
     from cutlass_aot.programs import pretend_gpu
+    from cutlass_aot.programs.explain import explain_miss
     from cutlass_aot.programs.interception import Compile, Interception
     from cutlass_aot.programs.record import Nothing
     from cutlass_aot.programs.serve import Server, opened
@@ -142,7 +143,7 @@ def looked_up(folder: Path, selected: str, bundle: Path, target: str) -> dict[st
             request = server.request(compiler, arguments, keywords)
             call |= {"request": request.digest, "options": dict(request.options)}
             if server.find(request) is None:
-                call["reason"] = str(server.not_found(request))
+                call["reason"] = explain_miss(request, server.bundles)
         except CutlassAotError as error:
             call["reason"] = str(error)
         return Nothing()

@@ -23,6 +23,7 @@ from cutlass_aot import without_dsl
 from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, RequestNotFound
 from cutlass_aot.programs.after_import import AfterImport
 from cutlass_aot.programs.distributions import DSL, dsl_fingerprint
+from cutlass_aot.programs.explain import explain_miss
 from cutlass_aot.programs.interception import Compile, Interception
 from cutlass_aot.programs.keep import Keeper, known_variables
 from cutlass_aot.programs.ledger import Ledger
@@ -38,8 +39,9 @@ from cutlass_aot.schema.catalog import MANIFEST_NAME
 from cutlass_aot.schema.request import Request
 
 MODULE = "cutlass_aot.programs.serve"
-_SHOWN_DIFFERENCES = 4
 _log = logging.getLogger("cutlass_aot")
+# Without one, a program that configures no logging would have each line on standard error.
+_log.addHandler(logging.NullHandler())
 _server: Server | None = None
 _lock = threading.Lock()
 
@@ -226,7 +228,9 @@ class Server:
                 code_bytes = found.kernel.entry.code.size
                 self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
                 return as_asked(request, found.function)
-        return self._missed(request, self.not_found(request), arguments, keywords, compile)
+        return self._missed(
+            request, RequestNotFound(explain_miss(request, self.bundles)), arguments, keywords, compile
+        )
 
     def _missed(
         self,
@@ -253,28 +257,6 @@ class Server:
         self._ledger.missed(request, str(error), seconds)
         _log.warning("compiled %s in %.1f s", name, seconds)
         return compiled
-
-    def not_found(self, request: Request) -> RequestNotFound:
-        """What says that no bundle has a request: the nearest that one has, and where they differ."""
-        names = ", ".join(f"{bundle.name} {bundle.version}" for bundle in self.bundles) or "no bundle"
-        text = f"no kernel for {request.callable} ({request.digest[:12]}, {request.target}) in {names}"
-        near = [found for bundle in self.bundles if (found := bundle.requests.nearest(request)) is not None]
-        if not near:
-            return RequestNotFound(
-                f"{text}, which has no requests: record the program's with [[programs]] in a manifest"
-            )
-        other, differences = min(near, key=lambda pair: len(pair[1]))
-        shown = "; ".join(map(str, differences[:_SHOWN_DIFFERENCES]))
-        more = (
-            f"; and {len(differences) - _SHOWN_DIFFERENCES} more"
-            if len(differences) > _SHOWN_DIFFERENCES
-            else ""
-        )
-        return RequestNotFound(
-            f"{text}. The nearest of its requests ({other.callable}, {other.digest[:12]}) has other "
-            f"values: {shown}{more}. "
-            "Add this call to the program that is recorded, and build again"
-        )
 
     # -- the GPU ----------------------------------------------------------------------------------------
 

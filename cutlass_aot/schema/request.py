@@ -272,9 +272,6 @@ class Difference(NamedTuple):
     found: str
     other: str
 
-    def __str__(self) -> str:
-        return f"{self.path}: {self.found}, not {self.other}"
-
 
 def differences(request: Request, other: Request) -> list[Difference]:
     """Every value that two requests do not share, in order of their paths."""

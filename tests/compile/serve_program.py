@@ -22,6 +22,7 @@ def main(bundle: str, target: str, profile: str, program: str, without_dsl: str 
     from cutlass_aot.errors import CutlassAotError
     from cutlass_aot.generators.device import load_profile
     from cutlass_aot.programs import pretend_gpu
+    from cutlass_aot.programs.explain import explain_miss
     from cutlass_aot.programs.interception import Compile, Interception
     from cutlass_aot.programs.record import Nothing
     from cutlass_aot.programs.serve import Server, opened
@@ -44,7 +45,7 @@ def main(bundle: str, target: str, profile: str, program: str, without_dsl: str 
             if callable(server.find(request)):
                 answered.append(request.callable)
             else:
-                refused.append(str(server.not_found(request)))
+                refused.append(explain_miss(request, server.bundles))
         except CutlassAotError as error:
             refused.append(str(error))
         return Nothing()

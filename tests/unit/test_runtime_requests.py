@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from cutlass_aot.errors import (
     KernelNotFound,
     LaunchError,
 )
+from cutlass_aot.programs.explain import explain_miss
 from cutlass_aot.runtime import device
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.part import open_part
@@ -160,7 +162,7 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
     assert found is not None
     assert found[0].target == "sm_90a"
     (difference,) = found[1]
-    assert str(difference).startswith("configuration.fields.N: 96, not ")
+    assert difference[:2] == ("configuration.fields.N", "96")
     found = requests.nearest(norm(128, target="sm_103a", device={"sm_count": 148}).request)
     assert found is not None
     assert [difference.path for difference in found[1]] in (
@@ -170,6 +172,34 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
     assert found is not None
     assert found[0] == SOFTMAX.request
     assert [difference.path for difference in found[1]] == ["callable"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, r"configuration\.fields\.N is 96 here and \d+ there\. Add this call to the program"),
+        ({"target": "sm_103a"}, r"Nearest .*: target is 'sm_103a' here and .*\. Add sm_103a to the targets"),
+        ({"device": {"sm_count": 114}}, r"device\.sm_count is 114 here and 132 there; .*another GPU"),
+        (
+            {"code": {**NORMS[0].request.code, "ops": "1.3.0 " + "ab" * 32}},
+            r": code\.ops is '1\.3\.0 [ab]+' here and '1\.2\.0 [ab]+' there; .* install that, or build again",
+        ),
+        (
+            {"state": {"environment:OPS_FAST": "1", "ops.norm:UNROLL": 4}, "code": NORMS[0].request.code},
+            r": state\.environment:OPS_FAST is '1' here and None there; .* `environment` of its table",
+        ),
+    ],
+)  # fmt: skip
+def test_a_miss_says_what_differs_and_what_to_do(root: Path, changes: dict[str, Any], expected: str) -> None:
+    asked = norm(96, **changes).request
+    text = explain_miss(asked, [cutlass_aot.open(root)])
+    assert text.startswith(f"no kernel for ops.norm:Norm.__call__ ({asked.digest[:12]}, {asked.target}) in ")
+    assert re.search(expected, text), text
+
+
+def test_a_miss_of_a_bundle_without_requests_says_so(tmp_path: Path) -> None:
+    plain = cutlass_aot.open(write_bundle(tmp_path / "gemm", designs()))
+    assert "has no requests of programs" in explain_miss(NORMS[0].request, [plain])
 
 
 def test_the_bundle_that_takes_precedence_answers_and_the_others_what_it_lacks(tmp_path: Path) -> None:
