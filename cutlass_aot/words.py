@@ -1,6 +1,11 @@
-"""Numbers as a person reads them: sizes, counts, times."""
+"""Numbers as a person reads them (sizes, counts, times), and text without what steers a terminal."""
 
 from __future__ import annotations
+
+import re
+
+# Colours, cursor movements.
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 
 
 def size(count: int) -> str:
@@ -26,3 +31,8 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def without_colors(text: str) -> str:
+    """Text without the colours and cursor movements of a terminal (ECMA-48 control sequences)."""
+    return _TERMINAL.sub("", text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from cutlass_aot.words import without_colors
+
 # Of the machine's memory and disk alone: registers, shared memory and tensor memory run out for a kernel,
 # on every machine.
 _NO_ROOM = re.compile(
@@ -12,6 +14,7 @@ _NO_ROOM = re.compile(
     re.IGNORECASE,
 )
 _WORDS_AT_THE_END = 4000
+_MAX_LINE = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Trouble:
         status: the exit status of a worker that ended itself, 0 if it did not.
         raised: names of the exception's class and of those it derives from, the class first; empty if
             nothing was raised.
-        message: the exception in one line.
+        message: the exception in words.
     """
 
     timed_out: float = 0.0
@@ -42,7 +45,15 @@ class Trouble:
             return f"the compiler crashed (signal {self.signal})"
         if not self.raised:
             return f"the compiler crashed (exit status {self.status})"
-        return self.message
+        return _in_one_line(self.message)
+
+
+def _in_one_line(message: str) -> str:
+    """The first line of an exception that says something: the DSL begins with an empty one."""
+    kind, _, text = without_colors(message).partition(":")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = f"{kind.strip()}: {lines[0]}" if lines else kind.strip()
+    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
 
 
 def is_the_machines(trouble: Trouble, log: str) -> bool:

@@ -92,11 +92,13 @@ class Plan:
         selection: the kernels that the manifest asks for.
         kernels: each of them, with what the store has for it.
         difference: why the plan is not the one of the last build, in words; ``""`` if it is.
+        runs: programs that would be run, each with the reason. They may ask for further kernels.
     """
 
     selection: Selection
     kernels: tuple[PlannedKernel, ...]
     difference: str
+    runs: tuple[str, ...]
 
 
 def make_plan(manifest_path: Path, settings: Settings) -> Plan:
@@ -150,13 +152,12 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     recorded = take_recordings(inputs, None)
     recorded += [Recorded(program, found) for program, (found, _) in known.items() if found is not None]
     selection = with_requests(selection, recorded)
-    runs = [f"{program} would be run: {why}" for program, (_, why) in known.items() if why]
-    selection = replace(selection, remarks=(*selection.remarks, *runs))
+    runs = tuple(f"{program} would be run: {why}" for program, (_, why) in known.items() if why)
     with naming(inputs.manifest.path):
         check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
     origins = inputs.tools.origins
     keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
-    return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference)
+    return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference, runs)
 
 
 def build(manifest_path: Path, output: Path, settings: Settings, share: Share | None = None) -> BuildResult:
@@ -339,11 +340,9 @@ class _Making:
             ) as libraries,
         ):
             artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
-            for failure in self.failed:
-                tell(Failed(failure))
-            failures, compiled = (*failures, *self.failed), compiled + self.recorded
             if failures:
-                return _finish(BuildResult(bundle, len(keys), compiled, failures, False), tell)
+                kernels = len(keys) + len(self.failed)
+                return _finish(BuildResult(bundle, kernels, compiled, failures, False), tell)
             first = linkers[self.recipe.hosts[0]]
             outcome, made_of = assemble(
                 self.recipe, self.selection, origins, keys, artifacts, libraries, first, bundle
@@ -365,7 +364,8 @@ class _Making:
                 shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
                 write_shard(shard, artifacts, self.store)
                 set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
-        result = BuildResult(path, len(share.of(keys)), compiled, failures, not failures)
+        kernels = len(share.of(keys)) + len(self.failed)
+        result = BuildResult(path, kernels, compiled, failures, not failures)
         return _finish(result, self.settings.tell)
 
     def _keys(self) -> list[str]:
@@ -399,17 +399,19 @@ class _Making:
         for item in planned:
             if item.artifact is not None:
                 add(item.kernel, item.artifact.object_sha256, False)
-        failures = () if settings.retry else self._failed_before(planned)
+        for failure in self.failed:
+            settings.tell(Failed(failure))
+        failures = self.failed if settings.retry else (*self._failed_before(planned), *self.failed)
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):
-            return artifacts, failures, 0
+            return artifacts, failures, self.recorded
         with self._executor() as executor:
             done = compiling.compile_missing(
                 executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
             )
         # Idle workers would keep gigabytes while libraries are linked.
         self.pool.end()
-        return artifacts | done.artifacts, (*failures, *done.failures), done.compiled
+        return artifacts | done.artifacts, (*failures, *done.failures), self.recorded + done.compiled
 
     def _executor(self) -> AbstractContextManager[Executor]:
         """Who compiles: workers of this machine, or of a dask scheduler."""

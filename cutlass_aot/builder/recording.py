@@ -51,6 +51,7 @@ from cutlass_aot.schema.request import (
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.notes import read_note, write_note
 from cutlass_aot.store.store import Store
+from cutlass_aot.words import plural
 
 GENERATOR_VERSION = str(REQUEST_SCHEMA)
 """What stands for a generator's version in the keys of kernels that programs ask for."""
@@ -279,9 +280,9 @@ class _Run:
             if problem is not None:
                 kept = len(recorded.recording.requests)
                 raise ProgramError(
-                    f"{self.program} {problem}\n{kept} of its requests are recorded and kept: the next "
-                    "build does not "
-                    "compile them again"
+                    f"{self.program} {problem}\n{plural(kept, 'request')} of it that compiled "
+                    f"{'is' if kept == 1 else 'are'} kept: the next build does not compile "
+                    f"{'it' if kept == 1 else 'them'} again"
                 )
             table, counts = self.program.table, (len(recorded.recording.requests), recorded.compiled)
             with self.lock:

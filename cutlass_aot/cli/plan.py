@@ -42,7 +42,7 @@ def command(manifest: Path, explain: bool, every: bool, as_json: bool, **setting
             for item in selection.rankings
         ]
         found = {"kernels": kernels, "rankings": rankings, "remarks": list(selection.remarks)}
-        print_json(found | {"difference": plan.difference})
+        print_json(found | {"difference": plan.difference, "runs": list(plan.runs)})
         return 0
     if explain:
         click.echo(
@@ -53,7 +53,9 @@ def command(manifest: Path, explain: bool, every: bool, as_json: bool, **setting
     shown = rows if every else [row for row in rows if row[0] == "build"]
     if shown:
         click.echo(table(shown, ("", "kernel", "why")))
-    for remark in selection.remarks:
+    for remark in (*selection.remarks, *plan.runs):
         click.echo(f"note: {remark}")
-    click.echo(f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present")
+    counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
+    more = f"; more may come of {plural(len(plan.runs), 'program')} to be run" if plan.runs else ""
+    click.echo(counts + more)
     return 0

@@ -19,7 +19,7 @@ from cutlass_aot.errors import ReportError
 from cutlass_aot.report import charts
 from cutlass_aot.report.about import About
 from cutlass_aot.report.collect import BuildFacts, Collector, KernelFacts
-from cutlass_aot.words import duration, plural, size
+from cutlass_aot.words import duration, plural, size, without_colors
 
 TOP = 10
 """Kernels in a list of the slowest or largest."""
@@ -33,8 +33,7 @@ MAX_LOGS_BYTES = 400_000
 INTERRUPTED = "interrupted"
 """What ended a build that somebody ended."""
 
-# Colours and cursor movements of a terminal, then whatever else a page cannot show.
-_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
+# What a page cannot show.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -182,7 +181,7 @@ def write_page(path: Path, page: str) -> None:
 
 def clean(text: str) -> str:
     """Text that a page can show: without a terminal's colours, and without control characters."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _TERMINAL.sub("", text.replace("\r\n", "\n")))
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", without_colors(text.replace("\r\n", "\n")))
 
 
 def seconds_text(seconds: float) -> str:

@@ -218,7 +218,7 @@ def test_requests_found_before_a_failure_are_kept(module):
     whole = (module / "app.py").read_text()
     (module / "app.py").write_text(whole + "raise SystemExit(3)\n")
     printed = cutlass_aot(*BUILD, folder=module, status=1)
-    assert "1 of its requests are recorded and kept" in printed
+    assert "1 request of it that compiled is kept" in printed
     (module / "app.py").write_text(whole)
     printed = cutlass_aot(*BUILD, folder=module)
     assert "1 request, 0 compiled" in printed
