@@ -22,6 +22,10 @@ def qualified_name(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
+_HEAP_TYPE = 1 << 9
+"""``Py_TPFLAGS_HEAPTYPE``: a class that was made as a program ran."""
+
+
 def is_reachable_by_name(thing: Any) -> bool:
     """Whether its module has this very class or function under its qualified name, in another module than
     ``__main__``.
@@ -39,8 +43,10 @@ def is_made(kind: type) -> bool:
 
     It is described by what it is made of. The DSL's own are not: it makes them by their names.
     """
-    package = (kind.__module__ or "").partition(".")[0]
-    return package not in ("builtins", "cutlass") and not _is_under_its_name(kind)
+    module = kind.__module__ or ""
+    if module == "builtins" and not kind.__flags__ & _HEAP_TYPE:
+        return False  # Python's own, such as that of None.
+    return module.partition(".")[0] != "cutlass" and not _is_under_its_name(kind)
 
 
 def _is_under_its_name(thing: Any) -> bool:

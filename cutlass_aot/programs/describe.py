@@ -15,7 +15,6 @@ import functools
 import sys
 import types
 import typing
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -89,7 +88,6 @@ class Describer:
         self._symbols: dict[int, int] = {}
         self._kept: list[Any] = []
         self._inside: dict[int, int] = {}
-        self._refers = False
         self._path: list[str] = []
 
     def argument(self, name: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
@@ -146,7 +144,6 @@ class Describer:
 
     def _again(self, value: Any) -> Value:
         """What is within itself: by how many levels above it is described."""
-        self._refers = True
         return {"enclosing": len(self._inside) - self._inside[id(value)]}
 
     # -- plain Python -----------------------------------------------------------------------------------
@@ -155,25 +152,25 @@ class Describer:
         self._entered(value)
         items = [self._at(f"[{index}]", item, passed) for index, item in enumerate(value)]
         self._left(value)
-        return items if type(value) is list else {"tuple": items}
+        return items if type(value) is list else {type(value).__name__: items}
 
     def _set(self, value: Any, passed: Passed) -> Value:
         items = [self._at("{}", item) for item in value]
-        return {"set": sorted(items, key=encode)}
+        return {type(value).__name__: sorted(items, key=encode)}
 
     def _dict(self, value: Mapping[Any, Any], passed: Passed) -> Value:
         # In the program's order, in which a trace would go through it.
         self._entered(value)
         items = [[self._at("{}", key), self._at(f"[{key!r}]", item)] for key, item in value.items()]
         self._left(value)
-        return {"dict": items}
+        return {type(value).__name__: items}
 
     def _context_variable(self, value: ContextVar[Any], passed: Passed) -> Value:
         try:
             held = value.get()
         except LookupError:
-            held = None
-        return {"context variable": self._at(".get()", held)}
+            return {"context variable": {}}
+        return {"context variable": {"value": self._at(".get()", held)}}
 
     def _function(self, value: types.FunctionType, passed: Passed) -> Value:
         function = unwrapped(value)
@@ -235,39 +232,34 @@ class Describer:
         }
 
     def _partial(self, value: functools.partial[Any], passed: Passed) -> Value:
-        return {
+        described: dict[str, Value] = {
             "partial": self._at(".func", value.func),
             "arguments": self._at(".args", list(value.args)),
             "keywords": self._at(".keywords", dict(value.keywords)),
         }
+        return described | self._further(value)
+
+    def _further(self, value: Any) -> dict[str, Value]:
+        """Fields that a program gave to an object of a kind that has none."""
+        fields = {name: self._at(f".{name}", item) for name, item in sorted(_own_fields(value).items())}
+        return {"fields": fields} if fields else {}
 
     def _class(self, value: type, passed: Passed) -> Value:
-        if value.__module__ == "builtins":
+        if value.__module__ == "builtins" and not is_made(value):
             return {"type": value.__qualname__}
         self.code.setdefault(id(value), value)
         if is_made(value) or value.__module__ == "__main__":
-            return self._made_class(value)
+            return self._again(value) if id(value) in self._inside else self._made_class(value)
         return {"type": qualified_name(value)}
+
+    def _annotation(self, value: Any, passed: Passed) -> Value:
+        """``list[int]``, ``int | None`` and their like: by their text, and the classes that it names."""
+        parts = [item for item in typing.get_args(value) if isinstance(item, type) and is_made(item)]
+        made = [self._at("[]", item) for item in parts]
+        return {"type": str(value)} | ({"made": made} if made else {})
 
     def _made_class(self, value: type) -> Value:
         """A class that its module does not have under its name: described by what it is made of."""
-        known = _made_classes.get(value)
-        if known is not None:
-            self.code.update((id(thing), thing) for thing in known[1])
-            return known[0]
-        if id(value) in self._inside:
-            return self._again(value)
-        outer, self.code = self.code, {}
-        again, self._refers = self._refers, False
-        described = self._members(value)
-        if not self._refers:
-            # Else it would be described in another way from within another part of the circle.
-            _made_classes[value] = described, tuple(self.code.values())
-        self._refers = self._refers or again
-        self.code = outer | self.code
-        return described
-
-    def _members(self, value: type) -> Value:
         fields = getattr(value, "_fields", None)
         if issubclass(value, tuple) and fields is not None:
             annotations = {name: str(item) for name, item in vars(value).get("__annotations__", {}).items()}
@@ -352,7 +344,14 @@ class Describer:
         kind = type(value)
         self.code.setdefault(id(kind), kind)
         # Combined flags have no name of their own.
-        return {"enum": f"{qualified_name(kind)}.{value.name if value.name is not None else value.value}"}
+        member = value.name if value.name is not None else str(value.value)
+        if is_made(kind):
+            return {"enum": kind.__qualname__, "member": member, "value": self._at(".value", value.value)}
+        described: dict[str, Value] = {"enum": f"{qualified_name(kind)}.{member}"}
+        more = vars(value).keys() - _OF_ENUM
+        if more:
+            described["fields"] = {name: self._at(f".{name}", vars(value)[name]) for name in sorted(more)}
+        return described
 
     def _named_tuple_or_tuple(self, value: tuple[Any, ...], passed: Passed) -> Value:
         kind = type(value)
@@ -361,22 +360,21 @@ class Describer:
         names = fields if fields is not None else [str(index) for index in range(len(value))]
         inner = _inner(passed)
         items = {name: self._at(f".{name}", item, inner) for name, item in zip(names, value, strict=True)}
+        further = self._further(value)
         self._left(value)
-        return {"object": self._class_name(kind), "fields": items}
+        return {"object": self._class_name(kind), "fields": items} | (
+            {"further": further["fields"]} if further else {}
+        )
 
-    def _of_plain_base(self, value: Any, passed: Passed) -> Value:
-        kind = type(value)
-        bases: tuple[Any, ...] = (int, float, str, bytes)
-        for base in bases:
-            if isinstance(value, base):
-                return {"object": self._class_name(kind), "value": self._value(base(value))}
-        raise AssertionError(kind)
-
-    def _of_container_base(self, value: Any, passed: Passed) -> Value:
-        kind = type(value)
-        base = dict if isinstance(value, dict) else list if isinstance(value, list) else frozenset
-        fields = {name: self._at(f".{name}", item) for name, item in sorted(_own_fields(value).items())}
-        return {"object": self._class_name(kind), "value": self._at("", base(value)), "fields": fields}
+    def _of_base(self, value: Any, passed: Passed) -> Value:
+        """An object of a class that is derived from one of Python's own."""
+        bases: tuple[Any, ...] = (int, float, str, bytes, dict, list, set, frozenset)
+        base = next(base for base in bases if isinstance(value, base))
+        self._entered(value)
+        described = {"object": self._class_name(type(value)), "value": self._at("", base(value))}
+        described |= self._further(value)
+        self._left(value)
+        return described
 
     def _class_name(self, kind: type) -> Value:
         described = self._class(kind, Passed.CONSTANT)
@@ -517,10 +515,6 @@ class Describer:
         return {"enum": f"{qualified_name(type(value))}.{value.name}"}
 
 
-_made_classes: weakref.WeakKeyDictionary[type, tuple[Value, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
-"""Descriptions of classes that programs make, with the code that was met. Their plain members are looked at
-each time, as state of the request (:mod:`cutlass_aot.programs.slice`)."""
-
 Handler = Callable[[Describer, Any, Passed], Value]
 
 _HANDLERS: dict[type, Handler] = {
@@ -541,8 +535,8 @@ _HANDLERS: dict[type, Handler] = {
     types.ModuleType: Describer._module,
     types.BuiltinFunctionType: Describer._builtin,
     type(Ellipsis): lambda self, value, passed: {"text": "..."},
-    types.GenericAlias: lambda self, value, passed: {"type": str(value)},
-    types.UnionType: lambda self, value, passed: {"type": str(value)},
+    types.GenericAlias: Describer._annotation,
+    types.UnionType: Describer._annotation,
     range: lambda self, value, passed: {"range": [value.start, value.stop, value.step]},
     slice: lambda self, value, passed: {
         "slice": [self._value(x) for x in (value.start, value.stop, value.step)]
@@ -556,16 +550,19 @@ _HANDLERS: dict[type, Handler] = {
 _BY_BASE: dict[type, Handler] = {
     type: Describer._class,
     tuple: Describer._named_tuple_or_tuple,
-    int: Describer._of_plain_base,
-    float: Describer._of_plain_base,
-    str: Describer._of_plain_base,
-    bytes: Describer._of_plain_base,
-    dict: Describer._of_container_base,
-    list: Describer._of_container_base,
-    set: Describer._of_container_base,
-    frozenset: Describer._of_container_base,
-    typing._GenericAlias: lambda self, value, passed: {"type": str(value)},  # type: ignore[attr-defined]
+    int: Describer._of_base,
+    float: Describer._of_base,
+    str: Describer._of_base,
+    bytes: Describer._of_base,
+    dict: Describer._of_base,
+    list: Describer._of_base,
+    set: Describer._of_base,
+    frozenset: Describer._of_base,
+    typing._GenericAlias: Describer._annotation,  # type: ignore[attr-defined]
 }
+
+_OF_ENUM = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+"""Fields that every member of an enumeration has."""
 
 _ADDRESSES = ("_pointer", "_desc", "_c_pointer", "_c_pointers_cache")
 """Fields by which a pointer of the DSL holds its address. Compiled code takes it at each call."""

@@ -19,7 +19,7 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.definitions import qualified_name
 from cutlass_aot.programs.describe import Describer, Passed
 from cutlass_aot.programs.distributions import dsl_fingerprint, origin_of_file
-from cutlass_aot.programs.slice import CodeSlice, slice_of
+from cutlass_aot.programs.slice import CodeSlice, Outdated, slice_of
 from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
 
@@ -116,8 +116,14 @@ def _request_of(
     configuration = describer.argument(called.name, called.subject)
     describer.code.setdefault(id(called.function), called.function)
     described = dict(_arguments(describer, called))
-    code = slice_of(describer.code)
     device = surroundings.device(target)
+    given = surroundings.given(target, device)
+    code = slice_of(describer.code)
+    try:
+        state = code.state(given)
+    except Outdated:
+        code = slice_of(describer.code, anew=True)
+        state = code.state(given)
     request = Request(
         callable=called.name,
         configuration=configuration,
@@ -126,7 +132,7 @@ def _request_of(
         target=target,
         device=device,
         code=dict(sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": surroundings.dsl()}.items())),
-        state=dict(sorted(code.state(surroundings.given(target, device)).items())),
+        state=dict(sorted(state.items())),
     )
     try:
         size = len(request.encoded())

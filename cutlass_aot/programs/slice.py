@@ -13,18 +13,22 @@ a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.pr
 
 from __future__ import annotations
 
+import argparse
 import ast
+import contextlib
 import dataclasses
 import dis
 import enum
 import functools
+import importlib
+import importlib.util
 import inspect
 import operator
 import os
 import re
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
@@ -60,8 +64,12 @@ _DESCRIBED = (
     complex, range, slice, bytearray, deque, types.MappingProxyType, types.BuiltinFunctionType,
     types.MethodType, functools.partial,
 )  # fmt: skip
+_ABSENT = object()
+_MAX_SLICES = 1024
 _BY_TEXT = {"globals", "vars", "getattr", "attrgetter"}
 """By these, code reads variables and attributes whose names it has as texts."""
+_IMPORTERS = {"__import__", "import_module"}
+"""By these, code imports modules whose names it has as texts."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -98,6 +106,7 @@ class CodeSlice(NamedTuple):
             decorators were given. Empty if there are none.
         memories: functions of decorators that hold more than plain values, such as a dictionary of what they
             were asked before: a trace must not run them.
+        followed: the functions and classes that were followed, by their numbers.
     """
 
     origins: Mapping[str, Origin]
@@ -109,10 +118,11 @@ class CodeSlice(NamedTuple):
     made: tuple[Slot, ...]
     bindings: str
     memories: Mapping[types.CodeType, str]
+    followed: Mapping[int, Any]
 
     def holds(self) -> bool:
-        """Whether every name that holds code still holds the same."""
-        return all(slot.namespace.get(slot.name) is slot.found for slot in self.fixed)
+        """Whether every name that holds code still holds the same, and every other one still nothing."""
+        return all(slot.namespace.get(slot.name, _ABSENT) is slot.found for slot in self.fixed)
 
     def code(self) -> dict[str, str]:
         """The ``code`` of a request."""
@@ -129,14 +139,15 @@ class CodeSlice(NamedTuple):
 
         Raises:
             RequestError: if a value cannot be described.
+            Outdated: if a value holds functions or classes that have not been followed.
         """
         found: dict[str, Value] = {}
         for slot in self.plain:
             value = slot.namespace.get(slot.name)
             if not _is_as_written(slot, value):
-                found[slot.label] = _described(slot.label, value)
+                found[slot.label] = self._described(slot.label, value)
         for slot in self.made:
-            found[slot.label] = _described(slot.label, slot.found)
+            found[slot.label] = self._described(slot.label, slot.found)
         if self.bindings:
             found["bindings"] = self.bindings
         for name in self.variables:
@@ -145,34 +156,53 @@ class CodeSlice(NamedTuple):
                 found[f"environment:{name}"] = value
         return found
 
+    def _described(self, label: str, value: Any) -> Value:
+        if _is_array(value):
+            return _array(value)
+        describer = Describer()
+        described = describer.argument(label, value)
+        if not self.followed.keys() >= describer.code.keys():
+            raise Outdated
+        return described
 
-_known: dict[tuple[int, ...], tuple[CodeSlice, list[Any]]] = {}
+
+class Outdated(Exception):
+    """A slice does not have all that follows from the values of today."""
 
 
-def slice_of(roots: Mapping[int, Any]) -> CodeSlice:
+_known: OrderedDict[tuple[int, ...], tuple[CodeSlice, list[Any]]] = OrderedDict()
+
+
+def slice_of(roots: Mapping[int, Any], *, anew: bool = False) -> CodeSlice:
     """The slice of some functions and classes; remembered while it holds.
 
     Args:
         roots: functions and classes, by anything.
+        anew: whether it is known not to hold any more.
     """
-    things = [_code_of(root) for root in roots.values()]
+    things = [thing for root in roots.values() for thing in _told_apart_by(root)]
     key = tuple(sorted({id(thing) for thing in things}))
     known = _known.get(key)
-    if known is None or not known[0].holds():
+    if known is None or anew or not known[0].holds():
         # The roots are kept: what is gone could have its number taken by another.
         known = _known[key] = (_Slicer().run(roots.values()), things)
+        if len(_known) > _MAX_SLICES:
+            with contextlib.suppress(KeyError):  # Another thread has.
+                _known.popitem(last=False)
     return known[0]
 
 
-def _code_of(root: Any) -> Any:
-    # A lambda that is made anew has the same code; its closure is described with the request.
-    return root.__code__ if isinstance(root, types.FunctionType) else root
+def _told_apart_by(root: Any) -> tuple[Any, ...]:
+    # A lambda that is made anew has the same code; its closure is described with the request. What a
+    # decorator has made of two functions has the same code too.
+    if isinstance(root, types.FunctionType) and not hasattr(root, "__wrapped__"):
+        return root.__code__, root.__globals__
+    return (root,)
 
 
 class _Slicer:
     def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self._kept: list[Any] = []
+        self._followed: dict[int, Any] = {}
         self._work: list[Any] = []
         self._origins: dict[str, Origin] = {}
         self._scripts: dict[str, str] = {}
@@ -203,6 +233,7 @@ class _Slicer:
             _in_order(self._made.values()),
             digest(encode(sorted(self._bindings, key=encode)))[:32] if self._bindings else "",
             self._memories,
+            self._followed,
         )
 
     def _reach(self, thing: Any) -> bool:
@@ -213,13 +244,16 @@ class _Slicer:
             return self._reach(thing.__func__)
         if isinstance(thing, property):
             return any(list(map(self._reach, filter(None, (thing.fget, thing.fset)))))
+        if isinstance(thing, (functools.cached_property, functools.partialmethod)):
+            return self._reach(thing.func)
+        if isinstance(thing, functools.singledispatchmethod):
+            return any(list(map(self._reach, (thing.func, *thing.dispatcher.registry.values()))))
         if not isinstance(thing, (types.FunctionType, type)):
             wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
             if not isinstance(wrapped, types.FunctionType):
                 return False
-            if self._is_own(type(thing)) and id(thing) not in self._seen:
-                self._seen.add(id(thing))
-                self._kept.append(thing)
+            if self._is_own(type(thing)) and id(thing) not in self._followed:
+                self._followed[id(thing)] = thing
                 self._reach(type(thing))
                 call = getattr(type(thing).__call__, "__code__", None)
                 self._given(f"{qualified_name(wrapped)} as {qualified_name(type(thing))}", call, vars(thing))
@@ -227,10 +261,9 @@ class _Slicer:
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)):
             return self._reach(thing)  # A function around an object that can be called.
-        if id(thing) in self._seen:
+        if id(thing) in self._followed:
             return True
-        self._seen.add(id(thing))
-        self._kept.append(thing)
+        self._followed[id(thing)] = thing
         if not _is_made(thing) and self._own(thing):
             self._work.append(thing)
         return True
@@ -257,17 +290,22 @@ class _Slicer:
             # Computed when the module is imported, and never changed.
             members = [[name, self._told(member.value)] for name, member in kind.__members__.items()]
             self._bindings.append([qualified_name(kind), members])
-            return
         for base in kind.__mro__[1:]:
             self._reach(base)
         for name, member in list(vars(kind).items()):
-            if is_of_dataclasses(member):
+            if is_of_dataclasses(member) or (issubclass(kind, enum.Enum) and self._is_of_enum(name, member)):
                 continue
             if self._reach(member):
                 self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
             if not _is_pythons_own(name):
                 self._value(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
+
+    def _is_of_enum(self, name: str, member: Any) -> bool:
+        """Whether something in an enumeration's class is a member, or of what Python makes members by."""
+        if isinstance(member, enum.Enum):
+            return True
+        return name.startswith("_") and not (isinstance(member, types.FunctionType) and self._is_own(member))
 
     def _bind(self, namespace: Mapping[str, Any], name: str, label: str, value: Any) -> None:
         """A name holds code: which, is told by the source of its module only if nothing has replaced it."""
@@ -277,6 +315,7 @@ class _Slicer:
         if isinstance(value, (functools.partial, types.MethodType)):
             # With arguments, or an instance, of its own.
             self._plain[id(namespace), name] = slot
+            self._reach_within(label, value)
             return
         thing = getattr(value, "__func__", value)
         if isinstance(thing, types.FunctionType):
@@ -289,10 +328,7 @@ class _Slicer:
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if _is_made(thing):
             self._made[id(namespace), name] = Slot(namespace, name, label, thing)
-            describer = Describer()
-            describer.argument(label, thing)
-            for code in describer.code.values():
-                self._reach(code)
+            self._reach_within(label, thing)
             return
         if not isinstance(thing, (types.FunctionType, type)):
             return
@@ -311,7 +347,9 @@ class _Slicer:
     def _is_data(self, value: Any) -> bool:
         """Whether a value is a container, or an object of a class of the code's own: described with each
         request."""
-        kinds = (tuple, list, dict, set, frozenset, types.SimpleNamespace, ContextVar)
+        kinds = (
+            tuple, list, dict, set, frozenset, types.SimpleNamespace, argparse.Namespace, ContextVar,
+        )  # fmt: skip
         return isinstance(value, kinds) or self._is_own(type(value))
 
     def _is_own(self, thing: Any) -> bool:
@@ -342,19 +380,30 @@ class _Slicer:
             return [qualified_name(thing), _first_line(thing), _described_or_none(thing)]
         if isinstance(value, _TEXTS) or _foreign_name(type(value)) in _TEXTS_OF_TORCH:
             return [_foreign_name(type(value)), str(value)]
-        if type(value).__module__.partition(".")[0] == "numpy":
-            data = getattr(value, "tobytes", bytes)()
-            return [_foreign_name(type(value)), str(getattr(value, "dtype", value)), digest(data)]
+        if _is_array(value):
+            return _array(value)
         described = None
-        if _is_plain(value) or self._is_data(value) or isinstance(value, _DESCRIBED) or _is_of_dsl(value):
+        if _is_plain(value) or self._is_data(value):
+            self._reach_within("", value)
+            described = Describer().argument(f"a {type(value).__qualname__}", value)
+        elif isinstance(value, _DESCRIBED) or _is_of_dsl(value):
             described = _described_or_none(value)
         return [_foreign_name(type(value)), described]
+
+    def _reach_within(self, label: str, value: Any) -> None:
+        """Follow the functions and classes that a value holds."""
+        describer = Describer()
+        with contextlib.suppress(RequestError):  # The state of the request raises it.
+            describer.argument(label, value)
+        for thing in describer.code.values():
+            self._reach(thing)
 
     def _value(self, namespace: Mapping[str, Any], name: str, label: str, value: Any) -> None:
         """A name holds something else than code."""
         slot = Slot(namespace, name, label, value)
-        if _is_plain(value) or self._is_data(value):
-            self._plain.setdefault((id(namespace), name), slot)
+        if _is_plain(value) or _is_array(value) or self._is_data(value):
+            if self._plain.setdefault((id(namespace), name), slot) is slot and not _is_plain(value):
+                self._reach_within(label, value)
         elif self._fixed.setdefault((id(namespace), name), slot) is slot:
             self._bindings.append([label, self._told(value)])
 
@@ -408,6 +457,7 @@ class _Slicer:
         for name in names:
             if name in variables:
                 self._name(variables, name, f"{module}:{name}", modules)
+        self._imports(function, modules)
         for cell in function.__closure__ or ():
             try:
                 self._reach(cell.cell_contents)
@@ -423,6 +473,41 @@ class _Slicer:
             for name in names:
                 if name in vars(inner):
                     self._name(vars(inner), name, f"{inner.__name__}:{name}", modules)
+                elif name in texts:
+                    self._absent(vars(inner), name, f"{inner.__name__}:{name}")
+
+    def _absent(self, namespace: Mapping[str, Any], name: str, label: str) -> None:
+        """A name that holds nothing: a program may give it a value later."""
+        self._fixed.setdefault((id(namespace), name), Slot(namespace, name, label, _ABSENT))
+
+    def _imports(self, function: types.FunctionType, modules: list[types.ModuleType]) -> None:
+        """Modules that the function imports itself. Those of packages at hand are imported now, so that the
+        slice does not depend on what ran before."""
+        package = function.__globals__.get("__package__") or ""
+        imported = _imported(function.__code__)
+        names, texts = _names(function.__code__)
+        if not _IMPORTERS.isdisjoint(names):
+            imported |= {(0, text) for text in texts if text in sys.modules}
+        for level, name in imported:
+            if level and not package:
+                continue
+            full = importlib.util.resolve_name("." * level + name, package) if level else name
+            top = full.partition(".")[0]
+            outer = sys.modules.get(top)
+            if outer is None or not self._is_followed(outer):
+                continue
+            with contextlib.suppress(Exception):  # A trace that imports it fails, or goes another way.
+                importlib.import_module(full)
+            for part in (full, top):
+                found = sys.modules.get(part)
+                origin = origin_of(found) if found is not None else None
+                if found is not None and origin is not None and not origin.is_neutral:
+                    self._origins[origin.name] = origin
+                    modules.append(found)
+
+    def _is_followed(self, module: types.ModuleType) -> bool:
+        origin = origin_of(module)
+        return origin is not None and not origin.is_neutral
 
     def _name(
         self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]
@@ -520,10 +605,28 @@ def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
             texts.add(constant)
         elif isinstance(constant, tuple):
             texts.update(item for item in constant if isinstance(item, str))
-    # What an import statement within a function takes is reached through the module that it names.
     if _BY_TEXT & names:
         names.update(text for text in texts if text.isidentifier())
     return tuple(sorted(names)), tuple(sorted(texts))
+
+
+@functools.lru_cache(maxsize=65536)
+def _imported(code: types.CodeType) -> frozenset[tuple[int, str]]:
+    """Level and name of the modules that code imports; of functions inside it too."""
+    found: set[tuple[int, str]] = set()
+    if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
+        before: list[Any] = [None, None]
+        for item in dis.get_instructions(code):
+            # The level and the list of names are loaded before.
+            if item.opname == "IMPORT_NAME" and isinstance(before[0], int):
+                level, listed = before
+                found.add((level, item.argval))
+                # A name may be that of a module in it.
+                home = f"{item.argval}." if item.argval else ""
+                found.update((level, f"{home}{name}") for name in listed or () if name != "*")
+            before = [before[1], item.argval]
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found.union(*map(_imported, inner)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -559,6 +662,15 @@ def _is_as_written(slot: Slot, value: Any) -> bool:
     module, _, name = slot.label.partition(":")
     literal = _literal(module, name)
     return literal is not _NO_LITERAL and type(literal) is type(value) and repr(literal) == repr(value)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tobytes")
+
+
+def _array(value: Any) -> Value:
+    """What is told of an array or a number of NumPy."""
+    return [_foreign_name(type(value)), f"{value.dtype} {value.shape}", digest(value.tobytes())]
 
 
 _MEMORY = object()
