@@ -8,19 +8,20 @@ whose key says too little.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import inspect
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.definitions import source_lines, unwrapped
+from cutlass_aot.programs.definitions import source_lines
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 
@@ -148,15 +149,24 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
     Raises:
         RequestError: with the code, or the variable, and what to do.
     """
-    names = {*code.origins, *keyed}
-    files = {item.co_filename for item in trace.code}
-    for file in sorted(files):
-        origin = _origin(file)
-        if origin is not None and origin not in names:
+    names, lines = {*code.origins, *keyed}, _lines_of(code)
+    for item in sorted(trace.code, key=lambda item: (item.co_filename, item.co_firstlineno)):
+        file, line = item.co_filename, item.co_firstlineno
+        if _decides_nothing(file):
+            continue
+        if not item.co_flags & CO_OPTIMIZED:  # The body of a module or of a class.
+            origin = origin_of_file(file)
+            if origin is not None and origin.name not in names:
+                raise RequestError(
+                    f"the trace imported {file}, which nothing in the request names: import it by name in "
+                    "the module of the kernel, so that its changes can be told"
+                )
+        # The DSL executes the definition of a function that it has rewritten, as a module of its own.
+        elif line not in lines.get(file, ()):
             raise RequestError(
-                f"the trace ran code of {origin} ({file}) that nothing in the request names: it was reached "
-                "by a table or by getattr; import it by name in the module of the kernel, so that its "
-                "changes can be told"
+                f"the trace ran {item.co_name} ({file}, line {line}), which nothing in the request names: "
+                "it was reached by getattr, or was put where it is as the program ran; import it by name in "
+                "the module of the kernel, so that its changes can be told"
             )
     for item in trace.code:
         if item in code.memories:
@@ -165,54 +175,38 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
                 "which holds more than plain values: call the function that it decorates, or pass what it "
                 "holds as an argument"
             )
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main in files:
-        _check_script(main, [item for item in trace.code if item.co_filename == main], code)
     for name, file in sorted(trace.variables.items()):
-        if name not in code.variables and name not in known and _origin(file) is not None:
+        if name not in code.variables and name not in known and not _decides_nothing(file):
             raise RequestError(
                 f"the trace read the environment variable {name} ({file}), which nothing in the request "
                 "names: read it by os.environ.get with its name written out, in the function that uses it"
             )
 
 
-def _origin(file: str) -> str | None:
-    """The name of the code in a file, None for what decides nothing about kernels."""
+def _lines_of(code: CodeSlice) -> dict[str, set[int]]:
+    """The lines of the functions that a request names, by file."""
+    found: dict[str, set[int]] = {}
+    for thing in code.followed.values():
+        if isinstance(thing, FunctionType):
+            found.setdefault(thing.__code__.co_filename, set()).update(_lines(thing))
+    return found
+
+
+def _lines(function: FunctionType) -> Iterable[int]:
+    if function.__code__.co_name != "<lambda>":
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            return source_lines(function)
+    return (function.__code__.co_firstlineno,)
+
+
+def _decides_nothing(file: str) -> bool:
+    """Whether the code of a file is the DSL's, a framework's or this package's, or made without a file."""
     if file.startswith(("<", _OWN)) or in_standard_library(file):
-        return None
+        return True
     package = getattr(sys.modules.get("cutlass"), "__file__", None)
     if package and file.startswith(f"{Path(package).parent}/") and "/cutlass/operators/" not in file:
-        return None
+        return True
     if file == getattr(sys.modules.get("__main__"), "__file__", None):
-        return None
+        return False
     origin = origin_of_file(file)
-    return None if origin is None or origin.is_neutral else origin.name
-
-
-def _check_script(file: str, ran: Iterable[CodeType], code: CodeSlice) -> None:
-    """Functions of the program's own script are in a request by their source."""
-    main = vars(sys.modules["__main__"])
-    lines: set[int] = set()
-    for name in code.scripts:
-        thing = main.get(name.partition(":")[2].partition(".")[0])
-        lines.update(_lines(thing))
-    for thing in code.closures:
-        lines.update(_lines(thing))
-    for item in sorted(ran, key=lambda item: item.co_firstlineno):
-        # The DSL executes the definition of a function that it has rewritten, as a module of its own.
-        if item.co_firstlineno not in lines and item.co_name != "<module>":
-            raise RequestError(
-                f"the trace ran {item.co_name} ({file}, line {item.co_firstlineno}), which nothing in the "
-                "request names: move it into a module of its own, and import it by name"
-            )
-
-
-def _lines(thing: Any) -> range:
-    thing = unwrapped(thing)
-    try:
-        if isinstance(thing, FunctionType) and thing.__code__.co_name != "<lambda>":
-            return source_lines(thing)
-        source, first = inspect.getsourcelines(thing)
-    except (OSError, TypeError, SyntaxError):
-        return range(0)
-    return range(first, first + len(source))
+    return origin is None or origin.is_neutral

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import inspect
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cutlass_aot.programs.distributions import origin_of
+from cutlass_aot.schema.request import Value
 
 _MADE_BY_DATACLASSES = "__create_fn__.<locals>."
 
@@ -60,6 +62,14 @@ def _is_under_its_name(thing: Any) -> bool:
     if isinstance(thing, types.FunctionType) and found is not None:
         return unwrapped(found) is unwrapped(thing)
     return found is thing
+
+
+def is_generated(thing: Any) -> bool:
+    """Whether a function was made from text, in a namespace that is no module: its code tells what it is."""
+    if not isinstance(thing, types.FunctionType) or sys.modules.get(thing.__module__ or "") is not None:
+        return False
+    # What Python makes for a named tuple follows from its fields.
+    return not (thing.__module__ or "").startswith("namedtuple_")
 
 
 def closes_over_values(thing: Any) -> bool:
@@ -181,3 +191,22 @@ def _compiles_to(text: str, function: types.FunctionType) -> bool:
 
 def _constants(code: types.CodeType) -> list[Any]:
     return [_constants(c) if isinstance(c, types.CodeType) else (type(c), c) for c in code.co_consts]
+
+
+def code_values(code: types.CodeType) -> Value:
+    """Byte code as a value of a request: another one by the minor version of Python."""
+    return [
+        importlib.util.MAGIC_NUMBER, code.co_code, list(code.co_names), list(code.co_varnames),
+        list(code.co_freevars), code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+        [_constant(constant) for constant in code.co_consts],
+    ]  # fmt: skip
+
+
+def _constant(constant: Any) -> Value:
+    if isinstance(constant, types.CodeType):
+        return code_values(constant)
+    if isinstance(constant, tuple):
+        return list(map(_constant, constant))
+    if isinstance(constant, frozenset):
+        return sorted(map(repr, constant))
+    return f"{type(constant).__name__} {constant!r}"

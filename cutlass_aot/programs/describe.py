@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.definitions import (
+    code_values,
+    is_generated,
     is_made,
     is_of_dataclasses,
     is_reachable_by_name,
@@ -215,6 +217,8 @@ class Describer:
         try:
             text = source_of(function)
         except (OSError, TypeError, SyntaxError, ValueError) as error:
+            if is_generated(function):
+                return {"code": digest(encode(code_values(function.__code__)))}
             self._refuse(f"the source of {qualified_name(function)} is not at hand ({error})")
         return text if len(text) <= _MAX_SOURCE else {"sha256": digest(text.encode())}
 

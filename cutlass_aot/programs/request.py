@@ -115,6 +115,7 @@ def _request_of(
     describer = Describer()
     configuration = describer.argument(called.name, called.subject)
     describer.code.setdefault(id(called.function), called.function)
+    describer.code |= {id(function): function for function in _patches().functions}
     described = dict(_arguments(describer, called))
     device = surroundings.device(target)
     given = surroundings.given(target, device)
@@ -131,7 +132,9 @@ def _request_of(
         options=options,
         target=target,
         device=device,
-        code=dict(sorted({**_patches(), **code.code(), "nvidia-cutlass-dsl": surroundings.dsl()}.items())),
+        code=dict(
+            sorted({**_patches().code, **code.code(), "nvidia-cutlass-dsl": surroundings.dsl()}.items())
+        ),
         state=dict(sorted(state.items())),
     )
     try:
@@ -155,6 +158,7 @@ def code_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> CodeSlice:
     describer = Describer()
     describer.argument(called.name, called.subject)
     describer.code.setdefault(id(called.function), called.function)
+    describer.code |= {id(function): function for function in _patches().functions}
     for _ in _arguments(describer, called):
         pass
     return slice_of(describer.code)
@@ -315,21 +319,28 @@ def _own_options(options: Any) -> dict[str, Value]:
     return found | ({"debug": selectors} if selectors else {})
 
 
-def _patches() -> dict[str, str]:
-    """Distributions, and their fingerprints, that have put code of theirs into the DSL: it is part of every
-    trace."""
+class _Patches(NamedTuple):
+    """What others than the DSL have put into it: part of every trace."""
+
+    functions: tuple[types.FunctionType, ...]
+    code: Mapping[str, str]
+    """Distributions and their fingerprints."""
+
+
+def _patches() -> _Patches:
     return _patches_of(len(sys.modules))
 
 
 @functools.lru_cache(maxsize=4)
-def _patches_of(_modules: int) -> dict[str, str]:
+def _patches_of(_modules: int) -> _Patches:
     package = sys.modules.get("cutlass")
     if package is None:
-        return {}
+        return _Patches((), {})
     file = getattr(package, "__file__", None)
     # What stands for the DSL where it is not has no file, and is of this package.
     home = f"{Path(file).parent}/" if file else _OWN
-    found = {}
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    functions, code = {}, {}
     for name, module in list(sys.modules.items()):
         if (
             module is None
@@ -337,22 +348,35 @@ def _patches_of(_modules: int) -> dict[str, str]:
             or name.startswith("cutlass.operators")
         ):
             continue
-        for file in _files_of(module):
+        for function in map(_inside_the_dsls_own, _functions_of(module)):
+            file = function.__code__.co_filename
+            if file == main:
+                raise RequestError(
+                    f"{name}: the program's script has put {function.__qualname__} into it: move it into a "
+                    "module of its own, so that its changes can be told"
+                )
             if not file.startswith((home, _OWN, "<")):
                 origin = origin_of_file(file)
                 if origin is not None and not origin.is_neutral:
-                    found[origin.name] = origin.fingerprint
-    return found
+                    code[origin.name] = origin.fingerprint
+                    functions[id(function)] = function
+    return _Patches(tuple(functions.values()), code)
 
 
-def _files_of(module: types.ModuleType) -> Iterator[str]:
-    """Files of the code that a module's functions and classes have."""
+def _inside_the_dsls_own(function: types.FunctionType) -> types.FunctionType:
+    """What a function's decorators were given: a patch may be decorated by the DSL's."""
+    inner = inspect.unwrap(function)
+    return inner if isinstance(inner, types.FunctionType) else function
+
+
+def _functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """Functions that a module has, and those of its classes."""
     for value in list(vars(module).values()):
         if isinstance(value, types.FunctionType):
             if value.__module__ == module.__name__ or not value.__module__.startswith("cutlass"):
-                yield value.__code__.co_filename
+                yield value
         elif isinstance(value, type) and value.__module__ == module.__name__:
             for member in list(vars(value).values()):
                 inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
                 if isinstance(inner, types.FunctionType):
-                    yield inner.__code__.co_filename
+                    yield inner

