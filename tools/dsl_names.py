@@ -18,6 +18,7 @@ import importlib
 import inspect
 import json
 import math
+import operator
 import pkgutil
 import re
 import sys
@@ -35,6 +36,16 @@ from cutlass_aot.programs.describe import _NO_ATTRIBUTES
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""
+NAMED = ("cutlass._mlir.dialects._cute_enum_gen", "cutlass._mlir.dialects._nvvm_ops_gen")
+"""Modules of the bindings whose functions and enumerations programs have in requests, told by their names."""
+INSPECTED = (
+    "cutlass._mlir.dialects._nvvm_ops_gen:atomicrmw",
+    "cutlass._mlir.dialects._nvvm_ops_gen:fmax",
+    "cutlass._mlir.dialects._nvvm_ops_gen:fmin",
+    "cutlass.cute._tvm_ffi_args_spec_converter:_convert_single_arg",
+    "cutlass.pipeline.sm100:PipelineTmaUmma.producer_acquire",
+)
+"""Functions whose parameters programs inspect, to tell releases of the DSL from each other."""
 _BINDINGS = "cutlass._mlir"
 _WORD = re.compile(r"[A-Za-z0-9_.+-]{0,48}")
 _PLAIN = (bool, int, float, str, type(None))
@@ -63,6 +74,8 @@ def is_the_dsls(name: str) -> bool:
     """Whether a module is of the DSL and in the table."""
     if not (name == "cutlass" or name.startswith("cutlass.")) or name.startswith(LEFT_OUT):
         return False
+    if name in NAMED:
+        return True
     return ".pyir_" not in name and not (is_of_bindings(name) and "._" in name.removeprefix(_BINDINGS))
 
 
@@ -247,6 +260,11 @@ def everything_in(module: types.ModuleType) -> dict[str, Any]:
 _ABSENT = object()
 
 
+def is_told_by_name(value: Any) -> bool:
+    """Whether a value is a function or an enumeration."""
+    return isinstance(value, (types.FunctionType, enum.EnumMeta))
+
+
 def module_of(name: str, module: types.ModuleType) -> dict[str, Any]:
     """What the table has of a module."""
     found: dict[str, Any] = {}
@@ -254,7 +272,12 @@ def module_of(name: str, module: types.ModuleType) -> dict[str, Any]:
     elsewhere: dict[str, list[str]] = {}
     for attribute, value in everything_in(module).items():
         kind, more = kind_of(value)
-        if kind != "module" and (is_of_bindings(name) or (kind == "value" and isinstance(value, type))):
+        where, _, qualified = str(more).partition(":")
+        if is_of_bindings(name) and where in NAMED and is_told_by_name(value):
+            pass
+        elif name in NAMED:
+            continue
+        elif kind != "module" and (is_of_bindings(name) or (kind == "value" and isinstance(value, type))):
             kind, more = ("class" if isinstance(value, type) else "value"), f"{name}:{attribute}"
         where, _, qualified = str(more).partition(":")
         if kind in ("class", "function") and qualified == attribute:
@@ -346,6 +369,16 @@ def wrapper_name(value: Any) -> list[Any]:
     return ["constant", value] if is_plain(value) else ["value", None]
 
 
+def parameters_of(where: str) -> list[list[Any]]:
+    """Name, kind and whether there is a default, of each parameter of a function."""
+    module, _, name = where.partition(":")
+    signature = inspect.signature(operator.attrgetter(name)(sys.modules[module]))
+    return [
+        [item.name, int(item.kind), item.default is not inspect.Parameter.empty]
+        for item in signature.parameters.values()
+    ]
+
+
 def table() -> dict[str, Any]:
     """The whole table."""
     warnings.simplefilter("ignore")
@@ -361,7 +394,7 @@ def table() -> dict[str, Any]:
             where
             and where not in kinds
             and is_the_dsls(kind.__module__)
-            and not is_of_bindings(kind.__module__)
+            and (not is_of_bindings(kind.__module__) or (kind.__module__ in NAMED and is_told_by_name(kind)))
         ):
             kinds[where] = kind
             work += [*kind.__bases__, type(kind)]
@@ -378,6 +411,7 @@ def table() -> dict[str, Any]:
             dict(sys.modules["cutlass.cute.arch.tmem"].TMEM_MAX_ALLOC_COLUMNS_MAP),
         ],
         "shared memory": dict(sys.modules["cutlass.cutlass_dsl.cutlass"].SMEM_CAPACITY_MAP),
+        "parameters": {where: parameters_of(where) for where in INSPECTED},
         "modules": {name: module_of(name, module) for name, module in found.items()},
         "classes": {where: class_of(kind) for where, kind in sorted(kinds.items())},
     }

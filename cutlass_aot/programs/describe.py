@@ -552,6 +552,7 @@ _HANDLERS: dict[type, Handler] = {
 }
 
 _BY_BASE: dict[type, Handler] = {
+    Unknown: Describer._unknown,
     type: Describer._class,
     tuple: Describer._named_tuple_or_tuple,
     int: Describer._of_base,

@@ -8,8 +8,10 @@ with it, and what is answered takes the DSL's tensors as the function does that 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,16 +41,26 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
         yield
         return
     options = sys.modules["cutlass.base_dsl.compiler"].CompileOptions
+    converter: Any = importlib.import_module("cutlass.cute._tvm_ffi_args_spec_converter")
     original, thread = options.enable_tvm_ffi, threading.get_ident()
+    convert = converter._convert_single_arg
+
+    def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
+        # Without TVM-FFI nobody looks at it. With it, typing.Tuple alone is taken for a tuple of no elements.
+        bare = annotation is typing.Tuple  # noqa: UP006
+        return convert(argument, name, tuple if bare else annotation, *others, **named)
+
     tensors = [item for item in _tensors([*arguments, *keywords.values()]) if not _is_known_to_tvm_ffi(item)]
     for tensor in tensors:
         # It decides how a tensor is checked when it is passed, such as a recast one by its own dtype.
         tensor._tvm_ffi_tensor = _tvm_ffi_tensor(tensor)
     options.enable_tvm_ffi = property(lambda own: threading.get_ident() == thread or original.fget(own))
+    converter._convert_single_arg = converted
     try:
         yield
     finally:
         options.enable_tvm_ffi = original
+        converter._convert_single_arg = convert
         for tensor in tensors:
             del tensor._tvm_ffi_tensor
 

@@ -41,6 +41,7 @@ _WRITTEN: Mapping[str, str] = {
     "cutlass.base_dsl.common": "machine:versions",
     "cutlass.cute.arch.tmem": "machine:tensor_memory",
     "cutlass.base_dsl.torch": "tensors:torch_dtypes",
+    "cutlass.torch": "tensors:torch_streams",
     "cutlass.testing": "compiler:arguments",
     "cutlass.utils.smem_allocator": "machine:shared_memory",
     "cutlass.memory": "machine:shared_memory",

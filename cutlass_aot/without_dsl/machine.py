@@ -13,7 +13,7 @@ from cutlass_aot.without_dsl.placeholders import refuse
 
 
 def versions() -> Mapping[str, Any]:
-    """The class of CUDA versions."""
+    """The class of CUDA versions, and what compares with the DSL's."""
 
     @functools.total_ordering
     class DSLCudaVersion:
@@ -35,7 +35,27 @@ def versions() -> Mapping[str, Any]:
             return hash((self.major, self.minor))
 
     DSLCudaVersion.__module__, DSLCudaVersion.__qualname__ = "cutlass.base_dsl.common", "DSLCudaVersion"
-    return {"DSLCudaVersion": DSLCudaVersion}
+
+    def coerced(version: Any) -> Any:
+        if not isinstance(version, (str, DSLCudaVersion)):
+            refuse(f"target_version of {version!r} was called")
+        return DSLCudaVersion(version) if isinstance(version, str) else version
+
+    def target_version(
+        exact_version: Any = None, *, min_version: Any = None, max_version: Any = None
+    ) -> bool:
+        """Whether the DSL's CUDA version is one, or within bounds that belong to them."""
+        bounds = min_version is not None or max_version is not None
+        if bounds == (exact_version is not None):
+            refuse("target_version without a version, or with both one and bounds, was called")
+        own = find("cutlass.base_dsl.version_info:CUDA_VERSION")
+        if exact_version is not None:
+            return bool(own == coerced(exact_version))
+        return (min_version is None or own >= coerced(min_version)) and (
+            max_version is None or own <= coerced(max_version)
+        )
+
+    return {"DSLCudaVersion": DSLCudaVersion, "target_version": target_version}
 
 
 def cuda() -> Mapping[str, Any]:

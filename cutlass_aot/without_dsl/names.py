@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -155,6 +156,20 @@ def tensor_memory() -> tuple[Mapping[str, int], Mapping[str, int]]:
 def shared_memory() -> Mapping[str, int]:
     """Bytes of shared memory that a block may have, by ``sm_`` and compute capability."""
     return dict(_table()["shared memory"])
+
+
+def parameters(where: str) -> inspect.Signature | None:
+    """Of a function that programs are known to inspect; of a default is known that there is one."""
+    listed = _table()["parameters"].get(where)
+    if listed is None:
+        return None
+    empty = inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, inspect._ParameterKind(kind), default=None if has_default else empty)
+            for name, kind, has_default in listed
+        ]
+    )
 
 
 def as_tuples(value: Any) -> Any:

@@ -153,13 +153,19 @@ def function(where: str) -> types.FunctionType:
     """A function that raises when it is called. It is the DSL's module that it names as its own."""
     module, _, name = where.partition(":")
     # Not a closure: a request describes a function by its name where nothing else tells what it does.
-    variables = {
+    variables: dict[str, Any] = {
         "__name__": module,
         "__builtins__": builtins,
         "_refuse": refuse,
         "_ASKED": f"{dotted(where)} was called",
     }
-    made = types.FunctionType(_code_in(module), variables, name.rpartition(".")[2])
+    short, parameters = name.rpartition(".")[2], names.parameters(where)
+    if parameters is None:
+        made = types.FunctionType(_code_in(module), variables, short)
+    else:
+        text = f"def {short}{parameters}: _refuse(_ASKED)"
+        exec(compile(text, names.file_of(module), "exec"), variables)  # noqa: S102 - of the table's names
+        made = variables.pop(short)
     made.__module__, made.__qualname__ = module, name
     return made
 
@@ -242,7 +248,7 @@ def _new(where: str) -> Any:
     def new(cls: type, *arguments: Any, **keywords: Any) -> Any:
         if f"{cls.__module__}:{cls.__qualname__}" == where:
             if where in _DECORATORS and len(arguments) == 1 and isinstance(arguments[0], type):
-                return Unknown(f"{arguments[0].__module__}.{arguments[0].__qualname__}")
+                return _decorated(cls)(f"{arguments[0].__module__}.{arguments[0].__qualname__}")
             refuse(f"{dotted(where)} was called")
         following = cls.__mro__[
             next(i for i, k in enumerate(cls.__mro__) if vars(k).get("__new__") is made) + 1 :
@@ -254,6 +260,12 @@ def _new(where: str) -> Any:
     new.__name__ = "__new__"
     made = staticmethod(new)
     return made
+
+
+@functools.cache
+def _decorated(kind: type) -> type[Unknown]:
+    """The class of what a class makes that decorates classes: requests tell it by the name."""
+    return type(kind.__name__, (Unknown,), {"__slots__": (), "__module__": kind.__module__})
 
 
 class _Protocol(abc.ABCMeta):

@@ -206,7 +206,7 @@ class Layout:
                 f"The shape({self._sizes[mode]}) of mode({mode}) is not divisible by the divisibility"
                 f"({divisibility})."
             )
-        order = self._order() if order is None else self._checked(order)
+        order = self._order(mode) if order is None else self._checked(order)
         self._is_compact = True
         self._shape[mode] = _Extent(self._sizes[mode], True, divisibility)
         step = _Extent(1)
@@ -220,18 +220,31 @@ class Layout:
             dynamic = step.dynamic or extent.dynamic
             step = _Extent(step.value * extent.value, dynamic, before * known if dynamic else 1)
 
-    def _order(self) -> Sequence[int]:
-        """Dimensions by their strides, which have to be those of a compact layout with no extent of 1."""
-        order = sorted(range(len(self._steps)), key=lambda index: -self._steps[index])
+    def _order(self, mode: int) -> Sequence[int]:
+        """Dimensions by their strides, which have to be those of a compact layout.
+
+        An extent of 1 that stays static takes no part, wherever it stands. The DSL finds no order if its
+        stride is 1, or there are two of them and strides that are the same.
+        """
+        ones = [index for index, size in enumerate(self._sizes) if size == 1]
+        order = sorted(
+            (index for index in range(len(self._sizes)) if index not in ones),
+            key=lambda index: -self._steps[index],
+        )
+        steps = [self._steps[index] for index in ones]
+        taken = mode in ones or any(self._shape[index].dynamic for index in ones)
+        is_known = not taken and 1 not in steps
+        is_known = is_known and (len(ones) < 2 or len({*self._steps}) == len(self._steps))
         step = 1
         for index in reversed(order):
-            if self._steps[index] != step or self._sizes[index] < 2:
-                refuse(
-                    f"mark_compact_shape_dynamic without stride_order, of shape {self._sizes} and "
-                    f"strides {self._steps}"
-                )
+            is_known = is_known and self._steps[index] == step and self._sizes[index] > 1
             step *= self._sizes[index]
-        return order
+        if not is_known:
+            refuse(
+                f"mark_compact_shape_dynamic without stride_order, of shape {self._sizes} and "
+                f"strides {self._steps}"
+            )
+        return [*ones, *order]
 
     def _checked(self, order: Sequence[int]) -> Sequence[int]:
         if sorted(order) != list(range(len(self._sizes))):
@@ -453,6 +466,26 @@ def tensors() -> Mapping[str, Any]:
         _CUTE_RUNTIME, _FakeTensor, _Tensor, _Pointer, make_fake_tensor, make_fake_compact_tensor,
         from_dlpack, make_ptr, nullptr,
     )  # fmt: skip
+
+
+def torch_streams() -> Mapping[str, Any]:
+    """torch's streams, as a kernel takes them."""
+
+    def current_stream() -> Any:
+        """The stream that torch uses now."""
+        import torch
+        from cuda.bindings import driver
+
+        return driver.CUstream(torch.cuda.current_stream().cuda_stream)
+
+    def default_stream() -> Any:
+        """The stream that torch uses if nothing is said."""
+        import torch
+        from cuda.bindings import driver
+
+        return driver.CUstream(torch.cuda.default_stream().cuda_stream)
+
+    return _named("cutlass.torch", current_stream, default_stream)
 
 
 def torch_dtypes() -> Mapping[str, Any]:

@@ -16,6 +16,10 @@ import torch
 from cases import Case, Result, main
 from flashinfer.attention.cute_dsl import cute_dsl_fmha_ragged_prefill
 from flashinfer.attention.cute_dsl.fmha_blockscaled import cute_dsl_fmha_blockscaled_prefill
+from flashinfer.attention.prims_ts.block_sparse import BlockSparsePagedTSWrapper, BlockSparseTSWrapper
+from flashinfer.attention.prims_ts.context import BatchPrefillPagedTSWrapper, BatchPrefillTSWrapper
+from flashinfer.attention.prims_ts.decode import BatchDecodePagedTSWrapper
+from flashinfer.attention.prims_ts.mla_decode import BatchMLADecodePagedTSWrapper
 from flashinfer.attn_scores import fp4_paged_mqa_logits, fp8_paged_mqa_logits
 from flashinfer.cute_dsl import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from flashinfer.cute_dsl.attention import cute_dsl_hca_decode, cute_dsl_mla_decode
@@ -440,10 +444,11 @@ def kimi_verify(rows: int) -> list[Result]:
 
 
 def kimi_prefill(rows: int) -> list[Result]:
-    """Kimi's delta attention: prefill, by two kernels, and several tokens at once."""
+    """Kimi's delta attention: prefill, by three kernels, and several tokens at once."""
     whole = {"output_final_state": True, "beta_is_logit": True}
     for backend in ("auto", "small-bh", "cute-dsl-persistent"):
         flashinfer.recurrent_kda(**kimi_operands(1, 512, 8), **whole, backend=backend)
+    flashinfer.recurrent_kda(**kimi_operands(4, 512, 64), **whole, backend="cute-dsl")
     heads, tokens, batch, states = 12, 4, 2, 16
     width, all_rows = heads * HEAD_DIM, batch * tokens
     flashinfer.packed_fused_kda_decode(
@@ -481,6 +486,96 @@ def block_sparse(rows: int) -> list[Result]:
         v_scale=torch.ones(heads, HEAD_DIM, device="cuda"),
     )  # fmt: skip
     return [(result, lambda: attention(q, k, v)) for result in results]
+
+
+def caches(pages: int, heads: int = KV_HEADS) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values in pages, (page, head, place, width)."""
+    return normal(pages, heads, PAGE, HEAD_DIM), normal(pages, heads, PAGE, HEAD_DIM)
+
+
+def out_of_pages(cache: torch.Tensor, batch: int) -> torch.Tensor:
+    """(batch, length, heads, width) of pages that follow each other."""
+    return cache.transpose(1, 2).reshape(batch, -1, cache.shape[1], HEAD_DIM)
+
+
+def scheduled_prefill(rows: int) -> list[Result]:
+    """Prefill by kernels of scheduled tasks, over keys and values as they are and in pages."""
+    # The DSL refuses an import within a kernel unless it is made before.
+    import flashinfer.attention.prims_ts.kernels.fmha_context.helpers_paged  # noqa: F401
+
+    batch, pages = 2, 8
+    length = pages * PAGE
+    sizes = {
+        "device": "cuda", "batch_size": batch, "max_seq_len_q": length, "max_kv_len": length,
+        "num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "q_dtype": torch.bfloat16,
+        "k_dtype": torch.bfloat16,
+    }  # fmt: skip
+    q = normal(batch, length, HEADS, HEAD_DIM)
+    k, v = (normal(batch, length, KV_HEADS, HEAD_DIM) for _ in range(2))
+    plain, paged = BatchPrefillTSWrapper(), BatchPrefillPagedTSWrapper()
+    plain.plan(**sizes)
+    out = plain.run(q, k, v)
+    paged.plan(**sizes, page_size=PAGE)
+    keys, values = caches(batch * pages)
+    from_pages = paged.run(
+        q.flatten(0, 1), keys, values, length * counted(batch + 1), counted(batch, pages),
+        filled(batch, length), validate=False,
+    )  # fmt: skip
+    return [
+        (out, lambda: attention(q, k, v)),
+        (
+            from_pages.view_as(q),
+            lambda: attention(q, out_of_pages(keys, batch), out_of_pages(values, batch)),
+        ),
+    ]
+
+
+def scheduled_decode(rows: int) -> list[Result]:
+    """Decoding by kernels of scheduled tasks, with keys and values of heads, and with latent ones."""
+    batch, pages, heads, latent, rope = 4, 8, 128, 512, 64
+    length = pages * PAGE
+    table, lengths = counted(batch, pages), filled(batch, length)
+    wrapper = BatchDecodePagedTSWrapper()
+    wrapper.plan("cuda", batch, HEADS, KV_HEADS, HEAD_DIM, PAGE, length, q_data_type=torch.bfloat16)
+    q = normal(batch, HEADS, HEAD_DIM)
+    keys, values = caches(batch * pages)
+    out = wrapper.run(q, (keys, values), lengths, block_tables=table, validate=False)
+    of_latent = BatchMLADecodePagedTSWrapper()
+    types = dict.fromkeys(("q_data_type", "kv_data_type", "o_data_type"), torch.bfloat16)
+    of_latent.plan(
+        "cuda", batch, heads, latent, rope, PAGE, length, max_seq_len_q=1, packed_query=False, **types
+    )
+    query, cache = normal(batch, 1, heads, latent + rope), normal(batch * pages, PAGE, latent + rope)
+    of_latent.run(query, cache, table, lengths, bmm1_scale=0.1, validate=False)
+    return [
+        (
+            out[:, None],
+            lambda: attention(q[:, None], out_of_pages(keys, batch), out_of_pages(values, batch)),
+        )
+    ]
+
+
+def scheduled_block_sparse(rows: int) -> list[Result]:
+    """Attention to the blocks that a table names, here all of them, by kernels of scheduled tasks."""
+    length, heads, block = 1024, 4, 128
+    blocks, pages = length // block, length // PAGE
+    sizes = (1, length, length, heads, heads, HEAD_DIM, block, block)
+    ends = (blocks * counted(blocks + 1)).expand(1, heads, blocks + 1).contiguous()
+    names = (counted(blocks * blocks) % blocks).expand(1, heads, blocks * blocks).contiguous()
+    q, k, v = (normal(1, length, heads, HEAD_DIM) for _ in range(3))
+    plain, paged = BlockSparseTSWrapper(), BlockSparsePagedTSWrapper()
+    options = {"device": "cuda", "max_blocks_per_row": blocks, "q_data_type": torch.bfloat16}
+    plain.plan(*sizes, **options)
+    out = plain.run(q, k, v, ends, names, validate=False)
+    paged.plan(*sizes, PAGE, **options, use_kv_valid_bits=False)
+    keys, values = caches(pages, heads)
+    from_pages = paged.run(
+        q, (keys, values), counted(1, pages), filled(1, length), ends, names, validate=False
+    )
+    return [
+        (out, lambda: attention(q, k, v)),
+        (from_pages, lambda: attention(q, out_of_pages(keys, 1), out_of_pages(values, 1))),
+    ]
 
 
 def window_prefill(rows: int) -> list[Result]:
@@ -541,6 +636,19 @@ def gemm_mxfp8(rows: int) -> list[Result]:
     a, scales_of_a = flashinfer.mxfp8_quantize(wide_a, True, backend="cute-dsl")
     b, scales_of_b = flashinfer.mxfp8_quantize(wide_b, True, backend="cute-dsl")
     flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, backend="cute-dsl")
+    return []
+
+
+def gemm_few_rows(rows: int) -> list[Result]:
+    """GEMMs of a few rows, in NVFP4 and MXFP8."""
+    backend = {"backend": "cutedsl_low_latency"}
+    wide_a, wide_b = normal(8, DEPTH), normal(WIDTH, DEPTH)
+    a, scales_of_a, scale_of_a = nvfp4(wide_a)
+    b, scales_of_b, scale_of_b = nvfp4(wide_b)
+    flashinfer.mm_fp4(a, b.T, scales_of_a, scales_of_b.T, 1 / (scale_of_a * scale_of_b), **backend)
+    a, scales_of_a = flashinfer.mxfp8_quantize(wide_a, True, backend="cute-dsl")
+    b, scales_of_b = flashinfer.mxfp8_quantize(wide_b, True, backend="cute-dsl")
+    flashinfer.mm_mxfp8(a, b.T, scales_of_a, scales_of_b, **backend)
     return []
 
 
@@ -610,9 +718,13 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "Kimi delta attention, prefill", kimi_prefill
     yield "attention, block-sparse", block_sparse
     yield "attention, window", window_prefill
+    yield "attention, scheduled tasks, prefill", scheduled_prefill
+    yield "attention, scheduled tasks, decode", scheduled_decode
+    yield "attention, scheduled tasks, block-sparse", scheduled_block_sparse
     yield "latent attention, parts and window", latent_decode_parts
     yield "GEMM, NVFP4", gemm_fp4
     yield "GEMM, MXFP8", gemm_mxfp8
+    yield "GEMM, few rows", gemm_few_rows
     yield "GEMM, bf16 and NVFP4", gemm_bf16_fp4
     yield "GEMM, grouped", grouped_gemm
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 from cutlass_aot.builder.export import export as export_object
 
 COUNT = 300
@@ -69,6 +70,22 @@ def launch_spread(values: cute.Tensor, stream):
     )
 
 
+# A tensor map that host code makes, and the kernel takes as its first parameter.
+@cute.kernel
+def double(tensor_map: cutlass.GridConstant[TensorMap], values: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    values[thread] = values[thread] * 2.0
+
+
+@cute.jit
+def launch_mapped(values: cute.Tensor, stream):
+    rows = cute.size(values) // 64
+    tensor_map = create_tensor_map_tiled(
+        values.iterator.toint(), cutlass.Float32, (64, rows), (16,), (32, 8), swizzle=TensorMapSwizzle.s128b
+    )
+    double(tensor_map, values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
+
+
 def export(compiled, name):
     path = Path(sys.argv[1]) / f"{name}.object"
     path.write_bytes(export_object(compiled, name, path.with_suffix(".ll")).to_bytes())
@@ -80,13 +97,14 @@ for kernel, target in (
     ("mix", "sm_80"),
     ("scale", "sm_90a"),
     ("spread", "sm_90a"),
+    ("mapped", "sm_90a"),
     ("mix", "sm_90a"),
     ("mix", "sm_100a"),
     ("scale", "sm_103a"),
     ("scale", "sm_100f"),
     ("scale", "sm_100"),
 ):
-    function = {"mix": launch_mix, "scale": launch_scale, "spread": launch_spread}[kernel]
+    function = globals()[f"launch_{kernel}"]
     options = f"--enable-tvm-ffi --gpu-arch {target}"
     compiled = cute.compile(function, values, stream, options=options)
     export(compiled, f"{kernel}_{target}")

@@ -36,6 +36,7 @@ EXPORT int fake_fail_init;            /* the error that cuInit gives */
 EXPORT int fake_fail_libraries;       /* so many next loads fail */
 EXPORT int fake_fail_attributes[DEVICES];
 EXPORT int fake_fail_launches;
+EXPORT int fake_fail_maps;
 EXPORT int fake_load_microseconds;
 EXPORT int fake_talks;                /* say on standard error when something ends */
 EXPORT int fake_version = 12000;
@@ -49,6 +50,14 @@ EXPORT CUlaunchConfig fake_launch;
 EXPORT CUlaunchAttribute fake_attributes[8];
 EXPORT CUcontext fake_launch_context;
 EXPORT int fake_extra;
+EXPORT uint64_t fake_argument[16]; /* of the first parameter, if a tensor map was made for it */
+
+/* The tensor map that was made last. */
+EXPORT int fake_maps;
+EXPORT int fake_map[6]; /* type, rank, interleave, swizzle, promotion, fill */
+EXPORT void *fake_map_address;
+EXPORT cuuint64_t fake_map_extents[5], fake_map_strides[4];
+EXPORT cuuint32_t fake_map_box[5], fake_map_steps[5];
 
 struct CUctx_st {
   int device;
@@ -215,6 +224,24 @@ static CUresult set_kernel_attribute(CUfunction_attribute attribute, int value, 
   __atomic_sub_fetch(&fake_inside, 1, __ATOMIC_SEQ_CST);
   return failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
+static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                             const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                             const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                             CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  NEED_INIT
+  if (!current() || (uintptr_t)map % 64 || rank < 1 || rank > 5) return CUDA_ERROR_INVALID_VALUE;
+  if (fails(&fake_fail_maps)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const int numbers[] = {type, rank, interleave, swizzle, promotion, fill};
+  memcpy(fake_map, numbers, sizeof numbers);
+  fake_map_address = address;
+  memcpy(fake_map_extents, extents, rank * sizeof *extents);
+  memcpy(fake_map_strides, strides, (rank - 1) * sizeof *strides);
+  memcpy(fake_map_box, box, rank * sizeof *box);
+  memcpy(fake_map_steps, steps, rank * sizeof *steps);
+  for (int i = 0; i < 16; i++) ((uint64_t *)map)[i] = 100 + i;
+  count(&fake_maps);
+  return CUDA_SUCCESS;
+}
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
   NEED_INIT
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
@@ -226,6 +253,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
   fake_launch = *config;
   fake_launch_context = current();
   fake_extra = extra != NULL;
+  if (fake_maps) memcpy(fake_argument, arguments[0], sizeof fake_argument);
   for (unsigned i = 0; i < config->numAttrs && i < sizeof fake_attributes / sizeof *fake_attributes; i++)
     fake_attributes[i] = config->attrs[i];
   return CUDA_SUCCESS;
@@ -260,6 +288,7 @@ EXPORT CUresult fake_get_address(const char *name, void **function, int version,
       {"cuLibraryGetKernel", 12000, get_kernel},
       {"cuKernelGetAttribute", 12000, kernel_attribute},
       {"cuKernelSetAttribute", 12000, set_kernel_attribute},
+      {"cuTensorMapEncodeTiled", 12000, encode_tiled},
       {"cuLaunchKernelEx", 11060, launch},
   };
   *function = NULL;

@@ -96,6 +96,19 @@ static void print_bytes(const void *bytes, size_t count) {
   putchar('\n');
 }
 
+static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                             const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                             const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                             CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  printf("tensor map of %p: type %d interleave %d swizzle %d promotion %d fill %d\n", address, type, interleave, swizzle, promotion,
+         fill);
+  for (cuuint32_t mode = 0; mode < rank; mode++)
+    printf(" mode %u: extent %llu box %u step %u stride %llu\n", mode, (unsigned long long)extents[mode], box[mode], steps[mode],
+           mode ? (unsigned long long)strides[mode - 1] : 0);
+  memset(map, 0, sizeof *map);
+  return CUDA_SUCCESS;
+}
+
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
   printf("launch %p grid %u,%u,%u block %u,%u,%u shared %u stream %p extra %p\n", (void *)function, config->gridDimX,
          config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY, config->blockDimZ, config->sharedMemBytes,
@@ -166,6 +179,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
       {"cuLibraryGetKernel", get_kernel},
       {"cuKernelGetAttribute", get_attribute},
       {"cuKernelSetAttribute", set_attribute},
+      {"cuTensorMapEncodeTiled", encode_tiled},
       {"cuLaunchKernelEx", launch},
   };
   (void)flags, (void)result;

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.compile
 SHIM = Path(__file__).parents[2] / "cutlass_aot/builder/native/shim.c"
 FAKE = Path(__file__).with_name("fake_driver.c")
 KERNEL = "spread_sm_90a"
+MAPPED = "mapped_sm_90a"
 GLOBAL_CAPTURE = 0
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttributeID
 TARGET = ["-target", "x86_64-linux-gnu.2.28"]
@@ -91,11 +92,13 @@ class Kernel:
     Args:
         path: the library.
         code: what its slot is given; None for nothing.
+        symbol: of the object.
     """
 
-    def __init__(self, path: Path, code: bytes | None) -> None:
+    def __init__(self, path: Path, code: bytes | None, symbol: str = KERNEL) -> None:
         self.library = ctypes.CDLL(str(path))
-        self._function = getattr(self.library, EXPORT_PREFIX + KERNEL)
+        self._symbol = symbol
+        self._function = getattr(self.library, EXPORT_PREFIX + symbol)
         self._function.restype = ctypes.c_int
         if code is not None:
             self.provide(code)
@@ -105,7 +108,7 @@ class Kernel:
         self._code = (ctypes.c_uint64 * (-(-(len(code) + offset) // 8)))()
         address = ctypes.addressof(self._code) + offset
         ctypes.memmove(address, code, len(code))
-        slot = (ctypes.c_uint64 * 2).in_dll(self.library, CODE_PREFIX + KERNEL)
+        slot = (ctypes.c_uint64 * 2).in_dll(self.library, CODE_PREFIX + self._symbol)
         slot[1] = len(code) if size is None else size
         slot[0] = address
         return address
@@ -226,6 +229,16 @@ def kernel(load: Callable[[list[str]], Kernel]) -> Kernel:
     return load(ANNOUNCED)
 
 
+@pytest.fixture
+def mapped(
+    objects: dict[str, Path], compiled: dict[str, Path], compiler: Callable[..., None], tmp_path: Path
+) -> Kernel:
+    """An object whose host code makes a tensor map."""
+    library = tmp_path / "mapped.so"
+    compiler([SHIM, FAKE, compiled[MAPPED]], library, "-Wl,-Bsymbolic", *ANNOUNCED)
+    return Kernel(library, KernelObject.from_bytes(objects[MAPPED].read_bytes()).gpu_code, MAPPED)
+
+
 def run_threads(number: int, body: Callable[[int], None]) -> None:
     barrier = threading.Barrier(number)
 
@@ -312,6 +325,38 @@ def test_the_driver_gets_the_launch_as_the_object_asked_for_it(kernel: Kernel) -
     assert len(values) == launched.attribute_count
     assert values[CLUSTER_DIMENSION] == [2, 3, 1]
     assert values[PROGRAMMATIC_STREAM_SERIALIZATION][0] == 1
+
+
+def test_the_driver_makes_the_tensor_map_that_the_object_asked_for(mapped: Kernel) -> None:
+    """What conftest compiled the kernel with, of a tensor of 600 rows of 64."""
+    assert mapped.launch(1) == ""
+
+    def numbers(name: str, kind: type[ctypes._SimpleCData[int]], count: int) -> list[int]:
+        return list((kind * count).in_dll(mapped.library, f"fake_{name}"))
+
+    float32, swizzle_128_bytes = 7, 3
+    assert numbers("map", ctypes.c_int, 6) == [float32, 2, 0, swizzle_128_bytes, 0, 0]
+    assert mapped.pointer("map_address") == 0x10000
+    assert numbers("map_extents", ctypes.c_uint64, 2) == [64, 600]
+    assert numbers("map_strides", ctypes.c_uint64, 1) == [256]
+    assert numbers("map_box", ctypes.c_uint32, 2) == [32, 8]
+    assert numbers("map_steps", ctypes.c_uint32, 2) == [1, 1]
+    assert numbers("argument", ctypes.c_uint64, 16) == list(range(100, 116)), "the launch's first parameter"
+
+
+def test_a_tensor_map_that_cannot_be_made_is_the_launchs_error(mapped: Kernel) -> None:
+    assert mapped.launch(1) == ""
+    caller = mapped.context("primary", 0)
+    mapped.make_current(caller)
+    mapped["fail_maps"] = 1
+    assert mapped.launch(1) == (
+        "RuntimeError: cannot launch the kernel: what it is passed, such as a tensor map of an operand, "
+        "cannot be made: CUDA_ERROR_OUT_OF_MEMORY (in words); the GPU is out of memory"
+    )
+    assert mapped.each("launches")[1] == 1
+    assert mapped.current() == (caller, 1)
+    assert mapped.launch(1) == "", "the error is gone with its launch"
+    assert mapped.each("launches")[1] == 2
 
 
 @pytest.mark.parametrize("flags", [ANNOUNCED, UNANNOUNCED])

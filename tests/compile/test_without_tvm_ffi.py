@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -67,6 +68,12 @@ def scaled(values: cute.Tensor, factors: tuple, factor: cutlass.Float32) -> None
     values[0] = values[0] * factor + factors[0][1]
 
 
+@cute.jit
+def added(values: cute.Tensor, numbers: typing.Tuple, pairs: tuple[typing.Tuple, cutlass.Float32]) -> None:  # noqa: UP006
+    """Of tuples that are annotated without what is in them."""
+    values[0] = values[0] + numbers[0] + numbers[1] + pairs[0][0] + pairs[1]
+
+
 def tensor(*values: float) -> Any:
     return from_dlpack(torch.tensor(values, dtype=torch.float32)).mark_layout_dynamic(0)
 
@@ -95,6 +102,17 @@ def test_it_is_compiled_with_tvm_ffi_and_called_without():
     for _ in range(2):
         function(from_dlpack(values), (from_dlpack(factors),), cutlass.Float32(5))
     assert values.tolist() == [(1 * 5 + 4) * 5 + 4, 2.0]
+
+
+def test_a_tuple_may_be_annotated_without_its_elements():
+    given = (cutlass.Float32(1), cutlass.Float32(2)), ((cutlass.Float32(3),), cutlass.Float32(4))
+    arguments = (added, tensor(1, 2), *given)
+    request = requested(cute.compile, *arguments)
+    compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
+    values = torch.tensor([1.0, 2.0])
+    others = (cutlass.Float32(10), cutlass.Float32(20)), ((cutlass.Float32(30),), cutlass.Float32(40))
+    as_asked(request, compiled.function)(from_dlpack(values), *others)
+    assert values.tolist() == [101.0, 2.0]
 
 
 def test_tensors_within_tuples_and_by_name_are_passed_and_all_else_is_left_alone():

@@ -11,6 +11,10 @@ import textwrap
 
 import pytest
 
+from cutlass_aot.errors import DslNeeded
+from cutlass_aot.without_dsl import names
+from cutlass_aot.without_dsl.tensors import Layout
+
 BEGIN = """\
 from cutlass_aot import without_dsl
 without_dsl.activate("4.8.1 0123")
@@ -141,6 +145,14 @@ def test_a_placeholder_in_a_key_is_refused(value, reason):
         ("cute.AddressSpace.gmem", "{'enum': 'cutlass.base_dsl.enums:AddressSpace.gmem'}"),
         ("cutlass.base_dsl.enums.Arch.sm_101a", "{'enum': 'cutlass.base_dsl.enums:Arch.sm_110a'}"),
         ("cute.make_layout", "{'function': 'cutlass.cute.core:make_layout'}"),
+        (
+            "cutlass._mlir.dialects.nvvm.sub_packed_f32x2",
+            "{'function': 'cutlass._mlir.dialects._nvvm_ops_gen:sub_packed_f32x2'}",
+        ),
+        (
+            "cutlass._mlir.dialects.cute.AddressSpace.gmem",
+            "{'enum': 'cutlass._mlir.dialects._cute_enum_gen:AddressSpace.gmem'}",
+        ),
         ("cutlass.Constexpr[int]", "{'type': 'cutlass.base_dsl.typing.Constexpr[int]'}"),
         (
             "cutlass.pipeline.NamedBarrier(barrier_id=1, num_threads=32)",
@@ -151,6 +163,76 @@ def test_a_placeholder_in_a_key_is_refused(value, reason):
 )
 def test_what_is_known_is_described_by_the_dsls_own_name(value, described):
     assert printed(f"print(Describer().argument('x', {value}))") == described
+
+
+def test_the_parameters_of_functions_that_programs_inspect_are_the_dsls():
+    text = printed(
+        """
+        import inspect
+        from cutlass._mlir.dialects import nvvm
+
+        names = inspect.signature(nvvm.fmax).parameters
+        print(*names, sum(item.kind is item.POSITIONAL_OR_KEYWORD for item in names.values()))
+        try:
+            nvvm.fmax(1, 2)
+        except DslNeeded as error:
+            print(error)
+        """
+    )
+    parameters, refusal = text.splitlines()
+    assert parameters == "a b c ftz nan abs results loc ip 2"
+    assert refusal.startswith("cutlass._mlir.dialects._nvvm_ops_gen.fmax was called")
+
+
+def test_the_cuda_version_of_the_dsl_is_compared():
+    major, minor = names.cuda_version()
+    later = f"{major + 1}.0"
+    conditions = [
+        f"exact_version='{major}.{minor}'", "min_version='12.0'", f"min_version='{later}'",
+        f"min_version='12.0', max_version='{later}'", "max_version='11.8'",
+    ]  # fmt: skip
+    text = printed(f"print(*({', '.join(f'cutlass.target_version({item})' for item in conditions)},))")
+    assert text == "True True False True False"
+    assert raised("cutlass.target_version()").startswith("DslNeeded target_version without a version")
+
+
+def test_what_decorates_a_class_makes_a_thing_of_the_dsls_that_no_key_has():
+    text = printed(
+        """
+        @cute.struct
+        class Storage:
+            pass
+
+        print(type(Storage).__module__, type(Storage).__qualname__)
+        try:
+            Describer().argument("x", Storage)
+        except RequestError as error:
+            print(type(error).__name__, error)
+        """
+    )
+    kind, refusal = text.splitlines()
+    assert kind == "cutlass.cute.core struct"
+    assert refusal.startswith("RequestError x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "mode", "found"),
+    [
+        ((2048, 1, 256), (256, 256, 1), 0, "(?,1,256):(256,0,1)"),
+        ((4, 1, 3, 4), (12, 12, 1, 3), 2, "(4,1,?,4):(?{i64 div=4},0,1,?{i64})"),
+        ((4, 1), (1, 1), 0, None),
+        ((1, 3, 8, 1), (24, 1, 3, 3), 2, None),
+        ((4, 1, 8), (8, 8, 1), 1, None),
+    ],
+)
+def test_the_order_of_modes_is_known_where_extents_of_1_take_no_part(shape, strides, mode, found):
+    layout = Layout(shape, strides, "gmem", 64)
+    if found is None:
+        with pytest.raises(DslNeeded, match="without stride_order"):
+            layout.compact_dynamic(mode, None, 1)
+    else:
+        layout.compact_dynamic(mode, None, 1)
+        assert str(layout) == f"gmem o {found}"
 
 
 def test_a_class_of_the_programs_own_may_be_derived_from_one_of_the_dsls():

@@ -5,6 +5,7 @@ SHIM_SYMBOLS = frozenset(
         "CuteDSLRT_TVMFFISetRaisedCudaError",
         "CuteDSLRT_TVMFFISetRaisedCudaLaunchError",
         "_cuKernelGetAttribute",
+        "_cuTensorMapEncodeTiled",
         "_cudaDeviceGetAttribute",
         "_cudaFuncSetAttribute",
         "_cudaGetDevice",
@@ -13,6 +14,7 @@ SHIM_SYMBOLS = frozenset(
         "_cudaLibraryGetKernel",
         "_cudaLibraryLoadData",
         "_cudaSetDevice",
+        "cuda_dialect_assert_success",
         "cuda_dialect_init_library_once",
         "cuda_dialect_unload_library_once",
     }

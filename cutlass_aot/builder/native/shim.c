@@ -8,6 +8,8 @@
  *     cuda_dialect_init_library_once(state, init, load_to_device, set_error)
  *     _cudaGetDevice(&outer)
  *     _cudaSetDevice(device)                   only if outer differs
+ *     _cuTensorMapEncodeTiled(...)             once for each tensor map that host code makes, each followed by
+ *     cuda_dialect_assert_success(error)
  *     _cudaLaunchKernelEx(...)                 once for each GPU function
  *     _cudaSetDevice(outer)                    only if outer differs
  *
@@ -17,6 +19,7 @@
  *    which the CUDA runtime and every framework use, for the time of the launch alone. A thread without a context has none
  *    afterwards. No context is created on another device than the launch's.
  *  - A launch after the first one on its device takes no lock and calls the driver twice: which device is current, launch.
+ *    (And once for each tensor map. One that the driver refuses to make is the error of the launch that follows.)
  *  - A first launch may happen while a stream is being captured.
  *  - The driver is looked for by the first launch, and any of CUDA 12.0 or newer will do. Nothing of CUDA is linked in.
  *  - fork: a child that inherits an initialised CUDA cannot use it, by CUDA's own rules, and so neither can it launch.
@@ -83,6 +86,7 @@ struct launch {
   int current;   /* as the object has last seen or set it */
   int outer;     /* what was current before the object set another device */
   int switched;  /* whether a context of ours is above the caller's */
+  int failed;    /* the first error that the object asserted not to be one, and goes on from */
 };
 static _Thread_local struct launch here = {.announced = NO_DEVICE, .current = NO_DEVICE};
 
@@ -102,6 +106,7 @@ static _Thread_local struct launch here = {.announced = NO_DEVICE, .current = NO
   each(get_kernel, cuLibraryGetKernel, 12000)                               \
   each(get_kernel_attribute, cuKernelGetAttribute, 12000)                   \
   each(set_kernel_attribute, cuKernelSetAttribute, 12000)                   \
+  each(encode_tiled, cuTensorMapEncodeTiled, 12000)                         \
   each(launch, cuLaunchKernelEx, 11060)
 #define FIELD(field, name, version) PFN_##name##_v##version field;
 static struct driver {
@@ -156,6 +161,9 @@ SAME(cudaFuncAttributeNonPortableClusterSizeAllowed, CU_FUNC_ATTRIBUTE_NON_PORTA
 SAME(cudaDevAttrMaxSharedMemoryPerBlock, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
 SAME(cudaDevAttrMultiProcessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 SAME(cudaDevAttrMaxSharedMemoryPerBlockOptin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+
+/* Objects have room for a tensor map of this size. */
+_Static_assert(sizeof(CUtensorMap) == 16 * sizeof(uint64_t), "tensor maps");
 
 /* ---- errors ---- */
 
@@ -369,6 +377,7 @@ int cuda_dialect_init_library_once(void **state, init_function init, load_functi
   launch->announced = NO_DEVICE;
   launch->current = NO_DEVICE;
   launch->switched = 0;
+  launch->failed = CUDA_SUCCESS;
   struct library *library = record(state, init, load_to_device);
   launch->library = library;
   if (!library) {
@@ -481,8 +490,25 @@ int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
   return driver.get_kernel_attribute(value, (CUfunction_attribute)attribute, (CUkernel)kernel, device);
 }
 
+int _cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                            const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                            const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                            CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  return driver.encode_tiled(map, type, rank, address, extents, strides, box, steps, interleave, swizzle, promotion, fill);
+}
+
+/* It returns nothing, and the object goes on: the launch, which can fail, says so. */
+void cuda_dialect_assert_success(int error) {
+  if (!here.failed) here.failed = error;
+}
+
 int _cudaLaunchKernelEx(const cudaLaunchConfig_t *config, const void *function, void **arguments) {
   const struct launch *launch = &here;
+  if (launch->failed) {
+    raise_error("cannot launch the kernel: what it is passed, such as a tensor map of an operand, cannot be made",
+                launch->failed);
+    return ERROR_RAISED;
+  }
   if (!is_loaded(launch->library, launch->current) && load(launch->library, launch->current)) return ERROR_RAISED;
   if (config->dynamicSmemBytes > UINT_MAX) return CUDA_ERROR_INVALID_VALUE;
   CUlaunchConfig translated = {
