@@ -21,7 +21,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.definitions import source_lines
+from cutlass_aot.programs.definitions import is_defined_at, source_lines
 from cutlass_aot.programs.distributions import in_standard_library, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice
 
@@ -161,8 +161,7 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
                     f"the trace imported {file}, which nothing in the request names: import it by name in "
                     "the module of the kernel, so that its changes can be told"
                 )
-        # The DSL executes the definition of a function that it has rewritten, as a module of its own.
-        elif line not in lines.get(file, ()):
+        elif not _is_followed(item, lines.get(file, {})):
             raise RequestError(
                 f"the trace ran {item.co_name} ({file}, line {line}), which nothing in the request names: "
                 "it was reached by getattr, or was put where it is as the program ran; import it by name in "
@@ -183,12 +182,13 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
             )
 
 
-def _lines_of(code: CodeSlice) -> dict[str, set[int]]:
-    """The lines of the functions that a request names, by file."""
-    found: dict[str, set[int]] = {}
+def _lines_of(code: CodeSlice) -> dict[str, dict[int, str]]:
+    """By file the lines of the functions that a request names, each with the function's name."""
+    found: dict[str, dict[int, str]] = {}
     for thing in code.followed.values():
         if isinstance(thing, FunctionType):
-            found.setdefault(thing.__code__.co_filename, set()).update(_lines(thing))
+            own = thing.__code__
+            found.setdefault(own.co_filename, {}).update(dict.fromkeys(_lines(thing), own.co_name))
     return found
 
 
@@ -197,6 +197,16 @@ def _lines(function: FunctionType) -> Iterable[int]:
         with contextlib.suppress(OSError, TypeError, SyntaxError):
             return source_lines(function)
     return (function.__code__.co_firstlineno,)
+
+
+def _is_followed(item: CodeType, lines: Mapping[int, str]) -> bool:
+    """Whether code is of the functions that have some lines of its file."""
+    if item.co_firstlineno in lines:
+        return True
+    # What the DSL makes of a function that closes over something is numbered from 1.
+    return item.co_name in lines.values() and not is_defined_at(
+        item.co_filename, item.co_name, item.co_firstlineno
+    )
 
 
 def _decides_nothing(file: str) -> bool:

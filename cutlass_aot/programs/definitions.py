@@ -7,6 +7,7 @@ import ast
 import functools
 import importlib.util
 import inspect
+import linecache
 import sys
 import textwrap
 import types
@@ -125,6 +126,14 @@ def source_lines(function: types.FunctionType) -> range:
     if not holding:
         raise OSError(f"line {first} is of no function {function.__code__.co_name}")
     return max(holding, key=lambda own: own.start)
+
+
+def is_defined_at(file: str, name: str, line: int) -> bool:
+    """Whether the source of a file defines a function of a name around a line, numbered from 1."""
+    try:
+        return any(line in own for own in _definitions("".join(linecache.getlines(file))).get(name, ()))
+    except SyntaxError:
+        return False
 
 
 def source_of(function: types.FunctionType) -> str:

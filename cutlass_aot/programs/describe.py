@@ -353,7 +353,7 @@ class Describer:
             return {"enum": kind.__qualname__, "member": member, "value": self._at(".value", value.value)}
         described: dict[str, Value] = {"enum": f"{qualified_name(kind)}.{member}"}
         more = vars(value).keys() - _OF_ENUM
-        if more:
+        if more and kind.__module__.partition(".")[0] != "cutlass":
             described["fields"] = {name: self._at(f".{name}", vars(value)[name]) for name in sorted(more)}
         return described
 
