@@ -149,7 +149,8 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
     Raises:
         RequestError: with the code, or the variable, and what to do.
     """
-    names, lines = {*code.origins, *keyed}, _lines_of(code)
+    names = {*code.origins, *keyed}
+    followed = _followed(trace, code)
     for item in sorted(trace.code, key=lambda item: (item.co_filename, item.co_firstlineno)):
         file, line = item.co_filename, item.co_firstlineno
         if _decides_nothing(file):
@@ -161,7 +162,7 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
                     f"the trace imported {file}, which nothing in the request names: import it by name in "
                     "the module of the kernel, so that its changes can be told"
                 )
-        elif not _is_followed(item, lines.get(file, {})):
+        elif item not in followed:
             raise RequestError(
                 f"the trace ran {item.co_name} ({file}, line {line}), which nothing in the request names: "
                 "it was reached by getattr, or was put where it is as the program ran; import it by name in "
@@ -182,13 +183,21 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
             )
 
 
-def _lines_of(code: CodeSlice) -> dict[str, dict[int, str]]:
-    """By file the lines of the functions that a request names, each with the function's name."""
-    found: dict[str, dict[int, str]] = {}
+def _followed(trace: Trace, code: CodeSlice) -> set[CodeType]:
+    """What a trace ran that is of functions which its request names."""
+    lines: dict[str, dict[int, str]] = {}
     for thing in code.followed.values():
         if isinstance(thing, FunctionType):
             own = thing.__code__
-            found.setdefault(own.co_filename, {}).update(dict.fromkeys(_lines(thing), own.co_name))
+            lines.setdefault(own.co_filename, {}).update(dict.fromkeys(_lines(thing), own.co_name))
+    found: set[CodeType] = set()
+    work = [item for item in trace.code if _is_followed(item, lines.get(item.co_filename, {}))]
+    while work:
+        item = work.pop()
+        if item not in found:
+            found.add(item)
+            # What is defined within has, where the DSL made it, lines of no function.
+            work.extend(constant for constant in item.co_consts if isinstance(constant, CodeType))
     return found
 
 
