@@ -24,8 +24,7 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.interception import Interception
-from cutlass_aot.programs.keep import known_variables
-from cutlass_aot.programs.packages import cache_environment
+from cutlass_aot.programs.packages import cache_environment, known_variables
 from cutlass_aot.programs.profiles import device_numbers
 from cutlass_aot.programs.record import Nothing
 from cutlass_aot.programs.request import Surroundings, request_of

@@ -26,7 +26,7 @@ from cutlass_aot.errors import CutlassAotError, RequestError
 from cutlass_aot.generators.device import load_profile
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.interception import Interception
-from cutlass_aot.programs.keep import known_variables
+from cutlass_aot.programs.packages import known_variables
 from cutlass_aot.programs.profiles import device_numbers
 from cutlass_aot.programs.record import Nothing
 from cutlass_aot.programs.request import Surroundings, request_of

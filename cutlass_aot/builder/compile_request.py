@@ -10,7 +10,7 @@ from typing import Any
 from cutlass_aot.builder.audit import audit, inspect_object
 from cutlass_aot.builder.export import export
 from cutlass_aot.errors import ArtifactError
-from cutlass_aot.programs.keep import known_variables
+from cutlass_aot.programs.packages import known_variables
 from cutlass_aot.programs.watched import compile_watched
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.request import Request

@@ -34,7 +34,7 @@ from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
 from cutlass_aot.generators.device import device_record
 from cutlass_aot.manifest.programs import ProgramTable, RecordingTable
 from cutlass_aot.programs import pretend_gpu
-from cutlass_aot.programs.keep import read_whole
+from cutlass_aot.programs.files import read_whole, refusals
 from cutlass_aot.programs.record import plan_of
 from cutlass_aot.programs.start import program_environment
 from cutlass_aot.schema.artifact import Artifact, Facts
@@ -368,12 +368,8 @@ class _Run:
                 requests.append(CompiledRequest(request, self.known[request.digest]))
             else:
                 failures.append(self._failure(request, path))
-        refusals = {
-            str(decode(read_whole(path, 1 << 20), path.name)["reason"]) for path in found.glob("*.refusal")
-        }
-        return Recorded(
-            self.program, Recording(tuple(requests), tuple(sorted(refusals))), tuple(failures), compiled
-        )
+        recording = Recording(tuple(requests), tuple(refusals(found)))
+        return Recorded(self.program, recording, tuple(failures), compiled)
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
         """Take what a request compiled to into the store; says how the compiled function is called."""

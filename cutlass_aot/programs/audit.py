@@ -101,7 +101,9 @@ class Trace:
                 self.code.add(code)
                 return monitoring.DISABLE
 
-            tool = next(number for number in _TOOLS if monitoring.get_tool(number) is None)
+            tool = next((number for number in _TOOLS if monitoring.get_tool(number) is None), None)
+            if tool is None:
+                raise RequestError("every number of sys.monitoring is in use: end a debugger or a profiler")
             monitoring.use_tool_id(tool, "cutlass-aot")
             try:
                 monitoring.register_callback(tool, monitoring.events.PY_START, started)

@@ -13,9 +13,9 @@ _ADVICE = {
     "target": "Add {target} to the targets of the manifest, and build again",
     "device": "The bundle was built for another GPU of this target: name the profile of this one as `device` "
     "in the manifest, and build again",
-    "code": "The code here is not what the bundle was built from: install that, or build again with this",
-    "state": "Run the program with the variables that it was recorded with, or record it with these (the key "
-    "`environment` of its table), and build again",
+    "code": "The installed code is not what the bundle was built from: install that version, or build again",
+    "state": "Give these the values that they had when the program was recorded, or record it again with "
+    "these (variables: `environment` in its table), and build again",
 }
 """What to do, by the first part of the path of a difference; the most general first."""
 _CALL = "Add this call to the program that is recorded, and build again"
@@ -37,7 +37,7 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     order = list(_ADVICE)
     differences.sort(key=lambda item: order.index(_field(item)) if _field(item) in order else len(order))
     shown = "; ".join(
-        f"{path} is {ours} here and {theirs} there" for path, ours, theirs in differences[:_SHOWN]
+        f"{path} is {ours}, and {theirs} in the bundle" for path, ours, theirs in differences[:_SHOWN]
     )
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     # One for another target is the nearest also where the callable was not recorded for this one.

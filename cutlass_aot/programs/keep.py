@@ -7,7 +7,6 @@ however it ends; :func:`gathered` makes a recording of it.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.files import note_refusal, read_whole, refusals, write_whole
 from cutlass_aot.programs.interception import Compile, Interception
-from cutlass_aot.programs.packages import cache_environment, target_environment
+from cutlass_aot.programs.packages import cache_environment, known_variables
 from cutlass_aot.programs.profiles import device_numbers, profile_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.watched import compile_watched
 from cutlass_aot.programs.without_tvm_ffi import as_asked
-from cutlass_aot.schema.encoding import decode, digest, encode
+from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
 
@@ -61,17 +61,6 @@ def begin(plan: Mapping[str, Any]) -> None:
     Interception(answer).begin()
 
 
-def known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
-    """Environment variables, with the values by which packages are told of a target and of their caches."""
-    return dict(_known_variables(target, numbers["sm_count"]))
-
-
-@functools.lru_cache(maxsize=16)
-def _known_variables(target: str, sm_count: int) -> Mapping[str, str]:
-    # Every request asks for it, and to look for entry points takes milliseconds.
-    return {**cache_environment(), **target_environment(target, sm_count)}
-
-
 class Keeper:
     """Keeps what is compiled in a folder. May be used from several threads.
 
@@ -81,7 +70,6 @@ class Keeper:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
 
     def compile(
         self, request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
@@ -93,10 +81,15 @@ class Keeper:
         """
         problems: list[Exception] = []
         known = known_variables(request.target, request.device)
-        compiled = compile_watched(
-            request, lambda: compile(*arguments, **keywords), arguments, keywords, known,
-            keep_unsound=problems.append,
-        )  # fmt: skip
+        try:
+            compiled = compile_watched(
+                request, lambda: compile(*arguments, **keywords), arguments, keywords, known,
+                keep_unsound=problems.append,
+            )  # fmt: skip
+        except Exception as error:
+            # It may be what this package does with it; if it is the compiler, it says so again.
+            self.refuse(f"{request.callable}: {error}")
+            return compile(*arguments, **keywords)
         try:
             if problems:
                 raise problems[0]
@@ -107,26 +100,22 @@ class Keeper:
 
     def refuse(self, reason: str) -> None:
         """Note a request that cannot be kept."""
-        data = encode({"reason": reason.encode("utf-8", "backslashreplace").decode("utf-8")})
         try:
-            write_whole(self._folder / f"{digest(data)[:32]}.refusal", data)
+            note_refusal(self._folder, reason)
         except OSError as error:
             _log.warning("not kept: %s; nor can that be noted: %s", reason, error)
 
     def _keep(self, request: Request, function: Any, call: CallByName | None) -> None:
         path = self._folder / request.digest
-        with self._lock:
-            if path.with_suffix(".result").exists():
-                return
-            exporter = importlib.import_module(_EXPORT)
-            scratch = path.with_name(f"{path.name}.{os.getpid()}.ll")
-            data = exporter.export(function, request.kernel.symbol, scratch).to_bytes()
-            write_whole(path.with_suffix(".object"), data)
-            write_whole(path.with_suffix(".request"), request.encoded())
-            # The last of the three says that they are whole.
-            write_whole(
-                path.with_suffix(".result"), encode({"call": None if call is None else call.to_record()})
-            )
+        if path.with_suffix(".result").exists():
+            return
+        exporter = importlib.import_module(_EXPORT)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.ll")
+        data = exporter.export(function, request.kernel.symbol, scratch).to_bytes()
+        write_whole(path.with_suffix(".object"), data)
+        write_whole(path.with_suffix(".request"), request.encoded())
+        # The last of the three says that they are whole.
+        write_whole(path.with_suffix(".result"), encode({"call": None if call is None else call.to_record()}))
 
 
 def gathered(folder: Path) -> tuple[Recording, dict[str, bytes]]:
@@ -141,26 +130,4 @@ def gathered(folder: Path) -> tuple[Recording, dict[str, bytes]]:
         call = decode(read_whole(path, MAX_REQUEST_BYTES), path.name)["call"]
         requests.append(CompiledRequest(request, None if call is None else CallByName.from_record(call)))
         objects[request.digest] = read_whole(path.with_suffix(".object"), MAX_RECORDING_BYTES)
-    reasons = (read_whole(path, MAX_REQUEST_BYTES) for path in sorted(folder.glob("*.refusal")))
-    refusals = {str(decode(data, "a refusal")["reason"]) for data in reasons}
-    return Recording(tuple(requests), tuple(sorted(refusals))), objects
-
-
-def read_whole(path: Path, limit: int) -> bytes:
-    """A file that a process of a program wrote.
-
-    Raises:
-        RequestError: if it is larger than ``limit`` bytes.
-    """
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise RequestError(f"{path.name} has more than {limit} bytes")
-    return data
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(data)
-    new.replace(path)
+    return Recording(tuple(requests), tuple(refusals(folder))), objects

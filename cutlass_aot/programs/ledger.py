@@ -67,7 +67,9 @@ class Ledger:
     def answered(self, request: Request, bundle: str, code_bytes: int, seconds: float) -> None:
         """Count an answer, which took ``seconds``; ``code_bytes`` is the size of its GPU code."""
         with self._lock:
-            entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target, bundle))
+            entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target))
+            # It may have been missed before another bundle was opened.
+            entry.bundle, entry.reason = bundle, ""
             entry.saved = estimated_seconds(code_bytes)
             entry.count += 1
             entry.seconds += seconds
@@ -93,6 +95,8 @@ class Ledger:
             ours = self.entries.setdefault(
                 key, Entry(theirs.callable, theirs.target, theirs.bundle, reason=theirs.reason)
             )
+            if theirs.bundle:
+                ours.bundle, ours.reason = theirs.bundle, ""
             ours.count += theirs.count
             ours.seconds += theirs.seconds
             ours.saved += theirs.saved

@@ -14,6 +14,7 @@ where ``PACKAGE`` is a :class:`ProgramPackage`.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -154,3 +155,14 @@ def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]
             if getattr(imported.get(module), name, False):
                 found.append(switch)
     return found
+
+
+def known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
+    """Environment variables, with the values by which packages are told of a target and of their caches."""
+    return dict(_known_variables(target, numbers["sm_count"]))
+
+
+@functools.lru_cache(maxsize=16)
+def _known_variables(target: str, sm_count: int) -> Mapping[str, str]:
+    # Every request asks for it, and to look for entry points takes milliseconds.
+    return {**cache_environment(), **target_environment(target, sm_count)}

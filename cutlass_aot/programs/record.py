@@ -4,12 +4,13 @@ Each distinct request is compiled in a fork, in which the trace may do what it l
 request alone; the program gets a function that does nothing and goes on. What is found lies in a private
 folder as soon as it is known, so that nothing is lost however the program ends::
 
+    <digest>.claim      made by the process that compiles the request
     <digest>.request    the request
     <digest>.object     the compiled object, and
     <digest>.result     what else is known of it; written last
     <digest>.failure    why it did not compile, instead of the two
     <digest>.log        what the compiler printed
-    <number>.refusal    a request that cannot be keyed, and why
+    <digest>.refusal    why a call makes no request
     <process>.imported  files that the process has imported, once its program has come to its end
     <process>.error     instead, if that end was an error
 """
@@ -36,11 +37,12 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.generators.device import device_from_record
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.distributions import in_standard_library
+from cutlass_aot.programs.files import note_refusal, printable, write_whole
 from cutlass_aot.programs.interception import Compile, Interception
-from cutlass_aot.programs.keep import known_variables, write_whole
+from cutlass_aot.programs.packages import known_variables
 from cutlass_aot.programs.profiles import device_numbers
 from cutlass_aot.programs.request import Surroundings, request_of
-from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.request import Request
 
 MODULE = "cutlass_aot.programs.record"
@@ -66,6 +68,7 @@ def begin(plan: Mapping[str, Any]) -> None:
         jobs=int(plan["jobs"]),
         timeout=float(plan["timeout"]),
     )
+    _note_what_is_read(recorder)
     Interception(recorder.answer).begin()
     atexit.register(recorder.finish)
     _watch_the_end(recorder)
@@ -124,6 +127,8 @@ class Recorder:
         jobs: how many forks may compile at once.
         timeout: seconds that one of them may take.
         erred: whether the program has come to an end in error.
+        read: files that the program was started with, and those that it has read in the folder that it was
+            started in.
     """
 
     folder: Path
@@ -137,6 +142,7 @@ class Recorder:
     _lock: Any = field(default_factory=threading.RLock)
     _process: int = field(default_factory=os.getpid)
     erred: bool = False
+    read: set[str] = field(default_factory=set)
 
     def answer(
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
@@ -146,7 +152,7 @@ class Recorder:
         try:
             request = request_of(compiler, arguments, keywords, surroundings)
         except RequestError as error:
-            self._refuse(str(error))
+            note_refusal(self.folder, str(error))
             return Nothing()
         with self._lock:
             self._own_process()
@@ -159,10 +165,9 @@ class Recorder:
         """Wait until everything is compiled."""
         with self._lock:
             self._own_process()
-            while self._running:
-                self._reap(wait=True)
+            self._wait_for_forks(0)
         name = f"{os.getpid()}.{'error' if self.erred else 'imported'}"
-        files = "\n".join(imported_files())
+        files = "\n".join(sorted({*imported_files(), *filter(os.path.isfile, self.read)}))
         write_whole(self.folder / name, files.encode("utf-8", "surrogateescape"))
 
     def _own_process(self) -> None:
@@ -184,8 +189,7 @@ class Recorder:
         write_whole(path.with_suffix(".request"), request.encoded())
         if request.digest in self.known:
             return
-        while len(self._running) >= self.jobs:
-            self._reap(wait=True)
+        self._wait_for_forks(self.jobs - 1)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -213,7 +217,7 @@ class Recorder:
             except BaseException as error:
                 failure = {
                     "raised": [kind.__name__ for kind in type(error).__mro__],
-                    "message": _printable(f"{type(error).__name__}: {error}"),
+                    "message": printable(f"{type(error).__name__}: {error}"),
                 }
                 traceback.print_exc()
                 write_whole(path.with_suffix(".failure"), encode(failure))
@@ -225,9 +229,10 @@ class Recorder:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _reap(self, *, wait: bool) -> None:
-        """Take note of forks that have ended; kill those past their time."""
-        while True:
+    def _wait_for_forks(self, most: int) -> None:
+        """Wait until at most so many forks run: take note of those that have ended, kill those past their
+        time."""
+        while len(self._running) > most:
             for pid, (name, deadline) in list(self._running.items()):
                 try:
                     ended, status = os.waitpid(pid, os.WNOHANG)
@@ -243,9 +248,8 @@ class Recorder:
                         os.waitpid(pid, 0)
                     del self._running[pid]
                     self._fail(name, {"timed_out": self.timeout})
-            if not wait or len(self._running) < self.jobs or not self._running:
-                return
-            time.sleep(_POLL_SECONDS)
+            if len(self._running) > most:
+                time.sleep(_POLL_SECONDS)
 
     def _ended(self, name: str, status: int) -> None:
         path = self.folder / name
@@ -254,10 +258,6 @@ class Recorder:
 
     def _fail(self, name: str, failure: dict[str, Any]) -> None:
         write_whole((self.folder / name).with_suffix(".failure"), encode(failure))
-
-    def _refuse(self, reason: str) -> None:
-        data = encode({"reason": _printable(reason)})
-        write_whole(self.folder / f"{digest(data)[:32]}.refusal", data)
 
 
 def imported_files() -> list[str]:
@@ -268,13 +268,27 @@ def imported_files() -> list[str]:
     }
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     files.update([spec.origin] if spec is not None and spec.origin else [])
-    # The script itself: its module has lost its file when exit handlers run.
-    files.update(word for word in sys.orig_argv[1:] if Path(word).is_file())
     own = {os.path.abspath(file) for file in files if not in_standard_library(file)}  # noqa: PTH100
     lists = {
         str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")
     }
     return sorted(own | lists)
+
+
+def _note_what_is_read(recorder: Recorder) -> None:
+    """Have the recorder know the files that decide what the program does, beside the modules that it imports:
+    its script, whose module has lost its file when exit handlers run, and data in its folder."""
+    folder = f"{Path.cwd()}/"
+    recorder.read.update(os.path.abspath(word) for word in sys.orig_argv[1:] if Path(word).is_file())  # noqa: PTH100
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100
+            is_read = isinstance(arguments[1], str) and not set(arguments[1]) & set("wax+")
+            if is_read and path.startswith(folder) and "/site-packages/" not in path:
+                recorder.read.add(path)
+
+    sys.addaudithook(hear)
 
 
 def _end_with_parent() -> None:
@@ -313,7 +327,3 @@ def _watch_the_end(recorder: Recorder) -> None:
     sys.excepthook = show
     sys.exit = leave
     builtins.SystemExit = SystemExit  # type: ignore[misc]
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

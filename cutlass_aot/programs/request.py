@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
@@ -103,8 +104,10 @@ def request_of(
     except (
         Exception
     ) as error:  # Properties and comparisons of the program's own classes raise what they like.
-        called = qualified_name(arguments[0]) if inspect.isroutine(arguments[0]) else type(arguments[0])
-        raise RequestError(f"{called} could not be described: {type(error).__name__}: {error}") from error
+        subject = arguments[0] if inspect.isroutine(arguments[0]) else type(arguments[0])
+        raise RequestError(
+            f"{qualified_name(subject)} could not be described: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _request_of(
@@ -202,18 +205,42 @@ class _Parameter(NamedTuple):
     is_class: bool
 
 
-@functools.lru_cache(maxsize=4096)
-def _parameters(
-    function: types.FunctionType,
-) -> tuple[tuple[_Parameter, ...], str, dict[str, _Parameter], str]:
-    """Positional parameters, the name of ``*args``, parameters by name, the name of ``**kwargs``."""
+class _Parameters(NamedTuple):
+    """Parameters of a function.
+
+    Attributes:
+        positional: those that can be passed in order.
+        rest: the name of ``*args``; ``""`` without.
+        by_name: those that can be passed by name, in the order of the signature.
+        more: the name of ``**kwargs``; ``""`` without.
+    """
+
+    positional: tuple[_Parameter, ...]
+    rest: str
+    by_name: Mapping[str, _Parameter]
+    more: str
+
+
+# Weakly: a function may hold tensors.
+_known_parameters: weakref.WeakKeyDictionary[types.FunctionType, _Parameters] = weakref.WeakKeyDictionary()
+
+
+def _parameters(function: Any) -> _Parameters:
+    known = _known_parameters.get(function)
+    if known is None:
+        known = _known_parameters[function] = _parameters_of(function)
+    return known
+
+
+def _parameters_of(function: Any) -> _Parameters:
     try:
         signature = inspect.signature(function, eval_str=True)
     except Exception as error:
         raise RequestError(
             f"{qualified_name(function)}: its annotations cannot be evaluated: {error}"
         ) from None
-    positional, by_name, rest, more = [], {}, "", ""
+    positional: list[_Parameter] = []
+    by_name, rest, more = {}, "", ""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         free = annotation is parameter.empty or get_origin(annotation) is type
@@ -226,7 +253,7 @@ def _parameters(
             by_name[parameter.name] = own
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 positional.append(own)
-    return tuple(positional), rest, by_name, more
+    return _Parameters(tuple(positional), rest, by_name, more)
 
 
 def _is_constexpr(annotation: Any) -> bool:
@@ -249,7 +276,8 @@ def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Valu
                 f"{called.name}: it takes {len(own)} arguments in order, got {len(called.arguments)}"
             )
         yield parameter.name, describer.argument(parameter.name, value, _passed(parameter, value))
-    for name in sorted(called.keywords):
+    # In the order of the signature, in which the DSL passes them: not in that of the call.
+    for name in sorted(called.keywords, key=lambda name: ([*by_name, name].index(name), name)):
         value = called.keywords[name]
         known = by_name.get(name)
         if known is None and not more:

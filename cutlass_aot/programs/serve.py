@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import multiprocessing.util
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,9 +26,9 @@ from cutlass_aot.programs.after_import import AfterImport
 from cutlass_aot.programs.distributions import DSL, dsl_fingerprint
 from cutlass_aot.programs.explain import explain_miss
 from cutlass_aot.programs.interception import Compile, Interception
-from cutlass_aot.programs.keep import Keeper, known_variables
+from cutlass_aot.programs.keep import Keeper
 from cutlass_aot.programs.ledger import Ledger
-from cutlass_aot.programs.packages import cache_environment, caches_left_on
+from cutlass_aot.programs.packages import cache_environment, caches_left_on, known_variables
 from cutlass_aot.programs.profiles import sm_count_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.start import SERVE_VARIABLE
@@ -35,6 +36,7 @@ from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.assembled import open_installed
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
+from cutlass_aot.runtime.requests import CompiledFunction
 from cutlass_aot.schema.catalog import MANIFEST_NAME
 from cutlass_aot.schema.request import Request
 
@@ -90,6 +92,7 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
             _server = Server()
             _server.begin()
         _server.bundles = (*found, *_server.bundles)
+        _server.forget_devices()
     return _server
 
 
@@ -118,9 +121,8 @@ def begin(plan: Mapping[str, Any]) -> None:
         os._exit(error.exit_code)
     if plan.get("keep"):
         server.keeper = Keeper(Path(plan["keep"]))
-    folder = plan.get("ledger")
-    if folder:
-        atexit.register(_write_ledger, server, Path(folder))
+    if plan.get("ledger"):
+        _write_ledger_at_the_end(server, Path(plan["ledger"]))
 
 
 def _bundles_of_environment() -> list[str]:
@@ -129,6 +131,14 @@ def _bundles_of_environment() -> list[str]:
     names = [str(Path(name).absolute()) if is_directory(name) else name for name in names]
     os.environ[SERVE_VARIABLE] = os.pathsep.join(names)
     return names
+
+
+def _write_ledger_at_the_end(server: Server, folder: Path) -> None:
+    atexit.register(_write_ledger, server, folder)
+    # Workers that `multiprocessing` forks end without exit handlers.
+    multiprocessing.util.register_after_fork(
+        server, lambda own: multiprocessing.util.Finalize(None, _write_ledger, (own, folder), exitpriority=0)
+    )
 
 
 def _write_ledger(server: Server, folder: Path) -> None:
@@ -167,10 +177,13 @@ class Server:
         self.bundles: tuple[Bundle, ...] = ()
         self.keeper: Keeper | None = None
         self._ledger = Ledger()
+        # What the parent has noted is the parent's, and its lock may be held.
+        os.register_at_fork(after_in_child=self._renew_ledger)
         self._surroundings = Surroundings(self._device, known_variables, self._dsl)
         self._devices: dict[str, Mapping[str, int]] = {}
         self._interception = Interception(self._answer)
         self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
+        self._undo: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         """Stand before ``cute.compile``."""
@@ -183,9 +196,17 @@ class Server:
         global _server
         self._interception.end()
         self._hardware.end()
+        self._undo()
         self.bundles = ()
         if _server is self:
             _server = None
+
+    def forget_devices(self) -> None:
+        """Have the numbers of the GPU looked for again: further bundles may have its profile."""
+        self._devices.clear()
+
+    def _renew_ledger(self) -> None:
+        self._ledger = Ledger()
 
     def ledger(self) -> Ledger:
         """What was answered and what was missed until now, with the requests of the bundles that nobody asked
@@ -209,8 +230,15 @@ class Server:
             CorruptFile: if a file is truncated, altered or foreign.
             BundleError: if a file cannot be read, or a library mapped.
         """
-        found = (bundle.compiled(request) for bundle in self.bundles)
-        return next((as_asked(request, item.function) for item in found if item is not None), None)
+        found = self._found(request)
+        return None if found is None else as_asked(request, found[1].function)
+
+    def _found(self, request: Request) -> tuple[Bundle, CompiledFunction] | None:
+        for bundle in self.bundles:
+            found = bundle.compiled(request)
+            if found is not None:
+                return bundle, found
+        return None
 
     # -- one call ---------------------------------------------------------------------------------------
 
@@ -222,12 +250,12 @@ class Server:
             request = self.request(compiler, arguments, keywords)
         except RequestError as error:
             return self._missed(None, error, arguments, keywords, compile)
-        for bundle in self.bundles:
-            found = bundle.compiled(request)
-            if found is not None:
-                code_bytes = found.kernel.entry.code.size
-                self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
-                return as_asked(request, found.function)
+        found = self._found(request)
+        if found is not None:
+            bundle, compiled = found
+            code_bytes = compiled.kernel.entry.code.size
+            self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
+            return as_asked(request, compiled.function)
         return self._missed(
             request, RequestNotFound(explain_miss(request, self.bundles)), arguments, keywords, compile
         )
@@ -306,3 +334,4 @@ class Server:
             return count
 
         kind.get_max_active_clusters = get_max_active_clusters
+        self._undo = lambda: setattr(kind, "get_max_active_clusters", original)

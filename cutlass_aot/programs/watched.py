@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,15 @@ from cutlass_aot.schema.request import CallByName, Request, Value
 _lock = threading.RLock()
 """Held while a request is compiled: parts of the DSL and of ``os.environ`` are replaced meanwhile, for all
 threads."""
+
+
+def _renew_lock() -> None:
+    """In a child that was forked while another thread held it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Compiled(NamedTuple):

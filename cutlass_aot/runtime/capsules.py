@@ -1,11 +1,22 @@
-"""DLPack capsules of tensors that somebody else owns."""
+"""DLPack capsules of tensors that somebody else owns.
+
+Format: https://github.com/dmlc/dlpack/blob/main/include/dlpack/dlpack.h (``DLManagedTensor``).
+"""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
+# A capsule keeps the pointer to its name, not a copy.
 _NAME = b"dltensor"
+# Prototypes of our own: everybody would see argument types that are set on the shared ctypes.pythonapi.
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 
 
 class DataType(ctypes.Structure):
@@ -37,15 +48,9 @@ def tensor_in(capsule: Any) -> ManagedTensor:
     Raises:
         ValueError: if somebody has taken it, or the capsule is of another kind.
     """
-    read = ctypes.pythonapi.PyCapsule_GetPointer
-    read.restype = ctypes.c_void_p
-    read.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    return ManagedTensor.from_address(int(read(capsule, _NAME)))
+    return ManagedTensor.from_address(int(_pointer(capsule, _NAME)))
 
 
 def capsule_of(tensor: ManagedTensor) -> Any:
     """A capsule with a tensor, which has to outlive it and whoever takes it from there."""
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return make(ctypes.addressof(tensor), _NAME, None)
+    return _new(ctypes.addressof(tensor), _NAME, None)

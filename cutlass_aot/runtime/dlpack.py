@@ -1,7 +1,4 @@
-"""Views of foreign tensors with another shape, made through DLPack; no array library is needed.
-
-Format: https://github.com/dmlc/dlpack/blob/main/include/dlpack/dlpack.h (``DLManagedTensor``).
-"""
+"""Views of foreign tensors with another shape, made through DLPack; no array library is needed."""
 
 from __future__ import annotations
 
@@ -9,31 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from cutlass_aot.runtime.capsules import DataType, ManagedTensor, capsule_of
 from cutlass_aot.schema.dtypes import DTYPES
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = (
-        ("dl_tensor", _DLTensor),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
 
 _alive: dict[int, tuple[Any, ...]] = {}
 """What each exported struct points to, by the struct's address, until its consumer deletes it."""
@@ -64,34 +38,21 @@ def view(tensor: Any, shape: Sequence[int], strides: Sequence[int], dtype: str) 
     steps = (ctypes.c_int64 * rank)(*strides)
     device_type, device_id = tensor.__dlpack_device__()
     code, bits = DTYPES[dtype].dlpack
-    managed = _DLManagedTensor(
-        _DLTensor(
-            # data_ptr includes the byte offset of the tensor's own description.
-            data=tensor.data_ptr(),
-            device_type=device_type,
-            device_id=device_id,
-            ndim=rank,
-            code=code,
-            bits=bits,
-            lanes=1,
-            shape=ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)),
-            strides=ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64)),
-            byte_offset=0,
-        ),
-        None,
-        ctypes.cast(_delete, ctypes.c_void_p),
+    managed = ManagedTensor(
+        # data_ptr includes the byte offset of the tensor's own description.
+        data=tensor.data_ptr(),
+        device_type=device_type,
+        device_id=device_id,
+        ndim=rank,
+        dtype=DataType(code, bits, 1),
+        shape=ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)),
+        strides=ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64)),
+        deleter=ctypes.cast(_delete, ctypes.c_void_p),
     )
     address = ctypes.addressof(managed)
     _alive[address] = (managed, extents, steps, tensor)
-    # A prototype of our own: setting argtypes on the shared ctypes.pythonapi would be seen by everybody.
-    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    make_capsule = prototype(("PyCapsule_New", ctypes.pythonapi))
     try:
-        # The capsule keeps the pointer to its name, not a copy: _NAME lives as long as the module.
-        return tvm_ffi.from_dlpack(make_capsule(address, _NAME, None))
+        return tvm_ffi.from_dlpack(capsule_of(managed))
     except BaseException:
         _forget(address)
         raise
-
-
-_NAME = b"dltensor"

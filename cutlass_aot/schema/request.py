@@ -280,6 +280,8 @@ def differences(request: Request, other: Request) -> list[Difference]:
     for (name, ours), theirs in pairs:
         if name == "arguments":
             ours, theirs = dict(ours), dict(theirs)
+            if list(ours) != list(theirs) and set(ours) == set(theirs):
+                found.append(Difference(name, f"in order {', '.join(ours)}", f"in order {', '.join(theirs)}"))
         found += _differences(name, ours, theirs)
     return found
 
@@ -294,7 +296,7 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
     elif isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)) and len(ours) == len(theirs):
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
             yield from _differences(f"{path}[{index}]", one, two)
-    elif type(ours) is not type(theirs) or ours != theirs:
+    elif type(ours) is not type(theirs) or repr(ours) != repr(theirs):  # 0.0 and -0.0 are equal.
         yield Difference(path, value_text(ours), value_text(theirs))
 
 

@@ -177,16 +177,16 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, r"configuration\.fields\.N is 96 here and \d+ there\. Add this call to the program"),
-        ({"target": "sm_103a"}, r"Nearest .*: target is 'sm_103a' here and .*\. Add sm_103a to the targets"),
-        ({"device": {"sm_count": 114}}, r"device\.sm_count is 114 here and 132 there; .*another GPU"),
+        ({}, r"configuration\.fields\.N is 96, and \d+ in the bundle\. Add this call to the program"),
+        ({"target": "sm_103a"}, r": target is 'sm_103a', and .* in the bundle; .* Add sm_103a to the"),
+        ({"device": {"sm_count": 114}}, r"device\.sm_count is 114, and 132 in the bundle; .*another GPU"),
         (
             {"code": {**NORMS[0].request.code, "ops": "1.3.0 " + "ab" * 32}},
-            r": code\.ops is '1\.3\.0 [ab]+' here and '1\.2\.0 [ab]+' there; .* install that, or build again",
+            r": code\.ops is '1\.3\.0 [ab]+', and '1\.2\.0 [ab]+' in the bundle; .* install that version, or",
         ),
         (
             {"state": {"environment:OPS_FAST": "1", "ops.norm:UNROLL": 4}, "code": NORMS[0].request.code},
-            r": state\.environment:OPS_FAST is '1' here and None there; .* `environment` of its table",
+            r": state\.environment:OPS_FAST is '1', and None in the bundle; .*`environment` in its table",
         ),
     ],
 )  # fmt: skip

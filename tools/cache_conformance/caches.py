@@ -41,7 +41,7 @@ class CutlassAot:
     ) -> Outcome:
         from cutlass_aot.errors import RequestError
         from cutlass_aot.programs.interception import Interception
-        from cutlass_aot.programs.keep import known_variables
+        from cutlass_aot.programs.packages import known_variables
         from cutlass_aot.programs.record import Nothing
         from cutlass_aot.programs.request import Surroundings, request_of
 

@@ -1,0 +1,53 @@
+"""Files by which the processes of a program hand on what they found, in a private folder."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import decode, digest, encode
+
+_MAX_REFUSAL_BYTES = 1 << 20
+
+
+def read_whole(path: Path, limit: int) -> bytes:
+    """A file that a process of a program wrote.
+
+    Raises:
+        CorruptFile: if it is larger than ``limit`` bytes.
+    """
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise CorruptFile(f"{path.name} has more than {limit} bytes")
+    return data
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def note_refusal(folder: Path, reason: str) -> None:
+    """Note why a call of ``cute.compile`` makes no request; once for each reason."""
+    data = encode({"reason": printable(reason)})
+    write_whole(folder / f"{digest(data)[:32]}.refusal", data)
+
+
+def refusals(folder: Path) -> list[str]:
+    """What was noted, sorted.
+
+    Raises:
+        CorruptFile: if a file is not what :func:`note_refusal` wrote.
+    """
+    data = (read_whole(path, _MAX_REFUSAL_BYTES) for path in sorted(folder.glob("*.refusal")))
+    return sorted({str(decode(item, "a refusal")["reason"]) for item in data})
+
+
+def printable(text: str) -> str:
+    """A text that UTF-8 can encode, which one with parts of a file's name may not be."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
