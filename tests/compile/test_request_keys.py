@@ -44,8 +44,8 @@ print(json.dumps([key(modify) for modify in program.keyed()]))
 """
 
 
-def keys(folder, program):
-    (folder / "keys.py").write_text(_KEYS)
+def keys(folder, program, before=""):
+    (folder / "keys.py").write_text(before + _KEYS)
     (folder / "program.py").write_text(program)
     result = subprocess.run(
         [sys.executable, folder / "keys.py"],
@@ -132,6 +132,79 @@ CHANGES = {
         "helper = lambda x: x * 2.0",
         "helper(x)",
         "global helper; helper = lambda x: x * 3.0",
+    ),
+    "what a function in a table reads": (
+        'F = 2.0\ndef two(x):\n    return x * F\nTABLE = {"x": two}',
+        'TABLE["x"](x)',
+        "global F; F = 3.0",
+    ),
+    "what a method of a module-level object reads": (
+        "F = 2.0\nclass Scale:\n    def by(self, x):\n        return x * F\nSCALE = Scale()",
+        "SCALE.by(x)",
+        "global F; F = 3.0",
+    ),
+    "what a method of an enumeration reads": (
+        "import enum\nF = 2.0\nclass Mode(enum.Enum):\n    A = 1\n    def by(self):\n        return F",
+        "x * Mode.A.by()",
+        "global F; F = 3.0",
+    ),
+    "a field of a member of an enumeration": (
+        "import enum\nclass Mode(enum.Enum):\n    A = 1\nMode.A.by = 2.0\nMODE = Mode.A",
+        "x * MODE.by",
+        "MODE.by = 3.0",
+    ),
+    "what a cached property reads": (
+        "import functools\nF = 2.0\nclass Scale:\n    @functools.cached_property\n"
+        "    def by(self):\n        return F",
+        "x * Scale().by",
+        "global F; F = 3.0",
+    ),
+    "what a method by type reads": (
+        "import functools\nF = 2.0\nclass Scale:\n    @functools.singledispatchmethod\n"
+        "    def by(self, y):\n        return y * F",
+        "Scale().by(x)",
+        "global F; F = 3.0",
+    ),
+    "what a partial method reads": (
+        "import functools\nF = 2.0\nclass Scale:\n    def _by(self, y):\n        return F * y\n"
+        "    by = functools.partialmethod(_by, 1.0)",
+        "x * Scale().by()",
+        "global F; F = 3.0",
+    ),
+    "what a descriptor reads": (
+        "F = 2.0\nclass By:\n    def __get__(self, instance, owner):\n        return F\n"
+        "class Scale:\n    by = By()",
+        "x * Scale.by",
+        "global F; F = 3.0",
+    ),
+    "the arguments of a script": (
+        "import argparse\nARGS = argparse.Namespace(by=2.0)",
+        "x * ARGS.by",
+        "ARGS.by = 3.0",
+    ),
+    "an attribute that was not there": (
+        "import types, sys\nsettings = sys.modules[__name__]",
+        "x * getattr(settings, 'FACTOR', 2.0)",
+        "settings.FACTOR = 3.0",
+    ),
+    "an array, in place": ("import numpy\nT = numpy.ones(4)", "x * float(T[0])", "T[0] = 3.0"),
+    "a class that was made by exec": (
+        "def made(factor):\n    names = {}\n    exec(f'class Scale: by = {factor}', names)\n"
+        "    return names['Scale']\nScale_ = made(2.0)",
+        "x * Scale_.by",
+        "global Scale_; Scale_ = made(3.0)",
+    ),
+    "a function that was made by exec": (
+        "def made(factor):\n    names = {'__name__': 'made'}\n"
+        "    exec(f'def helper(x): return x * {factor}', names)\n    return names['helper']\n"
+        "helper = made(2.0)",
+        "helper(x)",
+        "global helper; helper = made(3.0)",
+    ),
+    "an attribute of a class that was made": (
+        "def made():\n    class Scale:\n        by = 2.0\n    return Scale\nScale_ = made()",
+        "x * Scale_.by",
+        "Scale_.by = 3.0",
     ),
 }
 
@@ -337,12 +410,19 @@ _AT_IMPORT = {
         "@functools.singledispatch\ndef of(x): return 1\ndef two(x): return 2\ndef three(x): return 3\n"
         "of.register(int, two if FIRST else three)\ndef change(x): return x * of(1)"
     ),
+    "the arguments of a script": (
+        "ARGS = argparse.Namespace(by=2 if FIRST else 3)\ndef change(x): return x * ARGS.by"
+    ),
+    "a field of a number": (
+        "class Number(int): pass\nnumber = Number(1)\nnumber.by = 2 if FIRST else 3\n"
+        "def change(x): return x * number.by"
+    ),
     "a value that is named by text": (
         "FACTOR = int('2' if FIRST else '3')\ndef change(x): return x * globals()['FACTOR']"
     ),
 }
 _IMPORTS = (
-    "import collections, contextvars, enum, fractions, functools, operator, os, pathlib\n"
+    "import argparse, collections, contextvars, enum, fractions, functools, operator, os, pathlib\n"
     "import cutlass, cutlass.cute as cute, numpy, torch\nFIRST = os.environ['DECIDES'] == '1'\n"
 )
 
@@ -372,3 +452,92 @@ def test_code_that_asks_for_subclasses_is_refused(tmp_path):
     )
     (key,) = keys(tmp_path, program)
     assert "asks for subclasses" in key
+
+
+_BY_ENVIRONMENT = "import os\nFACTOR = float(os.environ['FACTOR'])\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("from .config import FACTOR", "FACTOR"),
+        ("from package.config import FACTOR", "FACTOR"),
+        ("import package.config", "package.config.FACTOR"),
+        ("from . import config", "config.FACTOR"),
+        ("import importlib; config = importlib.import_module('package.config')", "config.FACTOR"),
+    ],
+)
+@pytest.mark.parametrize("first", ["", "import package.config"])
+def test_what_a_function_imports_is_in_the_key(tmp_path, monkeypatch, statement, value, first):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"{first}\n")
+    (package / "config.py").write_text(_BY_ENVIRONMENT)
+    (package / "ops.py").write_text(f"def change(x):\n    {statement}\n    return x * {value}\n")
+    found = []
+    for factor in ("2", "3", "2"):
+        monkeypatch.setenv("FACTOR", factor)
+        found += keys(
+            tmp_path, "import package\nfrom package.ops import change\ndef keyed(): return [change]\n"
+        )
+    one, other, again = found
+    if "import_module" in statement and not first:
+        return  # Before the trace imports it nothing says that it will; the audit refuses it then.
+    assert one == again != other
+
+
+def test_what_a_patch_of_the_dsl_reads_is_in_the_key(tmp_path, monkeypatch):
+    (tmp_path / "patch.py").write_text(
+        f"{_BY_ENVIRONMENT}import cutlass.cute as cute\noriginal = cute.math.exp2\n"
+        "def patched(x, *more, **named): return original(x * FACTOR, *more, **named)\n"
+        "cute.math.exp2 = patched\n"
+    )
+    (tmp_path / "ops.py").write_text("import cutlass.cute as cute\ndef change(x): return cute.math.exp2(x)\n")
+    found = []
+    for factor in ("2", "3", "2"):
+        monkeypatch.setenv("FACTOR", factor)
+        found += keys(tmp_path, "import patch\nfrom ops import change\ndef keyed(): return [change]\n")
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_patch_of_the_dsl_by_the_script_is_refused(tmp_path):
+    script = "import cutlass.cute as cute\ndef patched(x): return x\ncute.math.exp2 = patched\n"
+    (tmp_path / "ops.py").write_text("def change(x): return x\n")
+    program = "from ops import change\ndef keyed(): return [change]\n"
+    (key,) = keys(tmp_path, program, before=script)
+    assert "the program's script has put patched into it" in key
+
+
+def test_functions_of_one_decorator_have_keys_of_their_own(tmp_path):
+    program = (
+        "import functools\nA = B = 1.0\ndef by(f):\n    @functools.wraps(f)\n    def call(x):\n"
+        "        return f(x)\n    return call\n"
+        "@by\ndef first(x):\n    return x * A\n@by\ndef second(x):\n    return x * B\n"
+        "def keyed():\n    yield first\n    yield second\n    global B\n    B = 2.0\n    yield second\n"
+    )
+    assert len(set(keys(tmp_path, program))) == 3
+
+
+def test_the_order_in_which_arguments_are_named_is_not_in_a_key(tmp_path):
+    (tmp_path / "keys.py").write_text(_KEYS)
+    (tmp_path / "program.py").write_text("def keyed(): return []\n")
+    code = (
+        "from keys import *\n@cute.jit\n"
+        "def named(values: cute.Tensor, b: cutlass.Int32, a: cutlass.Float32):\n"
+        "    values[0] = a * b\n"
+        "values = make_fake_tensor(cutlass.Float32, (cute.sym_int32(),), (1,))\n"
+        "def of(*arguments, **named_):\n"
+        "    surroundings = Surroundings(lambda target: {}, lambda target, numbers: {})\n"
+        "    options = {'options': '--enable-tvm-ffi'}\n"
+        "    made = request_of(cute.compile, (named, values, *arguments), named_ | options, surroundings)\n"
+        "    return made.digest\n"
+        "b, a = cutlass.Int32(1), cutlass.Float32(2)\n"
+        "print(of(b, a) == of(b, a=a) == of(b=b, a=a) == of(a=a, b=b))\n"
+    )
+    (tmp_path / "orders.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "orders.py"],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "True"
