@@ -1,4 +1,4 @@
-"""What a program compiled on a GPU, written as a recording and a manifest that names it."""
+"""What a program compiled on a GPU, written as recordings and a manifest that names them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.words import plural
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.request import Request
 
 SUFFIX = ".recording"
 _BEGINS = b"# Recorded on a GPU by cutlass-aot: "
@@ -45,7 +49,7 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
 
     Args:
         found: the folder that took it.
-        output: the manifest; the recording goes beside it.
+        output: the manifest; its recordings go beside it.
         name: of the manifest's bundle.
         program: the command, for a comment.
 
@@ -59,20 +63,28 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
     from cutlass_aot.programs.keep import gathered
     from cutlass_aot.schema.recording import recording_to_bytes
 
-    recording, objects = gathered(found)
-    for reason in recording.refusals:
-        click.echo(f"note: not recorded: {reason}", err=True)
-    if not recording.requests:
+    files: list[Path] = []
+    requests: list[Request] = []
+    for recording, objects in gathered(found):
+        for reason in recording.refusals:
+            click.echo(f"note: not recorded: {reason}", err=True)
+        if recording.requests:
+            number = f"-{len(files) + 1}" if files else ""
+            files.append(output.with_name(f"{output.stem}{number}{SUFFIX}"))
+            requests += [item.request for item in recording.requests]
+            _write(recording_to_bytes(recording, objects), files[-1])
+    if not files:
         return 0
-    file = output.with_suffix(SUFFIX)
-    _write(recording_to_bytes(recording, objects), file)
-    targets = sorted({item.request.target for item in recording.requests})
-    _write(_manifest(program, name, targets, file.name).encode("utf-8", "backslashreplace"), output)
-    click.echo(f"{output}: {plural(len(recording.requests), 'request')} for {', '.join(targets)}, in {file}")
-    return len(recording.requests)
+    targets = sorted({request.target for request in requests})
+    text = _manifest(program, name, targets, [file.name for file in files])
+    _write(text.encode("utf-8", "backslashreplace"), output)
+    places = ", ".join(map(str, files))
+    click.echo(f"{output}: {plural(len(requests), 'request')} for {', '.join(targets)}, in {places}")
+    click.echo(f"next: cutlass-aot build {output}")
+    return len(requests)
 
 
-def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: str) -> str:
+def _manifest(program: Sequence[str], name: str, targets: Sequence[str], files: Sequence[str]) -> str:
     words = json.dumps(" ".join(program))
     return "\n".join(
         [
@@ -82,9 +94,7 @@ def _manifest(program: Sequence[str], name: str, targets: Sequence[str], file: s
             'version = "0.1.0"',
             f"targets = {json.dumps(list(targets))}",
             "",
-            "[[recordings]]",
-            f"file = {json.dumps(file)}",
-            "",
+            *(line for file in files for line in ("[[recordings]]", f"file = {json.dumps(file)}", "")),
         ]
     )
 

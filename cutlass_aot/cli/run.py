@@ -101,11 +101,11 @@ def command(
         plan |= {"ledger": str(ledgers), "keep": str(missed) if kept is not None else ""}
         ran = run_program(program, plan, Path(folder))
         found = _gathered(ledgers)
+        if output is not None:
+            found.write(output)
+        _tell(found)
         if kept is not None and not write_recording(missed, kept, kept.stem, program):
             click.echo(f"{kept} is not written: nothing was missed and compiled", err=True)
-    if output is not None:
-        found.write(output)
-    _tell(found)
     if ran.interrupted or ran.status < 0:
         click.echo(f"error: {ran.problem()}", err=True)
     # As a shell has it: of what a signal ended, 128 and the number.

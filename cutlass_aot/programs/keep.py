@@ -2,7 +2,7 @@
 them.
 
 Each process of the program writes what it compiled into a private folder, at once, so that nothing is lost
-however it ends; :func:`gathered` makes a recording of it.
+however it ends; :func:`gathered` makes recordings of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.watched import compile_watched
 from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.schema.encoding import decode, encode
-from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording
+from cutlass_aot.schema.recording import MAX_OBJECT_BYTES, Recording
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
 
 MODULE = "cutlass_aot.programs.keep"
@@ -112,22 +112,36 @@ class Keeper:
         exporter = importlib.import_module(_EXPORT)
         scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.ll")
         data = exporter.export(function, request.kernel.symbol, scratch).to_bytes()
+        if len(data) > MAX_OBJECT_BYTES:
+            raise RequestError(f"its code has {len(data)} bytes, more than a recording takes")
         write_whole(path.with_suffix(".object"), data)
         write_whole(path.with_suffix(".request"), request.encoded())
         # The last of the three says that they are whole.
         write_whole(path.with_suffix(".result"), encode({"call": None if call is None else call.to_record()}))
 
 
-def gathered(folder: Path) -> tuple[Recording, dict[str, bytes]]:
-    """What all processes of a program kept: the recording, and the objects by the digests of their requests.
+def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recording, dict[str, bytes]]]:
+    """What all processes of a program kept: recordings, at least one, each with the objects by the digests of
+    their requests.
+
+    Args:
+        folder: where they kept it.
+        most: bytes of objects in a recording; one that is larger has a recording of its own.
 
     Raises:
         CorruptFile: if a file is not what a process of the program wrote.
     """
-    requests, objects = [], {}
+    requests: list[CompiledRequest] = []
+    objects: dict[str, bytes] = {}
+    size, refused = 0, tuple(refusals(folder))
     for path in sorted(folder.glob("*.result")):
         request = Request.from_bytes(read_whole(path.with_suffix(".request"), MAX_REQUEST_BYTES), path.name)
         call = decode(read_whole(path, MAX_REQUEST_BYTES), path.name)["call"]
+        data = read_whole(path.with_suffix(".object"), MAX_OBJECT_BYTES)
+        if requests and size + len(data) > most:
+            yield Recording(tuple(requests), refused), objects
+            requests, objects, size, refused = [], {}, 0, ()
         requests.append(CompiledRequest(request, None if call is None else CallByName.from_record(call)))
-        objects[request.digest] = read_whole(path.with_suffix(".object"), MAX_RECORDING_BYTES)
-    return Recording(tuple(requests), tuple(refusals(folder))), objects
+        objects[request.digest] = data
+        size += len(data)
+    yield Recording(tuple(requests), refused), objects

@@ -24,7 +24,9 @@ SCHEMA = 1
 MAX_RECORDING_BYTES = 1 << 30
 """Of a file, and of all objects in it together, unpacked."""
 
-_MAX_OBJECT_BYTES = 1 << 28
+MAX_OBJECT_BYTES = 1 << 28
+"""Of one object, unpacked."""
+
 _LEVEL = 9
 
 
@@ -91,7 +93,7 @@ def recording_from_bytes(data: bytes, what: str) -> tuple[Recording, dict[str, b
     try:
         for request, call, packed in body["requests"]:
             item = CompiledRequest.from_record([request, call])
-            data = decompressed(packed, min(_MAX_OBJECT_BYTES, MAX_RECORDING_BYTES - total))
+            data = decompressed(packed, min(MAX_OBJECT_BYTES, MAX_RECORDING_BYTES - total))
             total += len(data)
             requests.append(item)
             objects[item.request.digest] = data

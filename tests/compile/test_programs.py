@@ -214,6 +214,19 @@ def test_a_program_that_fails_is_an_error(module, program, words):
     assert not (module / "bundles").exists()
 
 
+def test_a_file_that_the_program_reads_is_looked_at(module):
+    (module / "shapes.json").write_text("128")
+    reads = "import json, os\nwith open('shapes.json') as file:\n    json.load(file)\nos.chdir('/')\n"
+    (module / "app.py").write_text(reads + (module / "app.py").read_text())
+    cutlass_aot(*BUILD, folder=module)
+    assert "would be run" not in cutlass_aot("plan", *BUILD[1:4], folder=module)
+    (module / "shapes.json").write_text("256")
+    assert "shapes.json changed since its last run" in cutlass_aot("plan", *BUILD[1:4], folder=module)
+    assert "1 request, 0 compiled" in cutlass_aot(*BUILD, folder=module)
+    (module / "app.py").write_text((module / "app.py").read_text() + "# more\n")
+    assert "app.py changed since its last run" in cutlass_aot("plan", *BUILD[1:4], folder=module)
+
+
 def test_requests_found_before_a_failure_are_kept(module):
     whole = (module / "app.py").read_text()
     (module / "app.py").write_text(whole + "raise SystemExit(3)\n")

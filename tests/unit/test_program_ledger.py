@@ -40,6 +40,20 @@ def test_what_one_process_of_several_asked_for_is_used():
     assert whole.entries[one.digest].saved == 2 * estimated_seconds(20_000)
 
 
+def test_what_a_later_bundle_answers_is_missed_no_more():
+    ledger, whole = Ledger(), Ledger()
+    asked = request(configuration=1)
+    ledger.missed(asked, "no kernel", 0.0)
+    whole.merge(ledger)
+    for one in (ledger, whole):
+        answered = Ledger()
+        answered.answered(asked, "b", 20_000, 0.1)
+        one.merge(answered)
+    ledger.answered(asked, "b", 20_000, 0.1)
+    for one in (ledger, whole):
+        assert (one.entries[asked.digest].bundle, one.entries[asked.digest].reason) == ("b", "")
+
+
 def test_a_file_reads_as_it_was_written(tmp_path):
     ledger = Ledger()
     ledger.answered(request(configuration=1), "b", 20_000, 0.125)
