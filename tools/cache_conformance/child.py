@@ -22,7 +22,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from cache_conformance.caches import cache_named
-from cache_conformance.protocol import KILL, SM_COUNT, Cache, interrupted
+from cache_conformance.patches import kill_exports, tell_sm_count
+from cache_conformance.protocol import KILL, Cache
 
 NEVER_KILLED = 90
 """Exit status of a writer that was to be killed and never wrote."""
@@ -64,9 +65,9 @@ def run(job: Mapping[str, Any], cache: Cache) -> int:
     sys.dont_write_bytecode = True
     sys.path[1:1] = job["path"]
     importlib.invalidate_caches()
-    _tell_sm_count()
+    tell_sm_count()
     if os.environ.get(KILL):
-        _kill_exports()
+        kill_exports()
     cache.prepare(Path(job["directory"]), Path(job["path"][0]), entries=job["entries"])
     answers = []
     for name in job["calls"]:
@@ -91,29 +92,6 @@ def _script(folder: Path) -> types.ModuleType:
     sys.modules["__main__"] = module
     exec(compile(path.read_bytes(), path, "exec"), vars(module))  # noqa: S102
     return module
-
-
-def _tell_sm_count() -> None:
-    """Have ``HardwareInfo`` tell what the job says, with no GPU at hand."""
-    module: Any = importlib.import_module("cutlass.utils.hardware_info")
-    kind = module.HardwareInfo
-    kind.__init__ = lambda self, device_id=0: None
-    kind.get_device_multiprocessor_count = lambda self: int(os.environ[SM_COUNT])
-
-
-def _kill_exports() -> None:
-    module: Any = importlib.import_module("cutlass.cutlass_dsl.tvm_ffi_provider")
-    for kind in vars(module).values():
-        original = isinstance(kind, type) and vars(kind).get("export_to_c")
-        if not original:
-            continue
-
-        @functools.wraps(original)
-        def export(self: Any, *arguments: Any, original: Any = original, **keywords: Any) -> None:
-            original(self, *arguments, **keywords)
-            interrupted(Path(arguments[0] if arguments else keywords["object_file_path"]))
-
-        kind.export_to_c = export
 
 
 if __name__ == "__main__":

@@ -133,6 +133,10 @@ def second():
 """
 
 
+_BY_ENVIRONMENT = "import os\nSCALE = float(os.environ['HAZARD_SCALE'])\n"
+_TWO_SCALES = ({"HAZARD_SCALE": "2"}, {"HAZARD_SCALE": "3"})
+
+
 def _two(*modified: str, head: str = "") -> str:
     """A program that passes one function, then another."""
     return f"""
@@ -346,6 +350,112 @@ helper = scaled(float(os.environ.get("HAZARD_SCALE", "2")))
 """,
         ),
         environment=({"HAZARD_SCALE": "2"}, {"HAZARD_SCALE": "3"}),
+    ),
+    Hazard(
+        "definition at import",
+        "Which of two definitions a name has is decided when its module is imported.",
+        "Helpers of FlashInfer that depend on what is installed.",
+        _modified(
+            "return helper(x)",
+            head=_BY_ENVIRONMENT
+            + "if SCALE == 2:\n    def helper(x):\n        return x * 2.0\n"
+            + "else:\n    def helper(x):\n        return x * 3.0\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "alias at import",
+        "A name is one or another function of the DSL, as its module decides when it is imported.",
+        "Switches for fast mathematics.",
+        _modified(
+            "return helper(x)",
+            head=f"import cutlass.cute as cute\n{_BY_ENVIRONMENT}"
+            "helper = cute.math.sin if SCALE == 2 else cute.math.cos\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "enumeration at import",
+        "The value of an enumeration's member is computed when its module is imported.",
+        "Tables of tile shapes.",
+        _modified(
+            "return x * Scale.ONE.value",
+            head=f"import enum\n{_BY_ENVIRONMENT}class Scale(enum.Enum):\n    ONE = SCALE\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "function in a table",
+        "A function that is called by way of a dictionary reads a module-level value.",
+        "quack's tables of activations.",
+        _modified(
+            'return TABLE["x"](x)',
+            head=f'{_BY_ENVIRONMENT}def helper(x):\n    return x * SCALE\nTABLE = {{"x": helper}}',
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "method of a global object",
+        "A method of a module-level object reads a module-level value.",
+        "Objects with a program's configuration.",
+        _modified(
+            "return OWN.by(x)",
+            head=f"{_BY_ENVIRONMENT}class Own:\n    def by(self, x):\n        return x * SCALE\nOWN = Own()",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "method of an enumeration",
+        "A method of an enumeration reads a module-level value.",
+        "Enumerations of layouts and data types.",
+        _modified(
+            "return x * Own.ONE.by()",
+            head=f"import enum\n{_BY_ENVIRONMENT}class Own(enum.Enum):\n    ONE = 1\n"
+            "    def by(self):\n        return SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "import in a function",
+        "A function imports a value of another module when it is called.",
+        "Imports against circles: quack has a hundred.",
+        _modified("from settings import SCALE\n    return x * SCALE", head="import settings"),
+        files={"settings.py": _BY_ENVIRONMENT},
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "generated function",
+        "A function is made from text.",
+        "quack's epilogues.",
+        _modified(
+            "return helper(x)",
+            head=f"{_BY_ENVIRONMENT}names = {{'__name__': 'generated'}}\n"
+            "exec(f'def helper(x): return x * {SCALE}', names)\nhelper = names['helper']\ndel SCALE, names",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "field of a number",
+        "A number is of a class that is derived from int, and has a field.",
+        "Numbers with units.",
+        _modified(
+            "return x * number.scale",
+            head=f"{_BY_ENVIRONMENT}class Number(int):\n    pass\n"
+            "number = Number(1)\nnumber.scale = SCALE\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "patch of the DSL",
+        "A module puts a function of its own into the DSL, which reads a module-level value.",
+        "quack's indexing of tensors, and NVIDIA's operators.",
+        _modified("return cute.math.exp2(x)", head="import cutlass.cute as cute\nimport patch"),
+        files={
+            "patch.py": f"import cutlass.cute as cute\n{_BY_ENVIRONMENT}original = cute.math.exp2\n"
+            "def patched(x, *more, **named):\n    return original(x * SCALE, *more, **named)\n"
+            "cute.math.exp2 = patched\n"
+        },
+        environment=_TWO_SCALES,
     ),
     Hazard(
         "decorator",
