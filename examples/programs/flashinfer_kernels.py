@@ -154,27 +154,16 @@ def gated_delta_net(rows: int) -> list[Result]:
     gate, beta = (torch.rand(2 * rows, HEADS, device="cuda") for _ in range(2))
     flashinfer.chunk_gated_delta_rule(q, k, v, g=gate, beta=beta, cu_seqlens=ends, output_final_state=True)
 
-    def operands(tokens: int) -> dict[str, torch.Tensor]:
-        return {
-            "q": normal(batch, tokens, HEADS, HEAD_DIM),
-            "k": normal(batch, tokens, HEADS, HEAD_DIM),
-            "v": normal(batch, tokens, value_heads, HEAD_DIM),
-            "A_log": normal(value_heads, dtype=torch.float32),
-            "a": normal(batch, tokens, value_heads),
-            "dt_bias": normal(value_heads, dtype=torch.float32),
-            "b": normal(batch, tokens, value_heads),
-        }
-
     def state(dtype: torch.dtype) -> torch.Tensor:
         return zeros(batch, value_heads, HEAD_DIM, HEAD_DIM, dtype=dtype)
 
     for dtype in (torch.float32, torch.bfloat16):
-        gated_delta_rule_decode_pretranspose(**operands(1), state=state(dtype))
+        gated_delta_rule_decode_pretranspose(**delta_operands(batch, 1), state=state(dtype))
     if torch.cuda.get_device_capability()[0] == 9:  # On Blackwell it is a kernel that nvcc builds.
-        gated_delta_rule_decode(**operands(1), state=state(torch.float32))
+        gated_delta_rule_decode(**delta_operands(batch, 1), state=state(torch.float32))
     indices = torch.arange(batch, device="cuda", dtype=torch.int32)
     gated_delta_rule_mtp(
-        **operands(2), initial_state=state(torch.float32), initial_state_indices=indices,
+        **delta_operands(batch, 2), initial_state=state(torch.float32), initial_state_indices=indices,
         disable_state_update=False,
     )  # fmt: skip
     return []
