@@ -48,6 +48,7 @@ from cutlass_aot.schema.request import (
     CompiledRequest,
     Request,
 )
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.notes import read_note, write_note
 from cutlass_aot.store.store import Store
@@ -99,8 +100,20 @@ class Recorded(NamedTuple):
 
 
 def programs_of(inputs: Inputs) -> list[Program]:
-    """Every program of a manifest, once for each of its targets."""
-    return [Program(table, target) for table in inputs.manifest.programs for target in table.targets]
+    """Every program of a manifest, once for each of its targets.
+
+    Raises:
+        ManifestError: if the GPU that a program is to see cannot run the code of a target.
+    """
+    programs = [Program(table, target) for table in inputs.manifest.programs for target in table.targets]
+    for program in programs:
+        profile = inputs.devices[program.target]
+        if not Target.parse(program.target).runs_on(profile.compute_capability):
+            raise ManifestError(
+                f"{program}: the program would see the device profile {profile.name}, a GPU that cannot run "
+                f"code for {program.target}: name another one for this target under `device`"
+            )
+    return programs
 
 
 def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tuple[Recording | None, str]:

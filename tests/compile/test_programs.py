@@ -227,6 +227,13 @@ def test_a_file_that_the_program_reads_is_looked_at(module):
     assert "app.py changed since its last run" in cutlass_aot("plan", *BUILD[1:4], folder=module)
 
 
+def test_a_profile_of_a_gpu_that_cannot_run_the_target_is_refused(module):
+    manifest = (module / "app.toml").read_text().replace('"sm_90a"', '"sm_100a"')
+    (module / "app.toml").write_text(manifest)
+    printed = cutlass_aot("plan", "app.toml", "--store", "store", folder=module, status=2)
+    assert "device profile h200, a GPU that cannot run code for sm_100a" in printed
+
+
 def test_requests_found_before_a_failure_are_kept(module):
     whole = (module / "app.py").read_text()
     (module / "app.py").write_text(whole + "raise SystemExit(3)\n")
