@@ -483,22 +483,25 @@ class _Slicer:
         names, texts = _names(function.__code__)
         if not _IMPORTERS.isdisjoint(names):
             imported |= {(0, text) for text in texts if text in sys.modules}
-        for level, name in imported:
+        for level, name in sorted(imported):
             if level and not package:
                 continue
-            full = importlib.util.resolve_name("." * level + name, package) if level else name
-            top = full.partition(".")[0]
-            outer = sys.modules.get(top)
-            if outer is None or not self._is_followed(outer):
+            try:
+                full = importlib.util.resolve_name("." * level + name, package) if level else name
+            except ImportError:
+                continue  # Beyond the outermost package.
+            parts = full.split(".")
+            paths = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+            nearest = next((module for path in paths if (module := sys.modules.get(path))), None)
+            if nearest is None or not self._is_followed(nearest):
                 continue
             with contextlib.suppress(Exception):  # A trace that imports it fails, or goes another way.
                 importlib.import_module(full)
-            for part in (full, top):
-                found = sys.modules.get(part)
-                origin = origin_of(found) if found is not None else None
-                if found is not None and origin is not None and not origin.is_neutral:
+            for module in filter(None, map(sys.modules.get, paths)):
+                origin = origin_of(module)
+                if origin is not None and not origin.is_neutral:
                     self._origins[origin.name] = origin
-                    modules.append(found)
+                    modules.append(module)
 
     def _is_followed(self, module: types.ModuleType) -> bool:
         origin = origin_of(module)
