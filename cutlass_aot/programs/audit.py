@@ -67,7 +67,7 @@ class Trace:
     def _without_collections(self) -> Iterator[None]:
         """Within the block: leave out what runs because garbage is collected, which may happen anywhere.
 
-        That are finalizers and the callbacks of other packages, between the first callback and the last.
+        These are finalizers, and other packages' callbacks, which run between our first and our last one.
         """
 
         def begin(phase: str, information: Mapping[str, int]) -> None:

@@ -43,7 +43,11 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     # One for another target is the nearest also where the callable was not recorded for this one.
     is_built = any(request.target in bundle.requests.targets for bundle in bundles)
     is_call = is_built and other.target != request.target
-    advice = _CALL if is_call else _ADVICE.get(_field(differences[0]), _CALL).format(target=request.target)
+    advice = (
+        _CALL
+        if is_call or not differences
+        else _ADVICE.get(_field(differences[0]), _CALL).format(target=request.target)
+    )
     return (
         f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}{more}. {advice}"
     )

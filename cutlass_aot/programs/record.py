@@ -167,7 +167,7 @@ class Recorder:
             self._own_process()
             self._wait_for_forks(0)
         name = f"{os.getpid()}.{'error' if self.erred else 'imported'}"
-        files = "\n".join(sorted({*imported_files(), *filter(os.path.isfile, self.read)}))
+        files = "\n".join(sorted({*imported_files(), *filter(os.path.isfile, tuple(self.read))}))
         write_whole(self.folder / name, files.encode("utf-8", "surrogateescape"))
 
     def _own_process(self) -> None:
@@ -282,9 +282,11 @@ def _note_what_is_read(recorder: Recorder) -> None:
     recorder.read.update(os.path.abspath(word) for word in sys.orig_argv[1:] if Path(word).is_file())  # noqa: PTH100
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
-            path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100
-            is_read = isinstance(arguments[1], str) and not set(arguments[1]) & set("wax+")
+        if event != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[1], str):
+            return
+        with contextlib.suppress(OSError):  # What is raised here would be raised into the program.
+            path = os.path.abspath(arguments[0])  # noqa: PTH100
+            is_read = not set(arguments[1]) & set("wax+")
             if is_read and path.startswith(folder) and "/site-packages/" not in path:
                 recorder.read.add(path)
 

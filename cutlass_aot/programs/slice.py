@@ -107,7 +107,7 @@ class CodeSlice(NamedTuple):
             decorators were given. Empty if there are none.
         memories: functions of decorators that hold more than plain values, such as a dictionary of what they
             were asked before: a trace must not run them.
-        followed: the functions and classes that were followed, by their numbers.
+        followed: the functions and classes that were followed, by ``id``.
     """
 
     origins: Mapping[str, Origin]
@@ -377,6 +377,8 @@ class _Slicer:
             return [_foreign_name(type(value)), str(value)]
         if _is_array(value):
             return _array(value)
+        if type(value).__module__.partition(".")[0] == "numpy" and " at 0x" not in str(value):
+            return [_foreign_name(type(value)), str(value)]
         described = None
         if _is_plain(value) or self._is_data(value):
             self._reach_within("", value)
