@@ -184,6 +184,7 @@ class ClaimsCuda:
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         from cutlass_aot.runtime import dlpack
+        from cutlass_aot.runtime.capsules import DataType, ManagedTensor, capsule_of
 
         self.streams.append(stream)
         extents = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
@@ -192,17 +193,10 @@ class ClaimsCuda:
         )
         pointer = ctypes.POINTER(ctypes.c_int64)
         code, bits = DTYPES[self.dtype].dlpack
-        managed = dlpack._DLManagedTensor(
-            dlpack._DLTensor(
-                self.array.ctypes.data, 2, self.device, self.array.ndim, code, bits, 1,
-                ctypes.cast(extents, pointer), ctypes.cast(steps, pointer), 0,
-            ),
-            None,
+        managed = ManagedTensor(
+            self.array.ctypes.data, 2, self.device, self.array.ndim, DataType(code, bits, 1),
+            ctypes.cast(extents, pointer), ctypes.cast(steps, pointer), 0, None,
             ctypes.cast(dlpack._delete, ctypes.c_void_p),
         )  # fmt: skip
-        address = ctypes.addressof(managed)
-        dlpack._alive[address] = (managed, extents, steps, self.array)
-        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-            ("PyCapsule_New", ctypes.pythonapi)
-        )
-        return make(address, dlpack._NAME, None)
+        dlpack._alive[ctypes.addressof(managed)] = (managed, extents, steps, self.array)
+        return capsule_of(managed)
