@@ -50,9 +50,11 @@ class Trouble:
 
 def _in_one_line(message: str) -> str:
     """The first line of an exception that says something: the DSL begins with an empty one."""
-    kind, _, text = without_colors(message).partition(":")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = f"{kind.strip()}: {lines[0]}" if lines else kind.strip()
+    if "\n" not in message:
+        return message
+    lines = [line.strip() for line in without_colors(message).splitlines() if line.strip()]
+    # The name of the exception's class stands alone where its message begins with an empty line.
+    line = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
 
 
