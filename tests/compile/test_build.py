@@ -217,7 +217,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
     assert "Traceback" not in errors
     kept = len(list(records.glob("*/*")))
     assert not (tmp_path / "out" / "smoke").exists()
-    # A worker that is being ended may write into the build's own folder as it is removed; a collection takes it.
+    # A worker that is being ended may still write into the folder of the build while it is removed.
     assert [path for path in (tmp_path / "store" / "tmp").iterdir() if not path.is_dir()] == []
     assert list((tmp_path / "store" / "locks").iterdir()) == []
     result = command(*arguments)
