@@ -405,10 +405,15 @@ class _Making:
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):
             return artifacts, failures, self.recorded
-        with self._executor() as executor:
-            done = compiling.compile_missing(
-                executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
-            )
+        try:
+            with self._executor() as executor:
+                done = compiling.compile_missing(
+                    executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
+                )
+        except BaseException:
+            # Workers that still write into the workspace would keep it from being removed.
+            self.pool.end()
+            raise
         # Idle workers would keep gigabytes while libraries are linked.
         self.pool.end()
         return artifacts | done.artifacts, (*failures, *done.failures), self.recorded + done.compiled
