@@ -14,10 +14,8 @@ a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.pr
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import dataclasses
-import dis
 import enum
 import functools
 import importlib
@@ -33,10 +31,11 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.byte_code import imported_by, names_in, rebound_by
 from cutlass_aot.programs.definitions import (
     closes_over_values,
     is_generated,
@@ -49,6 +48,7 @@ from cutlass_aot.programs.definitions import (
 )
 from cutlass_aot.programs.describe import Describer
 from cutlass_aot.programs.distributions import Origin, origin_of
+from cutlass_aot.programs.literals import is_as_written
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
 
@@ -68,8 +68,6 @@ _DESCRIBED = (
 )  # fmt: skip
 _ABSENT = object()
 _MAX_SLICES = 1024
-_BY_TEXT = {"globals", "vars", "getattr", "attrgetter"}
-"""By these, code reads variables and attributes whose names it has as texts."""
 _IMPORTERS = {"__import__", "import_module"}
 """By these, code imports modules whose names it has as texts."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType)
@@ -144,7 +142,7 @@ class CodeSlice(NamedTuple):
         found: dict[str, Value] = {}
         for slot in self.plain:
             value = slot.namespace.get(slot.name)
-            if not _is_as_written(slot, value):
+            if not is_as_written(slot.label, value):
                 found[slot.label] = self._described(slot.label, value)
         for slot in self.made:
             found[slot.label] = self._described(slot.label, slot.found)
@@ -416,7 +414,7 @@ class _Slicer:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         # One that nothing was put into yet has no contents.
         given = {variable: cell.cell_contents for variable, cell in cells if cell != types.CellType()}
-        for variable in _rebound(function.__code__) & given.keys():
+        for variable in rebound_by(function.__code__) & given.keys():
             given[variable] = _MEMORY
         self._given(name, function.__code__, given)
 
@@ -441,7 +439,7 @@ class _Slicer:
             self._bindings.append([qualified_name(function), _first_line(function)])
         if hasattr(function, "__wrapped__"):
             self._decorator(function)
-        names, texts = _names(function.__code__)
+        names, texts = names_in(function.__code__)
         self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
         if "__subclasses__" in names:
             raise RequestError(
@@ -481,8 +479,8 @@ class _Slicer:
         """Modules that the function imports itself. Those of packages at hand are imported now, so that the
         slice does not depend on what ran before."""
         package = function.__globals__.get("__package__") or ""
-        imported = _imported(function.__code__)
-        names, texts = _names(function.__code__)
+        imported = imported_by(function.__code__)
+        names, texts = names_in(function.__code__)
         if not _IMPORTERS.isdisjoint(names):
             imported |= {(0, text) for text in texts if text in sys.modules}
         for level, name in sorted(imported):
@@ -592,53 +590,6 @@ def _script_source(thing: Any) -> str:
         raise RequestError(f"the source of {qualified_name(thing)} is not at hand ({error})") from None
 
 
-@functools.lru_cache(maxsize=65536)
-def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Global names and attributes that code has, and texts in it; those of functions inside it too."""
-    names, texts = set(code.co_names), set[str]()
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner_names, inner_texts = _names(constant)
-            names.update(inner_names)
-            texts.update(inner_texts)
-        elif isinstance(constant, str):
-            texts.add(constant)
-        elif isinstance(constant, tuple):
-            texts.update(item for item in constant if isinstance(item, str))
-    if _BY_TEXT & names:
-        names.update(text for text in texts if text.isidentifier())
-    return tuple(sorted(names)), tuple(sorted(texts))
-
-
-@functools.lru_cache(maxsize=65536)
-def _imported(code: types.CodeType) -> frozenset[tuple[int, str]]:
-    """Level and name of the modules that code imports; of functions inside it too."""
-    found: set[tuple[int, str]] = set()
-    if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
-        before: list[Any] = [None, None]
-        for item in dis.get_instructions(code):
-            # The level and the list of names are loaded before.
-            if item.opname == "IMPORT_NAME" and isinstance(before[0], int):
-                level, listed = before
-                found.add((level, item.argval))
-                # A name may be that of a module in it.
-                home = f"{item.argval}." if item.argval else ""
-                found.update((level, f"{home}{name}") for name in listed or () if name != "*")
-            before = [before[1], item.argval]
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found.union(*map(_imported, inner)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _rebound(code: types.CodeType) -> frozenset[str]:
-    """Variables of an outer function that code assigns to (``nonlocal``)."""
-    stored = {item.argval for item in dis.get_instructions(code) if item.opname == "STORE_DEREF"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            stored |= _rebound(constant)
-    return frozenset(stored)
-
-
 def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, _PLAIN):
         return True
@@ -657,13 +608,6 @@ def _described(label: str, value: Any) -> Value:
     return Describer().argument(label, value)
 
 
-def _is_as_written(slot: Slot, value: Any) -> bool:
-    """Whether a value is what the source of its module says by a literal, so that the source decides it."""
-    module, _, name = slot.label.partition(":")
-    literal = _literal(module, name)
-    return literal is not _NO_LITERAL and type(literal) is type(value) and repr(literal) == repr(value)
-
-
 def _is_array(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tobytes")
 
@@ -675,45 +619,3 @@ def _array(value: Any) -> Value:
 
 _MEMORY = object()
 """Stands for what a function changes itself, such as a count of its calls."""
-_NO_LITERAL = object()
-
-
-@functools.lru_cache(maxsize=8192)
-def _literal(module: str, name: str) -> Any:
-    """What the source of a module assigns to a name of it or of a class, once and by a literal."""
-    if module == "__main__":
-        return _NO_LITERAL  # Of a script, the request has its functions' source alone.
-    *classes, attribute = name.split(".")
-    body = _text(module)
-    if re.search(rf"^\s+global\b.*\b{re.escape(attribute)}\b", body, re.MULTILINE):
-        return _NO_LITERAL
-    indent = ""
-    for owner in classes:
-        begun = re.search(
-            rf"^{indent}class {re.escape(owner)}\b.*:[^\n]*\n((?:{indent}[ \t]+.*\n|[ \t]*\n|[ \t]*#.*\n)*)",
-            body,
-            re.MULTILINE,
-        )
-        if begun is None:
-            return _NO_LITERAL
-        body = begun[1]
-        first = re.search(r"^([ \t]+)\S", body, re.MULTILINE)
-        indent = first[1] if first else ""
-    found = re.findall(
-        rf"^{indent}{re.escape(attribute)}[ \t]*(?::[^=\n]*)?=(?!=)[ \t]*(.+)$", body, re.MULTILINE
-    )
-    if len(found) != 1:
-        return _NO_LITERAL
-    try:
-        return ast.literal_eval(found[0].strip())
-    except (ValueError, SyntaxError, MemoryError, TypeError):
-        return _NO_LITERAL
-
-
-@functools.lru_cache(maxsize=1024)
-def _text(module: str) -> str:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    try:
-        return Path(file).read_text(encoding="utf-8") if file else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
