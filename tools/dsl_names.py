@@ -32,7 +32,7 @@ from typing import Any
 import click
 
 from cutlass_aot.programs.definitions import is_reachable_by_name, qualified_name, unwrapped
-from cutlass_aot.programs.describe import _NO_ATTRIBUTES
+from cutlass_aot.programs.describe import NO_ATTRIBUTES
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""
@@ -150,7 +150,7 @@ def kind_of_function(value: types.FunctionType) -> tuple[str, Any]:
     inner = unwrapped(value)
     if not isinstance(inner, types.FunctionType) or not is_reachable_by_name(inner):
         return "value", None
-    if any(not name.startswith(_NO_ATTRIBUTES) for name in vars(inner) | vars(value)):
+    if any(not name.startswith(NO_ATTRIBUTES) for name in vars(inner) | vars(value)):
         return "value", None
     return "function", qualified_name(inner)
 

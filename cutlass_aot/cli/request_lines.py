@@ -107,8 +107,9 @@ def value_in_words(value: Value) -> str:
             return _tensor(value["tensor"])
         if "symbol" in kinds:
             return f"?{value['symbol']}"
-        if kinds == {"dynamic"}:
-            return f"{_short(value['dynamic'])}, passed at each call"
+        if "dynamic" in kinds:
+            given = f" as {', '.join(map(_short, value['as']))}" if "as" in kinds else ""
+            return f"{_short(value['dynamic'])}{given}, passed at each call"
         if kinds == {"stream"}:
             return "a stream, passed at each call" if value["stream"] == "argument" else "the current stream"
         if kinds == {"tuple"}:

@@ -151,7 +151,7 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
     Raises:
         RequestError: with the code, or the variable, and what to do.
     """
-    names = {*code.origins, *keyed}
+    names = {*code.code, *keyed}
     followed = _followed(trace, code)
     for item in sorted(trace.code, key=lambda item: (item.co_filename, item.co_firstlineno)):
         file, line = item.co_filename, item.co_firstlineno

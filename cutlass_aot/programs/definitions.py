@@ -11,7 +11,7 @@ import linecache
 import sys
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cutlass_aot.programs.distributions import origin_of
@@ -85,6 +85,13 @@ def unwrapped(function: Any) -> Any:
     while hasattr(function, "__wrapped__") and not _is_by_program(function):
         function = function.__wrapped__
     return function
+
+
+def layers(function: Any) -> Iterator[types.FunctionType]:
+    """A function, and those that its decorators made of it, from the outermost inwards."""
+    while isinstance(function, types.FunctionType):
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 def _is_by_program(function: Any) -> bool:

@@ -8,16 +8,24 @@ alone, since compiled code takes their value at each call; every other scalar by
 
 from __future__ import annotations
 
+import array
 import ctypes
 import dataclasses
 import enum
 import functools
+import logging
+import operator
+import re
 import sys
+import threading
 import types
 import typing
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
@@ -33,7 +41,7 @@ from cutlass_aot.programs.definitions import (
 )
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
-from cutlass_aot.without_dsl.placeholders import Annotation, Unknown, UnknownClass, is_unknown
+from cutlass_aot.without_dsl.placeholders import Annotation, Structure, Unknown, UnknownClass, is_unknown
 
 MAX_DEPTH = 24
 """Levels of values within values."""
@@ -57,7 +65,7 @@ _NO_FIELDS = (
     "__static_attributes__",
     "__replace__",
 )
-_NO_ATTRIBUTES = (
+NO_ATTRIBUTES = (
     "__wrapped__", "set_name_prefix", "__deprecated__",
     # Of the DSL: what its decorators make, and what a trace leaves.
     "_dsl_", "_decorator_", "_preprocess", "_original_code", "_cute_dsl_", "_name_prefix", "__pyir_",
@@ -67,6 +75,10 @@ _NO_ATTRIBUTES = (
 """How the names of those attributes of functions begin that say no more than the source does."""
 
 
+TEXTS = (PurePath, Fraction, Decimal)
+"""Python's own classes whose text tells all of a value."""
+
+
 class Passed(enum.Enum):
     """How a value gets to compiled code."""
 
@@ -74,6 +86,8 @@ class Passed(enum.Enum):
     """Whatever it is, a trace sees it."""
     DYNAMIC = "passed at each call"
     """A trace sees the type of a scalar, the layout of a tensor."""
+    EXTENT = "passed, if the DSL has made a number of it"
+    """As DYNAMIC, but that numbers of Python's own are compiled in, as in what is annotated as a shape."""
     FIELD = "a field of what is passed"
     """Of a class that decides itself which of its fields are compiled in: scalars count as if all were."""
 
@@ -82,7 +96,7 @@ class Describer:
     """Describes the arguments of one request.
 
     Attributes:
-        code: functions and classes that were met, of which the request follows from the code.
+        code: functions, classes and modules that were met, of which the request follows from the code.
     """
 
     def __init__(self) -> None:
@@ -167,6 +181,20 @@ class Describer:
         self._left(value)
         return {type(value).__name__: items}
 
+    def _default_dict(self, value: defaultdict[Any, Any], passed: Passed) -> Value:
+        return {**self._dict(value, passed), "default": self._at(".default_factory", value.default_factory)}
+
+    def _queue(self, value: deque[Any], passed: Passed) -> Value:
+        return {**self._sequence(value, passed), "most": value.maxlen}
+
+    def _text(self, value: Any, passed: Passed) -> Value:
+        """What its text tells all of; the fields of the class itself are what it remembers of it."""
+        fields = dict(getattr(value, "__dict__", {}))
+        described: dict[str, Value] = {"object": self._class_name(type(value)), "text": str(value)}
+        if fields:
+            described["further"] = {name: self._at(f".{name}", item) for name, item in sorted(fields.items())}
+        return described
+
     def _context_variable(self, value: ContextVar[Any], passed: Passed) -> Value:
         try:
             held = value.get()
@@ -184,7 +212,7 @@ class Describer:
         attributes = {
             name: self._at(f".{name}", item)
             for name, item in sorted((vars(function) | vars(value)).items())
-            if not name.startswith(_NO_ATTRIBUTES)
+            if not name.startswith(NO_ATTRIBUTES)
         }
         described: dict[str, Value] = {"function": qualified_name(function)}
         if attributes:
@@ -236,7 +264,10 @@ class Describer:
         }
 
     def _partial(self, value: functools.partial[Any], passed: Passed) -> Value:
-        described: dict[str, Value] = {
+        described: dict[str, Value] = (
+            {} if type(value) is functools.partial else {"of": self._class_name(type(value))}
+        )
+        described |= {
             "partial": self._at(".func", value.func),
             "arguments": self._at(".args", list(value.args)),
             "keywords": self._at(".keywords", dict(value.keywords)),
@@ -308,6 +339,7 @@ class Describer:
         return {"property": [self._at(".fget", part) for part in (value.fget, value.fset, value.fdel)]}
 
     def _module(self, value: types.ModuleType, passed: Passed) -> Value:
+        self.code.setdefault(id(value), value)
         return {"module": value.__name__}
 
     def _other(self, value: Any, kind: type, passed: Passed) -> Value:
@@ -322,6 +354,8 @@ class Describer:
         refusal = _REFUSED.get(name) or _refused_base(kind)
         if refusal:
             self._refuse(f"{name}: {refusal}")
+        if kind.__module__.partition(".")[0] == "numpy":
+            return self._of_numpy(value, kind, passed)
         if kind.__module__.startswith("torch"):
             return self._of_torch(value, kind, passed)
         if issubclass(kind, sys.modules["cutlass.cute.typing"].Pointer):
@@ -329,6 +363,13 @@ class Describer:
         adapted = self._adapted(value, kind, passed)
         if adapted is not None:
             return adapted
+        return self._object(value, kind, passed)
+
+    def _of_numpy(self, value: Any, kind: type, passed: Passed) -> Value:
+        if hasattr(value, "tobytes") and value.shape == ():
+            return {"numpy": str(value.dtype), "bytes": value.tobytes()}
+        if any(base.__qualname__ == "dtype" for base in kind.__mro__):
+            return {"numpy": str(value)}
         return self._object(value, kind, passed)
 
     def _of_torch(self, value: Any, kind: type, passed: Passed) -> Value:
@@ -352,7 +393,7 @@ class Describer:
         if is_made(kind):
             return {"enum": kind.__qualname__, "member": member, "value": self._at(".value", value.value)}
         described: dict[str, Value] = {"enum": f"{qualified_name(kind)}.{member}"}
-        more = vars(value).keys() - _OF_ENUM
+        more = vars(value).keys() - OF_ENUM
         if more and kind.__module__.partition(".")[0] != "cutlass":
             described["fields"] = {name: self._at(f".{name}", vars(value)[name]) for name in sorted(more)}
         return described
@@ -372,7 +413,7 @@ class Describer:
 
     def _of_base(self, value: Any, passed: Passed) -> Value:
         """An object of a class that is derived from one of Python's own."""
-        bases: tuple[Any, ...] = (int, float, str, bytes, dict, list, set, frozenset)
+        bases: tuple[Any, ...] = (int, float, str, bytes, dict, list, set, frozenset, deque)
         base = next(base for base in bases if isinstance(value, base))
         self._entered(value)
         described = {"object": self._class_name(type(value)), "value": self._at("", base(value))}
@@ -395,7 +436,7 @@ class Describer:
             return None
         self._entered(value)
         fields = {
-            field.name: self._at(f".{field.name}", getattr(value, field.name), _field(field.type))
+            field.name: self._at(f".{field.name}", getattr(value, field.name), _field(kind, field))
             for field in dataclasses.fields(value)
         }
         self._left(value)
@@ -403,6 +444,8 @@ class Describer:
 
     def _object(self, value: Any, kind: type, passed: Passed) -> Value:
         fields = _own_fields(value)
+        if _holds_more_than_fields(kind):
+            self._refuse(f"an object of {qualified_name(kind)}, which holds more than fields")
         if not fields and not hasattr(value, "__dict__") and not dataclasses.is_dataclass(value):
             return self._opaque(value, kind)
         self._entered(value)
@@ -498,7 +541,7 @@ class Describer:
 
     def _numeric(self, value: Any, passed: Passed) -> Value:
         name = qualified_name(type(value))
-        if passed is Passed.DYNAMIC:
+        if passed in (Passed.DYNAMIC, Passed.EXTENT):
             return {"dynamic": name}
         if type(value.value) not in _PLAIN:
             self._refuse(f"a {name} whose value is not known before the trace")
@@ -506,6 +549,20 @@ class Describer:
 
     def _numeric_class(self, value: type, passed: Passed) -> Value:
         return {"type": qualified_name(value)}
+
+    def _structure(self, value: Any, passed: Passed) -> Value:
+        """What ``cute.struct`` makes of a class: the types of its fields, in their order."""
+        return {"structure": [[name, self._field_type(kind)] for name, kind in value._annotations.items()]}
+
+    def _field_type(self, kind: Any) -> Value:
+        if isinstance(kind, Annotation):
+            return [kind.name, *map(self._field_type, kind.arguments)]
+        name = type(kind).__qualname__
+        if type(kind).__module__ == _STRUCTURES and name.startswith("struct._") and name.endswith("Meta"):
+            # `MemRange[dtype, size]` and `Align[dtype, alignment]`.
+            count = kind._align if hasattr(kind, "_align") else kind._size
+            return [name.removeprefix("struct._").removesuffix("Meta"), self._field_type(kind._dtype), count]
+        return self._value(kind)
 
     def _unknown(self, value: Any, passed: Passed) -> Value:
         self._refuse(f"{value!r}: without the DSL it cannot be described")
@@ -528,7 +585,8 @@ _HANDLERS: dict[type, Handler] = {
     frozenset: Describer._set,
     dict: Describer._dict,
     types.MappingProxyType: Describer._dict,
-    deque: Describer._sequence,
+    defaultdict: Describer._default_dict,
+    deque: Describer._queue,
     ContextVar: Describer._context_variable,
     bytearray: lambda self, value, passed: {"bytes": bytes(value)},
     types.FunctionType: Describer._function,
@@ -549,6 +607,16 @@ _HANDLERS: dict[type, Handler] = {
     Unknown: Describer._unknown,
     UnknownClass: Describer._derived_class,
     complex: lambda self, value, passed: {"complex": [value.real, value.imag]},
+    array.array: lambda self, value, passed: {"array": value.typecode, "bytes": value.tobytes()},
+    re.Pattern: lambda self, value, passed: {"pattern": self._value(value.pattern), "flags": value.flags},
+    **dict.fromkeys(
+        (operator.attrgetter, operator.itemgetter, operator.methodcaller),
+        lambda self, value, passed: {"text": repr(value)},
+    ),
+    # A trace does not depend on what they hold.
+    logging.Logger: lambda self, value, passed: {"logger": value.name},
+    type(threading.Lock()): lambda self, value, passed: {"lock": "Lock"},
+    type(threading.RLock()): lambda self, value, passed: {"lock": "RLock"},
 }
 
 _BY_BASE: dict[type, Handler] = {
@@ -563,11 +631,17 @@ _BY_BASE: dict[type, Handler] = {
     list: Describer._of_base,
     set: Describer._of_base,
     frozenset: Describer._of_base,
+    deque: Describer._of_base,
+    functools.partial: Describer._partial,
+    Structure: Describer._structure,
+    **dict.fromkeys(TEXTS, Describer._text),
     typing._GenericAlias: Describer._annotation,  # type: ignore[attr-defined]
 }
 
-_OF_ENUM = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+OF_ENUM = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 """Fields that every member of an enumeration has."""
+
+_STRUCTURES = "cutlass.cute.core"
 
 _ADDRESSES = ("_pointer", "_desc", "_c_pointer", "_c_pointers_cache")
 """Fields by which a pointer of the DSL holds its address. Compiled code takes it at each call."""
@@ -586,8 +660,6 @@ _REFUSED = {
     "cuda.bindings.driver.CUdeviceptr": _ADDRESS,
     "numpy.ndarray": "a live array, whose values would be compiled in: pass it as an argument instead",
     "builtins.generator": "a generator, which a description would use up",
-    "_thread.lock": "a lock, which says nothing of the code",
-    "_thread.RLock": "a lock, which says nothing of the code",
     "builtins.object": "an object without fields is described by nothing but its address",
     "weakref.ReferenceType": "a weak reference is described by nothing but an address",
 }
@@ -612,6 +684,24 @@ def _own_fields(value: Any) -> dict[str, Any]:
     return fields | dict(getattr(value, "__dict__", {}))
 
 
+_OBJECT_BYTES = object.__basicsize__
+_POINTER_BYTES = 8
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds_more_than_fields(kind: type) -> bool:
+    """Whether instances have memory of their own beside their fields, as those of classes have that are
+    derived from an extension's."""
+    fields = 0
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        slots = (slots,) if isinstance(slots, str) else slots
+        fields += sum(name not in ("__dict__", "__weakref__") for name in slots)
+    # What Python keeps outside of the object has no place in it.
+    fields += sum(place > 0 for place in (kind.__dictoffset__, kind.__weakrefoffset__))
+    return kind.__itemsize__ != 0 or kind.__basicsize__ > _OBJECT_BYTES + _POINTER_BYTES * fields
+
+
 _ABSENT = object()
 
 
@@ -620,9 +710,20 @@ def _inner(passed: Passed) -> Passed:
     return Passed.CONSTANT if passed is Passed.CONSTANT else Passed.FIELD
 
 
-def _field(annotation: Any) -> Passed:
-    text = annotation if isinstance(annotation, str) else str(annotation)
-    return Passed.CONSTANT if "Constexpr" in text else Passed.DYNAMIC
+def _field(kind: type, field: dataclasses.Field[Any]) -> Passed:
+    annotation = field.type
+    if isinstance(annotation, str) and "Constexpr" not in annotation:
+        # Under another name, maybe. One that cannot be evaluated is taken for a constant.
+        annotation = _annotations(kind).get(field.name, "Constexpr")
+    return Passed.CONSTANT if "Constexpr" in str(annotation) else Passed.DYNAMIC
+
+
+@functools.lru_cache(maxsize=1024)
+def _annotations(kind: type) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(kind)
+    except Exception:
+        return {}
 
 
 @functools.lru_cache(maxsize=1)
@@ -640,6 +741,9 @@ def _dsl_handlers() -> Mapping[type, Handler]:
         sys.modules["cutlass.cute.typing"].SymInt: Describer._symbol,
         typing_.NumericMeta: Describer._numeric_class,
     }
+    structures = sys.modules.get(_STRUCTURES)
+    if structures is not None:
+        handlers |= {structures.struct: Describer._structure, structures.union: Describer._structure}
     for numeric in _subclasses(typing_.Numeric):
         handlers[numeric] = Describer._numeric
     driver: Any = sys.modules.get("cuda.bindings.driver")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import ToolchainError
 
@@ -32,6 +32,8 @@ into it. The DSL has an entry of its own in every request; what another release 
 in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
+_specs: dict[str, Any] = {}
+"""Of the modules that were asked for; Python makes a module another one when it is reloaded."""
 _IN_PLACE_OF_THE_DSL = "cutlass_aot.without_dsl"
 
 
@@ -62,6 +64,19 @@ class Origin(NamedTuple):
         return f"{self.version} {_digest(self.root, self.files)[:32]}"
 
 
+def joined(fingerprints: Iterable[str]) -> str:
+    """The fingerprint of several origins that have one name: a namespace package may lie in several folders.
+
+    Args:
+        fingerprints: at least one.
+    """
+    found = sorted(set(fingerprints))
+    if len(found) == 1:
+        return found[0]
+    version = found[0].partition(" ")[0]
+    return f"{version} {hashlib.sha256(chr(0).join(found).encode()).hexdigest()[:32]}"
+
+
 def origin_of(module: ModuleType) -> Origin | None:
     """Where a module comes from; None for the standard library and for modules without a file.
 
@@ -69,6 +84,11 @@ def origin_of(module: ModuleType) -> Origin | None:
     has what stands for the DSL where it is not: a request has the DSL's own entry for it.
     """
     file = getattr(module, "__file__", None)
+    spec = getattr(module, "__spec__", None)
+    if _specs.setdefault(module.__name__, spec) is not spec:
+        # It was reloaded, and its file may be another one since.
+        _specs[module.__name__] = spec
+        _digest.cache_clear()
     if module.__name__ == "__main__" or not file or module.__name__.startswith(_IN_PLACE_OF_THE_DSL):
         return None
     return _origin_of_file(str(file), module.__name__)

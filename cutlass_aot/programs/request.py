@@ -11,15 +11,16 @@ import functools
 import inspect
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.definitions import qualified_name
+from cutlass_aot.programs.definitions import layers, qualified_name
 from cutlass_aot.programs.describe import Describer, Passed
-from cutlass_aot.programs.distributions import dsl_fingerprint, origin_of_file
+from cutlass_aot.programs.distributions import DSL, dsl_fingerprint, joined, origin_of_file
 from cutlass_aot.programs.slice import CodeSlice, Outdated, slice_of
 from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, Request, Value
@@ -135,9 +136,7 @@ def _request_of(
         options=options,
         target=target,
         device=device,
-        code=dict(
-            sorted({**_patches().code, **code.code(), "nvidia-cutlass-dsl": surroundings.dsl()}.items())
-        ),
+        code=dict(sorted({**_code(code), DSL: surroundings.dsl()}.items())),
         state=dict(sorted(state.items())),
     )
     try:
@@ -149,6 +148,13 @@ def _request_of(
             f"{called.name}: its description has {size} bytes, expected at most {MAX_REQUEST_BYTES}"
         )
     return request
+
+
+def _code(code: CodeSlice) -> dict[str, str]:
+    """Fingerprints of a slice, and of what patches the DSL."""
+    patches = _patches().code
+    both = {**patches, **code.code}
+    return both | {name: joined((patches[name], code.code[name])) for name in patches.keys() & code.code}
 
 
 def code_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> CodeSlice:
@@ -200,9 +206,20 @@ def _called(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Called:
 
 
 class _Parameter(NamedTuple):
+    """A parameter, as far as its annotation decides what becomes of an argument.
+
+    Attributes:
+        constant: whether it is compiled in.
+        is_class: whether a class is.
+        has_extents: whether numbers in tuples are, as those of a shape.
+        dtypes: types of the DSL that a number is converted to.
+    """
+
     name: str
-    constant: bool
-    is_class: bool
+    constant: bool = False
+    is_class: bool = True
+    has_extents: bool = False
+    dtypes: tuple[str, ...] = ()
 
 
 class _Parameters(NamedTuple):
@@ -244,7 +261,13 @@ def _parameters_of(function: Any) -> _Parameters:
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         free = annotation is parameter.empty or get_origin(annotation) is type
-        own = _Parameter(parameter.name, _is_constexpr(annotation), free)
+        own = _Parameter(
+            parameter.name,
+            _is_constexpr(annotation),
+            free,
+            annotation is not parameter.empty and not _passes_numbers(annotation),
+            tuple(_dtypes(annotation)),
+        )
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest = parameter.name
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -263,6 +286,39 @@ def _is_constexpr(annotation: Any) -> bool:
     )
 
 
+def _passes_numbers(annotation: Any) -> bool:
+    """Whether Python's numbers in a tuple that is annotated so are passed at each call.
+
+    They are by ``tuple`` and ``tuple[int, ...]``, and not by the DSL's ``Shape`` and its like, which are
+    unions of tuples. What is neither is taken for the latter: a key may have too much.
+    """
+    if annotation in (tuple, list, typing.Tuple, typing.List, int, float, bool):  # noqa: UP006
+        return True
+    origin, inner = get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        some = [item for item in inner if item is not type(None)]
+        return len(some) == 1 and _passes_numbers(some[0])
+    if origin in (tuple, list):
+        return all(item is Ellipsis or _passes_numbers(item) for item in inner)
+    return isinstance(annotation, sys.modules["cutlass.base_dsl.typing"].NumericMeta)
+
+
+def _dtypes(annotation: Any) -> Iterator[str]:
+    if isinstance(annotation, sys.modules["cutlass.base_dsl.typing"].NumericMeta):
+        yield qualified_name(annotation)
+    for item in typing.get_args(annotation):
+        yield from _dtypes(item)
+
+
+def _described(describer: Describer, parameter: _Parameter, value: Any) -> Value:
+    passed = _passed(parameter, value)
+    described = describer.argument(parameter.name, value, passed)
+    if passed is Passed.CONSTANT or not parameter.dtypes:
+        return described
+    own = described if isinstance(described, dict) else {"value": described}
+    return {**own, "as": list(parameter.dtypes)}
+
+
 def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Value]]:
     positional, rest, by_name, more = _parameters(called.function)
     own = positional[called.bound :]
@@ -270,26 +326,25 @@ def _arguments(describer: Describer, called: Called) -> Iterator[tuple[str, Valu
         if index < len(own):
             parameter = own[index]
         elif rest:
-            parameter = _Parameter(f"{rest}[{index - len(own)}]", False, True)
+            parameter = _Parameter(f"{rest}[{index - len(own)}]")
         else:
             raise RequestError(
                 f"{called.name}: it takes {len(own)} arguments in order, got {len(called.arguments)}"
             )
-        yield parameter.name, describer.argument(parameter.name, value, _passed(parameter, value))
+        yield parameter.name, _described(describer, parameter, value)
     # In the order of the signature, in which the DSL passes them: not in that of the call.
     for name in sorted(called.keywords, key=lambda name: ([*by_name, name].index(name), name)):
         value = called.keywords[name]
         known = by_name.get(name)
         if known is None and not more:
             raise RequestError(f"{called.name}: it has no argument {name!r}")
-        parameter = known or _Parameter(name, False, True)
-        yield name, describer.argument(name, value, _passed(parameter, value))
+        yield name, _described(describer, known or _Parameter(name), value)
 
 
 def _passed(parameter: _Parameter, value: Any) -> Passed:
     if parameter.constant or value is None or (isinstance(value, type) and parameter.is_class):
         return Passed.CONSTANT
-    return Passed.DYNAMIC
+    return Passed.EXTENT if parameter.has_extents and type(value) in (tuple, list) else Passed.DYNAMIC
 
 
 def _options(compiler: Any, called: Called) -> tuple[dict[str, Value], str]:
@@ -368,7 +423,8 @@ def _patches_of(_modules: int) -> _Patches:
     # What stands for the DSL where it is not has no file, and is of this package.
     home = f"{Path(file).parent}/" if file else _OWN
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    functions, code = {}, {}
+    functions: dict[int, types.FunctionType] = {}
+    found: dict[str, set[str]] = {}
     for name, module in list(sys.modules.items()):
         if (
             module is None
@@ -376,7 +432,8 @@ def _patches_of(_modules: int) -> _Patches:
             or name.startswith("cutlass.operators")
         ):
             continue
-        for function in map(_inside_the_dsls_own, _functions_of(module)):
+        # A patch may be decorated by the DSL's, and may itself decorate what the DSL has.
+        for function in (layer for own in _functions_of(module) for layer in layers(own)):
             file = function.__code__.co_filename
             if file == main:
                 raise RequestError(
@@ -386,23 +443,16 @@ def _patches_of(_modules: int) -> _Patches:
             if not file.startswith((home, _OWN, "<")):
                 origin = origin_of_file(file)
                 if origin is not None and not origin.is_neutral:
-                    code[origin.name] = origin.fingerprint
+                    found.setdefault(origin.name, set()).add(origin.fingerprint)
                     functions[id(function)] = function
-    return _Patches(tuple(functions.values()), code)
-
-
-def _inside_the_dsls_own(function: types.FunctionType) -> types.FunctionType:
-    """What a function's decorators were given: a patch may be decorated by the DSL's."""
-    inner = inspect.unwrap(function)
-    return inner if isinstance(inner, types.FunctionType) else function
+    return _Patches(tuple(functions.values()), {name: joined(items) for name, items in found.items()})
 
 
 def _functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
     """Functions that a module has, and those of its classes."""
     for value in list(vars(module).values()):
         if isinstance(value, types.FunctionType):
-            if value.__module__ == module.__name__ or not value.__module__.startswith("cutlass"):
-                yield value
+            yield value
         elif isinstance(value, type) and value.__module__ == module.__name__:
             for member in list(vars(value).values()):
                 inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)

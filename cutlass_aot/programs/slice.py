@@ -14,6 +14,8 @@ a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.pr
 from __future__ import annotations
 
 import argparse
+import array
+import builtins
 import contextlib
 import dataclasses
 import enum
@@ -26,12 +28,9 @@ import os
 import re
 import sys
 import types
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
+from collections.abc import Iterable, Mapping, Sized
 from contextvars import ContextVar
-from decimal import Decimal
-from fractions import Fraction
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
@@ -42,29 +41,28 @@ from cutlass_aot.programs.definitions import (
     is_made,
     is_of_dataclasses,
     is_reachable_by_name,
+    layers,
     qualified_name,
     source_of,
     unwrapped,
 )
-from cutlass_aot.programs.describe import Describer
-from cutlass_aot.programs.distributions import Origin, origin_of
+from cutlass_aot.programs.describe import NO_ATTRIBUTES, OF_ENUM, TEXTS, Describer
+from cutlass_aot.programs.distributions import Origin, joined, origin_of
 from cutlass_aot.programs.literals import is_as_written
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.request import Value
+from cutlass_aot.without_dsl.placeholders import Structure
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 _PLAIN = (*_SCALARS, enum.Enum)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 """What may be the name of an environment variable; only those that are set count."""
 _MAX_ITEMS = 64
-_TEXTS = (
-    PurePath, Fraction, Decimal, operator.attrgetter, operator.itemgetter, operator.methodcaller,
-)  # fmt: skip
+_TEXTS = (*TEXTS, operator.attrgetter, operator.itemgetter, operator.methodcaller)
 _TEXTS_OF_TORCH = ("torch:dtype", "torch:device", "torch:layout", "torch:memory_format")
 """Values that their text tells all of."""
 _DESCRIBED = (
-    complex, range, slice, bytearray, deque, types.MappingProxyType, types.BuiltinFunctionType,
-    types.MethodType, functools.partial,
+    complex, range, slice, bytearray, types.BuiltinFunctionType, types.MethodType, functools.partial,
 )  # fmt: skip
 _ABSENT = object()
 _MAX_SLICES = 1024
@@ -93,9 +91,12 @@ class CodeSlice(NamedTuple):
     """What follows from some functions and classes.
 
     Attributes:
-        origins: of the code, by name.
-        scripts: functions and classes of ``__main__`` that are reached, to their sources.
+        code: fingerprints of the code's origins, by their names, and of the source of functions and classes
+            of ``__main__``: the ``code`` of a request.
         fixed: names that hold functions, classes and modules: while they hold the same, the slice is right.
+        defaults: default values of the functions that were followed, likewise.
+        sizes: how many names modules, classes and functions have, likewise.
+        cells: variables of decorators, with the values that were described, likewise.
         plain: names that hold values.
         variables: environment variables that the code names.
         made: names that hold functions and classes which no module has under their names, such as lambdas:
@@ -108,9 +109,11 @@ class CodeSlice(NamedTuple):
         followed: the functions and classes that were followed, by ``id``.
     """
 
-    origins: Mapping[str, Origin]
-    scripts: Mapping[str, str]
+    code: Mapping[str, str]
     fixed: tuple[Slot, ...]
+    defaults: tuple[tuple[types.FunctionType, Any, Any], ...]
+    sizes: tuple[tuple[Sized, int], ...]
+    cells: tuple[tuple[types.CellType, Any], ...]
     plain: tuple[Slot, ...]
     variables: tuple[str, ...]
     made: tuple[Slot, ...]
@@ -119,13 +122,17 @@ class CodeSlice(NamedTuple):
     followed: Mapping[int, Any]
 
     def holds(self) -> bool:
-        """Whether every name that holds code still holds the same, and every other one still nothing."""
-        return all(slot.namespace.get(slot.name, _ABSENT) is slot.found for slot in self.fixed)
-
-    def code(self) -> dict[str, str]:
-        """The ``code`` of a request."""
-        found = {name: origin.fingerprint for name, origin in self.origins.items()}
-        return found | {name: f"- {digest(text.encode())[:32]}" for name, text in self.scripts.items()}
+        """Whether every name that holds code still holds the same, none has been added, and functions still
+        have the same default values."""
+        return (
+            all(slot.namespace.get(slot.name, _ABSENT) is slot.found for slot in self.fixed)
+            and all(len(names) == count for names, count in self.sizes)
+            and all(
+                function.__defaults__ is defaults and function.__kwdefaults__ is by_name
+                for function, defaults, by_name in self.defaults
+            )
+            and all(cell.cell_contents is value for cell, value in self.cells)
+        )
 
     def state(self, given: Mapping[str, str]) -> dict[str, Value]:
         """The ``state`` of a request, as it is now.
@@ -160,7 +167,7 @@ class CodeSlice(NamedTuple):
         describer = Describer()
         described = describer.argument(label, value)
         if not self.followed.keys() >= describer.code.keys():
-            raise Outdated(f"{label} holds code that is another one each time it is looked at")
+            raise Outdated(f"{label} makes a new function or class at each access: make it once")
         return described
 
 
@@ -202,8 +209,14 @@ class _Slicer:
     def __init__(self) -> None:
         self._followed: dict[int, Any] = {}
         self._work: list[Any] = []
-        self._origins: dict[str, Origin] = {}
+        self._layers: dict[int, types.FunctionType] = {}
+        self._modules: dict[int, types.ModuleType] = {}
+        self._grown: dict[int, Sized] = {}
+        self._read: set[str] = set()
+        self._seen: set[tuple[int, str]] = set()
+        self._origins: dict[str, set[Origin]] = {}
         self._scripts: dict[str, str] = {}
+        self._cells: list[tuple[types.CellType, Any]] = []
         self._fixed: dict[tuple[int, str], Slot] = {}
         self._plain: dict[tuple[int, str], Slot] = {}
         self._variables: set[str] = set()
@@ -214,16 +227,21 @@ class _Slicer:
     def run(self, roots: Iterable[Any]) -> CodeSlice:
         for root in roots:
             self._reach(root)
-        while self._work:
-            thing = self._work.pop()
-            if isinstance(thing, types.FunctionType):
-                self._function(thing)
-            else:
-                self._class(thing)
+        while self._work or self._attributes():
+            while self._work:
+                thing = self._work.pop()
+                if isinstance(thing, types.FunctionType):
+                    self._function(thing)
+                else:
+                    self._class(thing)
+        code = {name: joined(o.fingerprint for o in origins) for name, origins in self._origins.items()}
+        code |= {name: f"- {digest(text.encode())[:32]}" for name, text in self._scripts.items()}
         return CodeSlice(
-            dict(sorted(self._origins.items())),
-            dict(sorted(self._scripts.items())),
+            dict(sorted(code.items())),
             _in_order(self._fixed.values()),
+            tuple((f, f.__defaults__, f.__kwdefaults__) for f in self._layers.values()),
+            tuple((names, len(names)) for names in self._grown.values()),
+            tuple(self._cells),
             _in_order(self._plain.values()),
             tuple(sorted(self._variables)),
             _in_order(self._made.values()),
@@ -238,6 +256,13 @@ class _Slicer:
             return self._reach(thing.func)
         if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
             return self._reach(thing.__func__)
+        if isinstance(thing, types.ModuleType):
+            self._followed[id(thing)] = thing
+            origin = origin_of(thing)
+            if origin is not None and not origin.is_neutral:
+                self._note_origin(origin)
+                self._modules[id(thing)] = thing
+            return False
         if isinstance(thing, property):
             return any(list(map(self._reach, filter(None, (thing.fget, thing.fset)))))
         if isinstance(thing, (functools.cached_property, functools.partialmethod)):
@@ -252,11 +277,18 @@ class _Slicer:
                 self._followed[id(thing)] = thing
                 self._reach(type(thing))
                 call = getattr(type(thing).__call__, "__code__", None)
-                self._given(f"{qualified_name(wrapped)} as {qualified_name(type(thing))}", call, vars(thing))
+                label = f"{qualified_name(wrapped)} as {qualified_name(type(thing))}"
+                self._given(label, call, vars(thing))
+                self._hold(vars(thing), list(vars(thing)), label)
             return self._reach(wrapped)
+        outer = thing
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)):
             return self._reach(thing)  # A function around an object that can be called.
+        if isinstance(thing, types.FunctionType) and self._is_own(thing):
+            for layer in layers(outer):
+                self._layers[id(layer)] = layer
+                self._watch(vars(layer))
         if id(thing) in self._followed:
             return True
         self._followed[id(thing)] = thing
@@ -276,24 +308,59 @@ class _Slicer:
         origin = origin_of(module)
         if origin is None or origin.is_neutral:
             return False
-        self._origins[origin.name] = origin
+        self._note_origin(origin)
         return True
 
+    def _note_origin(self, origin: Origin) -> None:
+        self._origins.setdefault(origin.name, set()).add(origin)
+
+    def _watch(self, names: Sized) -> None:
+        """Have the slice be made anew once something has been added to some names."""
+        self._grown[id(names)] = names
+
+    def _enumeration(self, kind: type[enum.Enum]) -> None:
+        # Values are computed when the module is imported, and never changed.
+        members = [[name, self._told(member.value)] for name, member in kind.__members__.items()]
+        self._bindings.append([qualified_name(kind), members])
+        for name, member in kind.__members__.items():
+            self._watch(vars(member))
+            for field in sorted(vars(member).keys() - OF_ENUM):
+                label = f"{kind.__module__}:{kind.__qualname__}.{name}.{field}"
+                self._value(vars(member), field, label, vars(member)[field])
+
+    def _dataclass(self, kind: type) -> None:
+        """What instances get that are made within a trace, where the class itself does not have it."""
+        for field in vars(kind)["__dataclass_fields__"].values():
+            label = f"{kind.__module__}:{kind.__qualname__}({field.name})"
+            for value in (field.default, field.default_factory, dict(field.metadata)):
+                if value not in (dataclasses.MISSING, {}) and vars(kind).get(field.name) is not value:
+                    self._default(label, value)
+
+    def _default(self, label: str, value: Any) -> None:
+        if self._is_data(value) or _is_array(value):
+            self._value({label: value}, label, label, value)
+        else:
+            self._bindings.append([label, self._told(value)])
+
     def _class(self, kind: type) -> None:
+        names = vars(kind)
+        self._watch(names)
+        if type(kind) is not type:
+            self._reach(type(kind))
         if issubclass(kind, enum.Enum):
-            # Computed when the module is imported, and never changed.
-            members = [[name, self._told(member.value)] for name, member in kind.__members__.items()]
-            self._bindings.append([qualified_name(kind), members])
+            self._enumeration(kind)
+        if "__dataclass_fields__" in names:
+            self._dataclass(kind)
         for base in kind.__mro__[1:]:
             self._reach(base)
-        for name, member in list(vars(kind).items()):
+        for name, member in list(names.items()):
             if is_of_dataclasses(member) or (issubclass(kind, enum.Enum) and self._is_of_enum(name, member)):
                 continue
             if self._reach(member):
-                self._bind(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
+                self._bind(names, name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
                 continue
-            if not _is_pythons_own(name):
-                self._value(vars(kind), name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
+            if not _is_pythons_own(name, member):
+                self._value(names, name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
 
     def _is_of_enum(self, name: str, member: Any) -> bool:
         """Whether something in an enumeration's class is a member, or of what Python makes members by."""
@@ -311,10 +378,20 @@ class _Slicer:
             self._plain[id(namespace), name] = slot
             self._reach_within(label, value)
             return
+        if isinstance(value, property):
+            self._bindings.append([label, [_where(f) for f in (value.fget, value.fset) if f is not None]])
+            return
+        if isinstance(value, (functools.cached_property, functools.partialmethod)):
+            self._bindings.append([label, _where(value.func)])
+            if isinstance(value, functools.partialmethod):
+                self._default(label, [list(value.args), dict(value.keywords)])
+            return
         thing = getattr(value, "__func__", value)
-        if isinstance(thing, types.FunctionType):
+        registry = getattr(getattr(value, "dispatcher", thing), "registry", None)
+        if isinstance(registry, Mapping):
             # Of `functools.singledispatch`.
-            for kind, function in vars(thing).get("registry", {}).items():
+            self._watch(registry)
+            for kind, function in registry.items():
                 self._bindings.append([label, qualified_name(kind), self._told(function)])
         if not isinstance(thing, (types.FunctionType, type)):
             # Such as what `functools.lru_cache` makes of a function.
@@ -342,7 +419,8 @@ class _Slicer:
         """Whether a value is a container, or an object of a class of the code's own: described with each
         request."""
         kinds = (
-            tuple, list, dict, set, frozenset, types.SimpleNamespace, argparse.Namespace, ContextVar,
+            tuple, list, dict, set, frozenset, deque, array.array, types.MappingProxyType, ChainMap, UserDict,
+            UserList, UserString, types.SimpleNamespace, argparse.Namespace, ContextVar,
         )  # fmt: skip
         return isinstance(value, kinds) or self._is_own(type(value))
 
@@ -354,15 +432,53 @@ class _Slicer:
 
     def _defaults(self, function: types.FunctionType) -> None:
         named = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-        values = [[str(name), self._told(value)] for name, value in named]
+        values: list[Value] = []
+        for name, value in named:
+            if isinstance(value, _SCALARS):
+                values.append([str(name), value])
+            else:
+                self._default(f"{qualified_name(function)}({name})", value)
         if values:
             self._bindings.append([qualified_name(function), values])
+        by_name = function.__kwdefaults__ or {}
+        self._hold(by_name, by_name, qualified_name(function))
+
+    def _hold(self, namespace: Mapping[str, Any], names: Iterable[str], label: str) -> None:
+        """Have the slice be made anew once one of some names holds something else."""
+        for name in names:
+            slot = Slot(namespace, name, f"{label}({name})", namespace[name])
+            self._fixed.setdefault((id(namespace), name), slot)
+
+    def _attributes(self) -> bool:
+        """Follow what code reads of functions and of modules that are values: ``tile.n`` in one that calls
+        ``tile``, ``self.config.n`` where the field is a module.
+
+        Returns:
+            Whether there was something new.
+        """
+        owners = [(vars(layer), f"{qualified_name(layer)}.") for layer in self._layers.values()]
+        owners += [(vars(module), f"{module.__name__}:") for module in self._modules.values()]
+        found = False
+        for names, owner in owners:
+            for name in sorted(self._read & names.keys()):
+                if name.startswith(NO_ATTRIBUTES) or (id(names), name) in self._seen:
+                    continue
+                self._seen.add((id(names), name))
+                found = True
+                modules: list[types.ModuleType] = []
+                self._name(names, name, f"{owner}{name}", modules)
+                for module in modules:
+                    self._reach(module)
+        return found
 
     def _told(self, value: Any) -> Value:
         """What is told of a value that is computed when a module is imported, and not changed after it.
 
         Of what has no description that is the same in every process, such as a logger, the class alone.
         """
+        if isinstance(value, types.ModuleType):
+            self._reach(value)
+            return value.__name__
         if isinstance(value, (types.FunctionType, type)):
             self._reach(value)
             thing = unwrapped(value) if isinstance(value, types.FunctionType) else value
@@ -410,19 +526,22 @@ class _Slicer:
             self._scripts[name] = _script_source(function)
         origin = origin_of(module) if module is not None else None
         if origin is not None:
-            self._origins[origin.name] = origin
+            self._note_origin(origin)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         # One that nothing was put into yet has no contents.
-        given = {variable: cell.cell_contents for variable, cell in cells if cell != types.CellType()}
-        for variable in rebound_by(function.__code__) & given.keys():
+        held = {variable: cell for variable, cell in cells if cell != types.CellType()}
+        given = {variable: cell.cell_contents for variable, cell in held.items()}
+        rebound = rebound_by(function.__code__)
+        for variable in rebound & given.keys():
             given[variable] = _MEMORY
+        self._cells += [(held[name], value) for name, value in given.items() if name not in rebound]
         self._given(name, function.__code__, given)
 
     def _given(self, name: str, code: types.CodeType | None, given: Mapping[str, Any]) -> None:
         """What a decorator was given, beside the function: the values are those of this moment."""
         values: list[Value] = []
         for variable, value in sorted(given.items()):
-            if _is_pythons_own(variable):
+            if _is_pythons_own(variable, value):
                 continue
             if isinstance(value, (*_CODE, type, types.ModuleType)):
                 values.append([variable, self._told(value)])
@@ -440,6 +559,7 @@ class _Slicer:
         if hasattr(function, "__wrapped__"):
             self._decorator(function)
         names, texts = names_in(function.__code__)
+        self._read.update(names)
         self._variables.update(text for text in texts if _VARIABLE.fullmatch(text))
         if "__subclasses__" in names:
             raise RequestError(
@@ -452,6 +572,11 @@ class _Slicer:
         for name in names:
             if name in variables:
                 self._name(variables, name, f"{module}:{name}", modules)
+            elif module == "__main__" and not hasattr(builtins, name):
+                # What a script does not have yet. Its names grow from line to line.
+                self._absent(variables, name, f"{module}:{name}")
+        if module != "__main__":
+            self._watch(variables)
         self._imports(function, modules)
         for cell in function.__closure__ or ():
             try:
@@ -465,11 +590,10 @@ class _Slicer:
             if id(inner) in seen:
                 continue
             seen.add(id(inner))
+            self._watch(vars(inner))
             for name in names:
                 if name in vars(inner):
                     self._name(vars(inner), name, f"{inner.__name__}:{name}", modules)
-                elif name in texts:
-                    self._absent(vars(inner), name, f"{inner.__name__}:{name}")
 
     def _absent(self, namespace: Mapping[str, Any], name: str, label: str) -> None:
         """A name that holds nothing: a program may give it a value later."""
@@ -500,7 +624,7 @@ class _Slicer:
             for module in filter(None, map(sys.modules.get, paths)):
                 origin = origin_of(module)
                 if origin is not None and not origin.is_neutral:
-                    self._origins[origin.name] = origin
+                    self._note_origin(origin)
                     modules.append(module)
 
     def _is_followed(self, module: types.ModuleType) -> bool:
@@ -510,15 +634,15 @@ class _Slicer:
     def _name(
         self, namespace: Mapping[str, Any], name: str, label: str, modules: list[types.ModuleType]
     ) -> None:
-        if _is_pythons_own(name):
-            return
         value = namespace[name]
+        if _is_pythons_own(name, value):
+            return
         if isinstance(value, types.ModuleType):
             slot = Slot(namespace, name, label, value)
             origin = origin_of(value)
             if origin is not None and not origin.is_neutral:
                 # Also for a constant alone: what its source says is left out of the state.
-                self._origins[origin.name] = origin
+                self._note_origin(origin)
                 modules.append(value)
             if self._fixed.setdefault((id(namespace), name), slot) is slot:
                 self._bindings.append([label, value.__name__])
@@ -544,10 +668,10 @@ def _foreign_name(thing: Any) -> str:
 
 
 def _is_of_dsl(value: Any) -> bool:
-    """Whether a value is a number of the DSL, or an object of it that is nothing but its fields."""
+    """Whether a value is a number of the DSL, or an object of it that has fields."""
     kind = type(value)
     return kind.__module__.partition(".")[0] == "cutlass" and (
-        dataclasses.is_dataclass(kind) or hasattr(kind, "width")
+        hasattr(value, "__dict__") or hasattr(kind, "width") or isinstance(value, Structure)
     )
 
 
@@ -558,8 +682,16 @@ def _described_or_none(value: Any) -> Value:
         return None
 
 
-def _is_pythons_own(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
+def _is_pythons_own(name: str, value: Any) -> bool:
+    """Whether a name is one of Python's or of a package's machinery; a number under such a name is not."""
+    is_number = type(value) in (bool, int, float) and name != "__firstlineno__"
+    return name.startswith("__") and name.endswith("__") and not is_number
+
+
+def _where(function: Any) -> Value:
+    """Which function it is; the lines of a script may move."""
+    is_in_script = function.__module__ == "__main__"
+    return [qualified_name(function), 0 if is_in_script else _first_line(function)]
 
 
 def _in_order(slots: Iterable[Slot]) -> tuple[Slot, ...]:

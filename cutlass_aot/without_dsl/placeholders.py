@@ -84,7 +84,16 @@ class Unknown:
 class Annotation(Unknown):
     """A type that only stands in annotations: it may be given parameters."""
 
-    __slots__ = ()
+    __slots__ = ("arguments",)
+
+    def __init__(self, where: str, arguments: tuple[Any, ...] = ()) -> None:
+        super().__init__(where)
+        self.arguments = arguments
+
+    @property
+    def name(self) -> str:
+        """Of the type itself, without its parameters."""
+        return self._where.removesuffix("[...]").rpartition(".")[2]
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -92,7 +101,22 @@ class Annotation(Unknown):
     __hash__ = Unknown.__hash__
 
     def __getitem__(self, item: Any) -> Annotation:
-        return Annotation(f"{self._where}[...]")
+        return _given(self._where, item)
+
+
+def _given(where: str, item: Any) -> Annotation:
+    """A type that was given parameters."""
+    return Annotation(f"{where}[...]", item if isinstance(item, tuple) else (item,))
+
+
+class Structure(Unknown):
+    """What the DSL makes of a class whose fields have types alone."""
+
+    __slots__ = ("_annotations",)
+
+    def __init__(self, decorated: type) -> None:
+        super().__init__(f"{decorated.__module__}.{decorated.__qualname__}")
+        self._annotations = dict(getattr(decorated, "__annotations__", {}))
 
 
 def _add_refusals() -> None:
@@ -200,7 +224,7 @@ def class_for(where: str, entry: Mapping[str, Any], find: Find, metaclass: type 
     if "__class_getitem__" in entry.get("functions", ()) or str(entry.get("meta")).startswith(
         "cutlass.cute.core:struct."
     ):
-        members["__class_getitem__"] = classmethod(lambda kind, item: Annotation(f"{dotted(where)}[...]"))
+        members["__class_getitem__"] = classmethod(lambda kind, item: _given(dotted(where), item))
     if "__eq__" in members and "__hash__" not in members:
         members["__hash__"] = function(f"{where}.__hash__")
     members |= {"__module__": module, "__qualname__": name}
@@ -248,7 +272,7 @@ def _new(where: str) -> Any:
     def new(cls: type, *arguments: Any, **keywords: Any) -> Any:
         if f"{cls.__module__}:{cls.__qualname__}" == where:
             if where in _DECORATORS and len(arguments) == 1 and isinstance(arguments[0], type):
-                return _decorated(cls)(f"{arguments[0].__module__}.{arguments[0].__qualname__}")
+                return _decorated(cls)(arguments[0])
             refuse(f"{dotted(where)} was called")
         following = cls.__mro__[
             next(i for i, k in enumerate(cls.__mro__) if vars(k).get("__new__") is made) + 1 :
@@ -263,9 +287,9 @@ def _new(where: str) -> Any:
 
 
 @functools.cache
-def _decorated(kind: type) -> type[Unknown]:
+def _decorated(kind: type) -> type[Structure]:
     """The class of what a class makes that decorates classes: requests tell it by the name."""
-    return type(kind.__name__, (Unknown,), {"__slots__": (), "__module__": kind.__module__})
+    return type(kind.__name__, (Structure,), {"__slots__": (), "__module__": kind.__module__})
 
 
 class _Protocol(abc.ABCMeta):

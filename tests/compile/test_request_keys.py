@@ -206,6 +206,50 @@ CHANGES = {
         "x * Scale_.by",
         "Scale_.by = 3.0",
     ),
+    "an attribute of a function": (
+        "def helper(x):\n    return x * helper.by\nhelper.by = 2.0",
+        "helper(x)",
+        "helper.by = 3.0",
+    ),
+    "an attribute that a function did not have": (
+        "def helper(x):\n    return x * getattr(helper, 'by', 2.0)",
+        "helper(x)",
+        "helper.by = 3.0",
+    ),
+    "a default value, in place": (
+        "CONFIG = {'by': 2.0}\ndef helper(x, config=CONFIG):\n    return x * config['by']\ndel CONFIG",
+        "helper(x)",
+        "helper.__defaults__[0]['by'] = 3.0",
+    ),
+    "default values": (
+        "def helper(x, by=2.0):\n    return x * by",
+        "helper(x)",
+        "helper.__defaults__ = (3.0,)",
+    ),
+    "default values by name, in place": (
+        "def helper(x, *, by=2.0):\n    return x * by",
+        "helper(x)",
+        "helper.__kwdefaults__['by'] = 3.0",
+    ),
+    "an object as a default value": (
+        "class Config:\n    def __init__(self):\n        self.by = 2.0\n"
+        "def helper(x, config=Config()):\n    return x * config.by",
+        "helper(x)",
+        "helper.__defaults__[0].by = 3.0",
+    ),
+    "a variable of a decorator, by another of its functions": (
+        "import functools\ndef scaled(function):\n    by = 2.0\n    @functools.wraps(function)\n"
+        "    def wrapper(x):\n        return function(x) * by\n"
+        "    def set_by(value):\n        nonlocal by\n        by = value\n"
+        "    wrapper.set_by = set_by\n    return wrapper\n@scaled\ndef helper(x):\n    return x",
+        "helper(x)",
+        "helper.set_by(3.0)",
+    ),
+    "the default of a dictionary": (
+        "import collections\nTABLE = collections.defaultdict(lambda: 2.0)",
+        "x * TABLE['x']",
+        "TABLE.default_factory = lambda: 3.0",
+    ),
 }
 
 
@@ -498,6 +542,69 @@ def test_what_a_patch_of_the_dsl_reads_is_in_the_key(tmp_path, monkeypatch):
         monkeypatch.setenv("FACTOR", factor)
         found += keys(tmp_path, "import patch\nfrom ops import change\ndef keyed(): return [change]\n")
     assert found[0] == found[2] != found[1]
+
+
+def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(tmp_path):
+    (tmp_path / "patch.py").write_text(
+        "import functools, cutlass.cute as cute\noriginal = cute.math.exp2\n@functools.wraps(original)\n"
+        "def patched(x, *more, **named): return original(x * 2.0, *more, **named)\n"
+        "cute.math.exp2 = patched\n"
+    )
+    (tmp_path / "ops.py").write_text("import cutlass.cute as cute\ndef change(x): return cute.math.exp2(x)\n")
+    program = "from ops import change\ndef keyed(): return [change]\n"
+    assert keys(tmp_path, program) != keys(tmp_path, f"import patch\n{program}")
+
+
+def test_both_folders_of_a_namespace_package_are_in_the_key(tmp_path):
+    for folder, name, text in (
+        ("one", "a", "from parts.b import by\ndef change(x): return by(x) * 2.0\n"),
+        ("two", "b", "def by(x): return x\n"),
+    ):
+        (tmp_path / folder / "parts").mkdir(parents=True)
+        (tmp_path / folder / "parts" / f"{name}.py").write_text(text)
+    program = (
+        f"import sys\nsys.path += [{str(tmp_path / 'one')!r}, {str(tmp_path / 'two')!r}]\n"
+        "from parts.a import change\ndef keyed(): return [change]\n"
+    )
+    found = [keys(tmp_path, program)]
+    for path in ("one/parts/a.py", "two/parts/b.py"):
+        (tmp_path / path).write_text((tmp_path / path).read_text() + "# edited\n")
+        found.append(keys(tmp_path, program))
+    assert len(set(map(str, found))) == 3
+
+
+def test_what_holds_more_than_its_fields_is_refused(tmp_path):
+    """A class of a program's own that is derived from an extension's."""
+    found = keys(
+        tmp_path,
+        "import array, datetime, types\n"
+        "class Items(array.array): pass\nclass Span(datetime.timedelta): pass\nclass Own(Exception): pass\n"
+        "class Slots:\n    __slots__ = ('by', '__weakref__')\n"
+        "class Derived(Slots):\n    pass\n"
+        "def with_closure(thing): return lambda x: x * thing\n"
+        "def keyed():\n"
+        "    for thing in Items('d', [2.0]), Span(2), Own('two'):\n        yield with_closure(thing)\n"
+        "    for by in 2.0, 3.0:\n"
+        "        for thing in Slots(), Derived(), types.SimpleNamespace():\n"
+        "            thing.by = by\n            yield with_closure(thing)\n",
+    )
+    assert all("holds more than fields" in key for key in found[:3])
+    assert len(set(found[3:])) == 6
+    assert not [key for key in found[3:] if key.startswith("refused")]
+
+
+def test_a_path_is_described_by_its_text(tmp_path):
+    """Not by what it remembers once it was used, such as its hash."""
+    one, used, other = keys(
+        tmp_path,
+        "import pathlib\ndef with_closure(path): return lambda x: x * len(str(path))\n"
+        "def keyed():\n"
+        "    path = pathlib.Path('a')\n    yield with_closure(path)\n"
+        "    hash(path), path.parts\n    yield with_closure(path)\n"
+        "    yield with_closure(pathlib.Path('b'))\n",
+    )
+    assert one == used != other
+    assert not one.startswith("refused")
 
 
 def test_a_patch_of_the_dsl_by_the_script_is_refused(tmp_path):

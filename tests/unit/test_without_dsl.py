@@ -196,23 +196,20 @@ def test_the_cuda_version_of_the_dsl_is_compared():
     assert raised("cutlass.target_version()").startswith("DslNeeded target_version without a version")
 
 
-def test_what_decorates_a_class_makes_a_thing_of_the_dsls_that_no_key_has():
-    text = printed(
-        """
+def test_what_decorates_a_class_is_described_by_the_types_of_its_fields():
+    code = """
         @cute.struct
         class Storage:
-            pass
+            flags: cute.struct.MemRange[cutlass.Int64, 2]
+            values: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, 64], 128]
+            one: cutlass.Int32
 
-        print(type(Storage).__module__, type(Storage).__qualname__)
-        try:
-            Describer().argument("x", Storage)
-        except RequestError as error:
-            print(type(error).__name__, error)
+        print(type(Storage).__module__, type(Storage).__qualname__, Describer().argument("x", Storage))
         """
-    )
-    kind, refusal = text.splitlines()
-    assert kind == "cutlass.cute.core struct"
-    assert refusal.startswith("RequestError x")
+    text = printed(code)
+    assert text.startswith("cutlass.cute.core struct {'structure': [['flags', ['MemRange', ")
+    assert "64], 128]" in text
+    assert "64], 256]" in printed(code.replace("128", "256"))
 
 
 @pytest.mark.parametrize(
