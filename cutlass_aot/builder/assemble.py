@@ -16,6 +16,7 @@ from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.tuned import measured_rankings
 from cutlass_aot.bundle.platform_tags import glibc_of
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, write_bundle
+from cutlass_aot.programs.distributions import DSL
 from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.catalog import Needs
 from cutlass_aot.store.roots import Reference
@@ -89,9 +90,9 @@ def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:
 
 def _licenses(selection: Selection) -> dict[str, bytes]:
     """The notices of the distributions whose code programs compile: their compiled code is in the bundle."""
-    names = {name for item in selection.requests.values() for name in item.request.code}
+    found = {pair for item in selection.requests.values() for pair in item.request.distributions.items()}
     return {
         f"{name}.txt": text
-        for name in sorted(names - {"nvidia-cutlass-dsl"})
-        if (text := license_notices(name))
+        for name, version in sorted(found)
+        if name != DSL and (text := license_notices(name, version))
     }

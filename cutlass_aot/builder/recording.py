@@ -28,12 +28,14 @@ from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.failures import Trouble, is_the_machines
 from cutlass_aot.builder.forking import PASSED_ON, read_log
 from cutlass_aot.builder.inputs import Inputs
+from cutlass_aot.builder.native.packages import license_notices
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
 from cutlass_aot.generators.device import device_record
 from cutlass_aot.manifest.programs import ProgramTable, RecordingTable
 from cutlass_aot.programs import pretend_gpu
+from cutlass_aot.programs.distributions import DSL
 from cutlass_aot.programs.files import read_whole, refusals
 from cutlass_aot.programs.record import plan_of
 from cutlass_aot.programs.start import program_environment
@@ -339,7 +341,9 @@ class _Run:
             return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(
                 output
             )
-        if status < 0 and not (found / f"{process.pid}.imported").exists():
+        # It may crash as Python takes down what packages hold, when all is done.
+        came_to_its_end = (found / f"{process.pid}.imported").exists()
+        if status < 0 and (not came_to_its_end or (found / f"{process.pid}.status").exists()):
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
@@ -438,10 +442,9 @@ class _Run:
             reasons = "\n".join(f"  {reason}" for reason in recording.refusals)
             return f"made no request that can be keyed:\n{reasons}"
         return (
-            "compiled nothing: no call of cute.compile was seen. It has to call the functions that are "
-            "to be prebuilt, with "
-            "the package's own kernel cache off; cutlass-aot knows the switches of some packages "
-            "(docs/guides/programs.md)"
+            "compiled nothing: no call of cute.compile was seen. It has to call the functions that are to be "
+            "prebuilt, with the package's own kernel cache off; cutlass-aot knows the switches of some "
+            "packages (docs/guides/programs.md)"
         )
 
 
@@ -483,20 +486,18 @@ def _taken(table: RecordingTable, inputs: Inputs, store: Store | None) -> Record
         raise ProgramError(f"{table.where}: {path} cannot be read: {error.strerror or error}") from None
     inputs.files.digest(path)
     recording, objects = recording_from_bytes(data, str(path))
-    version = inputs.tools.compiler.versions["nvidia-cutlass-dsl"]
+    version = inputs.tools.compiler.versions[DSL]
     for item in recording.requests:
         request = item.request
         if request.target not in inputs.manifest.targets:
             raise ManifestError(
                 f"{table.where}: {path} has kernels for {request.target}: expected some of the bundle's "
-                "targets, "
-                f"{', '.join(inputs.manifest.targets)}"
+                f"targets, {', '.join(inputs.manifest.targets)}"
             )
-        theirs = request.code.get("nvidia-cutlass-dsl", "").partition(" ")[0]
+        theirs = request.distributions.get(DSL, "")
         if theirs != version:
             raise ManifestError(
-                f"{table.where}: {path} was made with nvidia-cutlass-dsl {theirs}, here is {version}: "
-                "make it again, or "
+                f"{table.where}: {path} was made with {DSL} {theirs}, here is {version}: make it again, or "
                 "install that release"
             )
         if store is not None:
@@ -522,9 +523,16 @@ def _adopt(request: Request, data: bytes, inputs: Inputs, store: Store) -> None:
 
 
 def remarks(recorded: Sequence[Recorded]) -> list[str]:
-    """What programs asked for and will not get, in sentences without a full stop."""
-    return [
+    """What programs asked for and will not get, and what the bundle lacks, in sentences without a full
+    stop."""
+    found = [
         f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
+    ]
+    requests = [item.request for one in recorded for item in one.recording.requests]
+    return found + [
+        f"the bundle has no licence notice of {name} {version}, which is not installed here or carries none"
+        for name, version in sorted({pair for item in requests for pair in item.distributions.items()})
+        if name != DSL and not license_notices(name, version)
     ]
 
 

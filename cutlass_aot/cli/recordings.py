@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Sequence
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.recording import RECORDING_KIND
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.request import Request
 
 SUFFIX = ".recording"
+_HEAD_BYTES = 4096
 _BEGINS = b"# Recorded on a GPU by cutlass-aot: "
 
 
@@ -28,20 +31,37 @@ def check_output(output: Path, name: str) -> None:
         name: of its bundle.
 
     Raises:
-        ManifestError: if the folder of ``output`` cannot be written to, if ``output`` is a file that was not
-            written so, or ``name`` cannot be a bundle's.
+        ManifestError: if the folder of ``output`` cannot be written to, if ``output`` or the file of a
+            recording is there and was not written so, or ``name`` cannot be a bundle's.
     """
     from cutlass_aot.manifest.model import check_name
 
     check_name(name)
     if output.suffix == SUFFIX:
         raise ManifestError(f"{output}: expected a manifest, such as {output.with_suffix('.toml')}")
-    if output.exists() and not output.read_bytes().startswith(_BEGINS):
+    if output.exists() and not _head(output).startswith(_BEGINS):
         raise ManifestError(f"{output} is not a manifest that cutlass-aot has written: name another file")
+    for path in (_recording(output, 0), *sorted(output.parent.glob(f"{glob.escape(output.stem)}-*{SUFFIX}"))):
+        if path.exists() and RECORDING_KIND.encode() not in _head(path):
+            raise ManifestError(f"{path} is not a recording, and would be replaced: name another manifest")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ManifestError(
             f"{output}: {output.parent} is not a folder that can be written to: make it, or name another one"
         )
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a regular file."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_HEAD_BYTES)
+
+
+def _recording(output: Path, index: int) -> Path:
+    """The file of a recording, of several that a manifest names."""
+    number = f"-{index + 1}" if index else ""
+    return output.with_name(f"{output.stem}{number}{SUFFIX}")
 
 
 def write_recording(found: Path, output: Path, name: str, program: Sequence[str]) -> int:
@@ -69,12 +89,14 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
         for reason in recording.refusals:
             click.echo(f"note: not recorded: {reason}", err=True)
         if recording.requests:
-            number = f"-{len(files) + 1}" if files else ""
-            files.append(output.with_name(f"{output.stem}{number}{SUFFIX}"))
+            files.append(_recording(output, len(files)))
             requests += [item.request for item in recording.requests]
-            _write(recording_to_bytes(recording, objects), files[-1])
+            # Not in its place before all of them are written: the manifest that is there names the others.
+            _write(recording_to_bytes(recording, objects), found / files[-1].name)
     if not files:
         return 0
+    for file in files:
+        _write((found / file.name).read_bytes(), file)
     targets = sorted({request.target for request in requests})
     text = _manifest(program, name, targets, [file.name for file in files])
     _write(text.encode("utf-8", "backslashreplace"), output)

@@ -73,6 +73,7 @@ def command(
     from cutlass_aot.programs import serve
     from cutlass_aot.programs.launch import run_program
     from cutlass_aot.programs.start import SERVE_VARIABLE
+    from cutlass_aot.store.files import publish
 
     if not bundles and not os.environ.get(SERVE_VARIABLE):
         raise click.UsageError(
@@ -82,8 +83,8 @@ def command(
         if (policy or os.environ.get("CUTLASS_AOT_POLICY", "required")) == "required":
             raise click.UsageError("--keep needs --policy warn or jit: under required nothing is compiled")
         check_output(kept, kept.stem)
-    if output is not None and not output.parent.is_dir():
-        raise click.UsageError(f"--ledger {output}: there is no folder {output.parent}")
+    if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
+        raise click.UsageError(f"--ledger {output}: {output.parent} is not a folder that can be written to")
     for bundle in bundles:
         # What is wrong with one is said before the program begins.
         serve.opened(bundle)
@@ -101,11 +102,18 @@ def command(
         plan |= {"ledger": str(ledgers), "keep": str(missed) if kept is not None else ""}
         ran = run_program(program, plan, Path(folder))
         found = _gathered(ledgers)
-        if output is not None:
-            found.write(output)
         _tell(found)
+        if not any(ledgers.iterdir()):
+            click.echo(
+                "warning: no process of the program was answered from bundles: expected Python in an "
+                "environment that has cutlass-aot, started without -I, -E and -S, and not ended by a signal",
+                err=True,
+            )
         if kept is not None and not write_recording(missed, kept, kept.stem, program):
             click.echo(f"{kept} is not written: nothing was missed and compiled", err=True)
+        # Last: if it cannot be written, nothing else is lost.
+        if output is not None:
+            publish(found.to_bytes(), output)
     if ran.interrupted or ran.status < 0:
         click.echo(f"error: {ran.problem()}", err=True)
     # As a shell has it: of what a signal ended, 128 and the number.
@@ -121,12 +129,13 @@ def _absolute(bundle: str) -> str:
 
 def _gathered(folder: Path) -> Ledger:
     """What all processes of the program noted."""
-    from cutlass_aot.programs.ledger import Ledger
+    from cutlass_aot.programs.files import read_whole
+    from cutlass_aot.programs.ledger import MAX_BYTES, Ledger
 
     found = Ledger()
     for path in sorted(folder.glob("*.json")):
         try:
-            found.merge(Ledger.read(path))
+            found.merge(Ledger.from_bytes(read_whole(path, MAX_BYTES), path.name))
         except CorruptFile as error:
             click.echo(f"note: {error}", err=True)
     return found
@@ -134,16 +143,16 @@ def _gathered(folder: Path) -> Ledger:
 
 def _tell(found: Ledger) -> None:
     answered = [entry for entry in found.entries.values() if entry.bundle]
-    missed = [entry for entry in found.entries.values() if not entry.bundle]
+    missed = [entry for entry in found.entries.values() if entry.missed]
     seconds = sum(entry.seconds for entry in answered)
     text = f"cutlass-aot: {plural(len(answered), 'request')} answered in {seconds * 1000:.0f} ms"
     saved = sum(entry.saved for entry in answered)
     if saved:
         text += f" instead of about {saved:.0f} s of compiling"
     if missed:
-        seconds = sum(entry.seconds for entry in missed)
+        seconds = sum(entry.compiling for entry in missed)
         text += f", {len(missed)} missed" + (f" and compiled in {seconds:.1f} s" if seconds else "")
-    text += f", {plural(len(found.unused), 'request')} of the bundles not asked for"
+    text += f", {plural(len(found.unused), 'request')} of the bundles unused"
     click.echo(text, err=True)
     for entry in missed:
         click.echo(f"  missed: {entry.reason}", err=True)

@@ -161,27 +161,27 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
             origin = origin_of_file(file)
             if origin is not None and origin.name not in names:
                 raise RequestError(
-                    f"the trace imported {file}, which nothing in the request names: import it by name in "
-                    "the module of the kernel, so that its changes can be told"
+                    f"compiling imported {file}, which does not follow from the kernel's code, so that an "
+                    "edit of it would go unnoticed: import it by name in the kernel's module"
                 )
         elif item not in followed:
             raise RequestError(
-                f"the trace ran {item.co_name} ({file}, line {line}), which nothing in the request names: "
-                "it was reached by getattr, or was put where it is as the program ran; import it by name in "
-                "the module of the kernel, so that its changes can be told"
+                f"compiling ran {item.co_name} ({file}, line {line}), which does not follow from the "
+                "kernel's code, so that an edit of it would go unnoticed: it was reached by getattr, or was "
+                "put where it is as the program ran; import it by name in the kernel's module"
             )
     for item in trace.code:
         if item in code.memories:
             raise RequestError(
-                f"the trace ran {code.memories[item]} ({item.co_filename}, line {item.co_firstlineno}), "
+                f"compiling ran {code.memories[item]} ({item.co_filename}, line {item.co_firstlineno}), "
                 "which holds more than plain values: call the function that it decorates, or pass what it "
                 "holds as an argument"
             )
     for name, file in sorted(trace.variables.items()):
         if name not in code.variables and name not in known and not _decides_nothing(file):
             raise RequestError(
-                f"the trace read the environment variable {name} ({file}), which nothing in the request "
-                "names: read it by os.environ.get with its name written out, in the function that uses it"
+                f"compiling read the environment variable {name} ({file}), which the kernel's code does not "
+                "name: read it by os.environ.get with its name written out, in the function that uses it"
             )
 
 

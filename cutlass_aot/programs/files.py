@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import decode, digest, encode
+from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 
 _MAX_REFUSAL_BYTES = 1 << 20
 
@@ -45,7 +45,10 @@ def refusals(folder: Path) -> list[str]:
         CorruptFile: if a file is not what :func:`note_refusal` wrote.
     """
     data = (read_whole(path, _MAX_REFUSAL_BYTES) for path in sorted(folder.glob("*.refusal")))
-    return sorted({str(decode(item, "a refusal")["reason"]) for item in data})
+    try:
+        return sorted({str(decode(item, "a refusal")["reason"]) for item in data})
+    except MALFORMED as error:
+        raise CorruptFile(f"a refusal is malformed: {error!r}") from None
 
 
 def printable(text: str) -> str:

@@ -25,12 +25,10 @@ class Interception:
 
     Args:
         answer: called in place of the compiler.
-        imported: called once the DSL has been imported.
     """
 
-    def __init__(self, answer: Answer, imported: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._imported = imported
         self._inside = threading.local()
         self._hook = AfterImport({"cutlass.cute": self._stand_before})
         self._undo: Callable[[], None] = lambda: None
@@ -61,7 +59,6 @@ class Interception:
 
         kind.__call__ = call
         self._undo = lambda: setattr(kind, "__call__", original)
-        self._imported()
 
 
 def _is_the_dsls_own(arguments: Sequence[Any]) -> bool:

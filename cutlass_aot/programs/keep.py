@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import RequestError
+from cutlass_aot.errors import CorruptFile, RequestError
 from cutlass_aot.programs.files import note_refusal, read_whole, refusals, write_whole
 from cutlass_aot.programs.interception import Compile, Interception
 from cutlass_aot.programs.packages import cache_environment, known_variables
@@ -23,7 +23,7 @@ from cutlass_aot.programs.profiles import device_numbers, profile_at_hand
 from cutlass_aot.programs.request import Surroundings, request_of
 from cutlass_aot.programs.watched import compile_watched
 from cutlass_aot.programs.without_tvm_ffi import as_asked
-from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode
 from cutlass_aot.schema.recording import MAX_OBJECT_BYTES, Recording
 from cutlass_aot.schema.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
 
@@ -136,7 +136,10 @@ def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recor
     size, refused = 0, tuple(refusals(folder))
     for path in sorted(folder.glob("*.result")):
         request = Request.from_bytes(read_whole(path.with_suffix(".request"), MAX_REQUEST_BYTES), path.name)
-        call = decode(read_whole(path, MAX_REQUEST_BYTES), path.name)["call"]
+        try:
+            call = decode(read_whole(path, MAX_REQUEST_BYTES), path.name)["call"]
+        except MALFORMED as error:
+            raise CorruptFile(f"{path.name} is malformed: {error!r}") from None
         data = read_whole(path.with_suffix(".object"), MAX_OBJECT_BYTES)
         if requests and size + len(data) > most:
             yield Recording(tuple(requests), refused), objects

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,6 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.programs.start import program_environment
 
 _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-GRACE_SECONDS = 5.0
-"""What an interrupted program has to end, before each stronger signal."""
 
 
 class Ran(NamedTuple):
@@ -50,45 +48,74 @@ def run_program(command: Sequence[str], plan: Mapping[str, Any], folder: Path) -
     Raises:
         OperandError: if there is no such program.
     """
-    try:
-        process = subprocess.Popen(list(command), env=program_environment(plan, folder, os.environ))
-    except OSError as error:
-        raise OperandError(f"{command[0]} cannot be run: {error.strerror or error}") from None
-    try:
-        with _handed_on(process):
+    with _handed_on() as started:
+        try:
+            process = subprocess.Popen(list(command), env=program_environment(plan, folder, os.environ))
+        except OSError as error:
+            raise OperandError(f"{command[0]} cannot be run: {error.strerror or error}") from None
+        started(process)
+        try:
             return Ran(process.wait(), False)
-    except KeyboardInterrupt:
-        return Ran(_end(process), True)
+        except KeyboardInterrupt:
+            return Ran(_end(process), True)
 
 
 @contextmanager
-def _handed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _handed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Within the block: the program gets the signals by which servers are ended and told of changes, and ends
-    in its own time."""
+    in its own time. Gives what takes the program once it has started, with the signals until then."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda process: None
         return
-    before = {
-        number: signal.signal(number, lambda given, frame: process.send_signal(given))
-        for number in _HANDED_ON
-    }
+    running: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_on(number: int, frame: Any) -> None:
+        if running:
+            running[0].send_signal(number)
+        else:
+            early.append(number)
+
+    def started(process: subprocess.Popen[bytes]) -> None:
+        running.append(process)
+        for number in early:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in _HANDED_ON}
     try:
-        yield
+        yield started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Have an interrupted program end: from a terminal it was interrupted too, else it is told here.
+    """Wait for an interrupted program, which may take its time: a server answers what it has begun.
 
-    Another interrupt sends the next stronger signal at once.
+    From a terminal the program was interrupted too, else it is told here. Another interrupt sends the next
+    stronger signal.
     """
-    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    if not _is_on_terminal():
+        process.send_signal(signal.SIGINT)
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
         try:
             if number is not None:
                 process.send_signal(number)
-            return process.wait(GRACE_SECONDS)
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            return process.wait()
+        except KeyboardInterrupt:
             continue
     return process.wait()
+
+
+def _is_on_terminal() -> bool:
+    """Whether an interrupt comes from a terminal, which sends it to all processes in its foreground."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.request import Request
 
-_MAX_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
+"""Of the file of a ledger."""
+
 _SECONDS = 0.45
 _SECONDS_A_BYTE = 1.64e-5
 
@@ -35,10 +37,12 @@ class Entry:
     Attributes:
         callable: what was to be compiled; ``""`` for what could not be described.
         target: GPU code target.
-        bundle: what answered it, ``""`` if nothing did.
+        bundle: what answered it, ``""`` if nothing ever did.
         count: how often it was made.
-        seconds: looking it up, or compiling it, all times together.
+        seconds: looking it up, all times that it was answered together.
         saved: seconds that compiling it would have taken once in each process, by estimate; 0 for a miss.
+        missed: how often nothing answered it. Another process may have had an answer, or a later time.
+        compiling: seconds that it took to compile, all times that it was missed together.
         reason: why nothing answered it.
     """
 
@@ -48,6 +52,8 @@ class Entry:
     count: int = 0
     seconds: float = 0.0
     saved: float = 0.0
+    missed: int = 0
+    compiling: float = 0.0
     reason: str = ""
 
 
@@ -68,8 +74,7 @@ class Ledger:
         """Count an answer, which took ``seconds``; ``code_bytes`` is the size of its GPU code."""
         with self._lock:
             entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target))
-            # It may have been missed before another bundle was opened.
-            entry.bundle, entry.reason = bundle, ""
+            entry.bundle = bundle
             entry.saved = estimated_seconds(code_bytes)
             entry.count += 1
             entry.seconds += seconds
@@ -79,9 +84,11 @@ class Ledger:
         with self._lock:
             name, target = (request.callable, request.target) if request is not None else ("", "")
             key = request.digest if request is not None else reason
-            entry = self.entries.setdefault(key, Entry(name, target, reason=reason))
+            entry = self.entries.setdefault(key, Entry(name, target))
             entry.count += 1
-            entry.seconds += seconds
+            entry.missed += 1
+            entry.compiling += seconds
+            entry.reason = reason
 
     def with_unused(self, held: Iterable[str]) -> Ledger:
         """A copy that knows which requests the bundles hold."""
@@ -92,14 +99,14 @@ class Ledger:
         """Take in the ledger of another process of the program."""
         unused = set(self.unused) & set(other.unused) if self.entries or self.unused else set(other.unused)
         for key, theirs in other.entries.items():
-            ours = self.entries.setdefault(
-                key, Entry(theirs.callable, theirs.target, theirs.bundle, reason=theirs.reason)
-            )
-            if theirs.bundle:
-                ours.bundle, ours.reason = theirs.bundle, ""
+            ours = self.entries.setdefault(key, Entry(theirs.callable, theirs.target))
+            ours.bundle = theirs.bundle or ours.bundle
+            ours.reason = theirs.reason or ours.reason
             ours.count += theirs.count
             ours.seconds += theirs.seconds
             ours.saved += theirs.saved
+            ours.missed += theirs.missed
+            ours.compiling += theirs.compiling
         self.unused = tuple(sorted(unused - set(self.entries)))
 
     def to_record(self) -> dict[str, Any]:
@@ -108,6 +115,7 @@ class Ledger:
             key: {
                 "callable": entry.callable, "target": entry.target, "bundle": entry.bundle,
                 "count": entry.count, "seconds": round(entry.seconds, 6), "saved": round(entry.saved, 1),
+                "missed": entry.missed, "compiling": round(entry.compiling, 6),
                 "reason": entry.reason,
             }
             for key, entry in sorted(self.entries.items())
@@ -125,29 +133,27 @@ class Ledger:
             entries = {
                 str(key): Entry(
                     str(row["callable"]), str(row["target"]), str(row["bundle"]), int(row["count"]),
-                    float(row["seconds"]), float(row["saved"]), str(row["reason"]),
+                    float(row["seconds"]), float(row["saved"]),
+                    int(row["missed"]), float(row["compiling"]), str(row["reason"]),
                 )
                 for key, row in record["requests"].items()
             }  # fmt: skip
             return cls(entries, tuple(map(str, record["unused"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(f"{what} is not a ledger: {error!r}") from None
 
-    def write(self, path: Path) -> None:
-        """Write it to a file, all of it or nothing."""
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(json.dumps(self.to_record(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        new.replace(path)
+    def to_bytes(self) -> bytes:
+        """The file of a ledger: JSON."""
+        return (json.dumps(self.to_record(), indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
-        """Read a file that :meth:`write` wrote.
+    def from_bytes(cls, data: bytes, what: str) -> Ledger:
+        """Read what :meth:`to_bytes` gave.
 
         Raises:
             CorruptFile: if it is something else.
         """
         try:
-            with path.open("rb") as file:
-                return cls.from_record(json.loads(file.read(_MAX_BYTES)), str(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CorruptFile(f"{path} is not a ledger: {error}") from None
+            return cls.from_record(json.loads(data), what)
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"{what} is not a ledger: {error}") from None

@@ -10,9 +10,10 @@ folder as soon as it is known, so that nothing is lost however the program ends:
     <digest>.result     what else is known of it; written last
     <digest>.failure    why it did not compile, instead of the two
     <digest>.log        what the compiler printed
-    <digest>.refusal    why a call makes no request
+    <digest>.refusal    why a call makes no request; the digest is that of the reason
     <process>.imported  files that the process has imported, once its program has come to its end
-    <process>.error     instead, if that end was an error
+    <process>.error     instead, if that end was an error that nothing has caught
+    <process>.status    there if the program has asked for an exit status other than 0
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import builtins
 import contextlib
 import ctypes
 import importlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -71,6 +73,10 @@ def begin(plan: Mapping[str, Any]) -> None:
     _note_what_is_read(recorder)
     Interception(recorder.answer).begin()
     atexit.register(recorder.finish)
+    # Workers that `multiprocessing` forks end without exit handlers.
+    multiprocessing.util.register_after_fork(
+        Recorder, lambda _: multiprocessing.util.Finalize(None, recorder.finish, exitpriority=0)
+    )
     _watch_the_end(recorder)
 
 
@@ -126,7 +132,9 @@ class Recorder:
         compiler: the module whose function ``compile_request`` compiles.
         jobs: how many forks may compile at once.
         timeout: seconds that one of them may take.
-        erred: whether the program has come to an end in error.
+        erred: whether an error that nothing has caught has ended the program.
+        status: exit status other than 0 that the program has asked for last; another function of it may have
+            caught that.
         read: files that the program was started with, and those that it has read in the folder that it was
             started in.
     """
@@ -142,6 +150,7 @@ class Recorder:
     _lock: Any = field(default_factory=threading.RLock)
     _process: int = field(default_factory=os.getpid)
     erred: bool = False
+    status: Any = None
     read: set[str] = field(default_factory=set)
 
     def answer(
@@ -166,6 +175,8 @@ class Recorder:
         with self._lock:
             self._own_process()
             self._wait_for_forks(0)
+        if self.status is not None:
+            write_whole(self.folder / f"{os.getpid()}.status", b"")
         name = f"{os.getpid()}.{'error' if self.erred else 'imported'}"
         files = "\n".join(sorted({*imported_files(), *filter(os.path.isfile, tuple(self.read))}))
         write_whole(self.folder / name, files.encode("utf-8", "surrogateescape"))
@@ -321,7 +332,7 @@ def _watch_the_end(recorder: Recorder) -> None:
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            recorder.erred = self.code not in (None, 0)
+            recorder.status = None if self.code == 0 else self.code
 
     def leave(status: Any = None) -> NoReturn:
         raise SystemExit(status)

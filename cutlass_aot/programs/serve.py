@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, Requ
 from cutlass_aot.programs.after_import import AfterImport
 from cutlass_aot.programs.distributions import DSL, dsl_fingerprint
 from cutlass_aot.programs.explain import explain_miss
+from cutlass_aot.programs.files import write_whole
 from cutlass_aot.programs.interception import Compile, Interception
 from cutlass_aot.programs.keep import Keeper
 from cutlass_aot.programs.ledger import Ledger
@@ -84,9 +85,8 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
         early = caches_left_on()
         if early:
             raise ProgramError(
-                f"{', '.join(early)} is on: the package was imported with its own cache of compiled "
-                "kernels, which would "
-                "answer before a bundle does; call cutlass_aot.serve before importing it"
+                f"{', '.join(early)} is on: the package was imported with its own cache of compiled kernels, "
+                "which would answer before a bundle does; call cutlass_aot.serve before importing it"
             )
         if _server is None:
             _server = Server()
@@ -144,7 +144,7 @@ def _write_ledger_at_the_end(server: Server, folder: Path) -> None:
 def _write_ledger(server: Server, folder: Path) -> None:
     # A process may outlive the program, and the folder with it.
     with contextlib.suppress(OSError):
-        server.ledger().write(folder / f"{os.getpid()}.json")
+        write_whole(folder / f"{os.getpid()}.json", server.ledger().to_bytes())
 
 
 def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
@@ -183,23 +183,12 @@ class Server:
         self._devices: dict[str, Mapping[str, int]] = {}
         self._interception = Interception(self._answer)
         self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
-        self._undo: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         """Stand before ``cute.compile``."""
         self._interception.begin()
         self._hardware.begin()
         without_dsl.take_fingerprint(self._bundles_dsl)
-
-    def end(self) -> None:
-        """Leave ``cute.compile`` as it was, and forget the bundles."""
-        global _server
-        self._interception.end()
-        self._hardware.end()
-        self._undo()
-        self.bundles = ()
-        if _server is self:
-            _server = None
 
     def forget_devices(self) -> None:
         """Have the numbers of the GPU looked for again: further bundles may have its profile."""
@@ -270,6 +259,7 @@ class Server:
     ) -> Any:
         chosen = policy.get()
         name = request.callable if request is not None else str(error).partition(":")[0]
+        policy.count_miss(name if request is None else f"{name} for {request.target}")
         _log.warning("policy %s: %s", chosen, error)
         if chosen == "required":
             self._ledger.missed(request, str(error), 0.0)
@@ -334,4 +324,3 @@ class Server:
             return count
 
         kind.get_max_active_clusters = get_max_active_clusters
-        self._undo = lambda: setattr(kind, "get_max_active_clusters", original)

@@ -210,13 +210,13 @@ def _level_of_caller() -> int:
 
 def _note(signature: str) -> tuple[str, str]:
     """Count a miss and write it to the log: what it is counted as, and the policy here and now."""
-    counted, count = _count(signature)
+    counted, count = count_miss(signature)
     policy = get()
     _logger().warning("no kernel for %s (miss %d of it, policy %s)", signature, count, policy)
     return counted, policy
 
 
-def _count(signature: str) -> tuple[str, int]:
+def count_miss(signature: str) -> tuple[str, int]:
     """Count a miss: what it is counted as, and how many of it there are."""
     with _process.lock:
         counts = _process.misses

@@ -54,9 +54,17 @@ def canonical(value: Any, _depth: int = 0) -> Any:
     raise TypeError(f"{type(value).__name__} has no canonical encoding")
 
 
-def encode(value: Any) -> bytes:
-    """Encode ``value`` canonically."""
-    packed: bytes = msgpack.packb(canonical(value), use_bin_type=True)
+def encode(value: Any, *, within: int = 0) -> bytes:
+    """Encode ``value`` canonically.
+
+    Args:
+        value: plain data.
+        within: levels of what it is to be part of.
+
+    Raises:
+        TypeError: for what cannot be encoded, or is nested too deep.
+    """
+    packed: bytes = msgpack.packb(canonical(value, within), use_bin_type=True)
     return packed
 
 

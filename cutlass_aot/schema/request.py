@@ -40,6 +40,8 @@ Value = Any
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_.+-]")
 _MAX_NAME = 120
+_WITHIN = 4
+"""Levels of a file around a request."""
 _MAX_SHOWN = 120
 _FIELDS = ("callable", "configuration", "arguments", "options", "target", "device", "code", "state")
 
@@ -114,15 +116,21 @@ class Request:
         except MALFORMED as error:
             raise CorruptFile(f"a request is malformed: {error!r}") from None
 
+    @property
+    def distributions(self) -> dict[str, str]:
+        """The versions of the distributions whose code it follows from; code that none installed has none."""
+        versions = {name: fingerprint.partition(" ")[0] for name, fingerprint in self.code.items()}
+        return {name: version for name, version in versions.items() if version != "-"}
+
     def encoded(self) -> bytes:
         """The canonical encoding of :meth:`to_record`.
 
         Raises:
-            TypeError: for a value that has no encoding.
+            TypeError: for a value that has no encoding, or is nested too deep for the files that hold it.
             OverflowError: for an integer of more than 64 bits.
         """
         if not self._encoded:
-            object.__setattr__(self, "_encoded", encode(self.to_record()))
+            object.__setattr__(self, "_encoded", encode(self.to_record(), within=_WITHIN))
         return self._encoded
 
     @classmethod

@@ -227,6 +227,26 @@ def test_a_file_that_the_program_reads_is_looked_at(module):
     assert "app.py changed since its last run" in cutlass_aot("plan", *BUILD[1:4], folder=module)
 
 
+def test_what_a_program_catches_does_not_end_it(module):
+    catches = "try:\n    raise SystemExit(2)\nexcept SystemExit:\n    pass\n"
+    (module / "app.py").write_text(catches + (module / "app.py").read_text())
+    cutlass_aot(*BUILD, folder=module)
+    assert "would be run" not in cutlass_aot("plan", *BUILD[1:4], folder=module)
+
+
+def test_what_a_worker_process_imports_is_looked_at(module):
+    (module / "worker.py").write_text("def work(): pass\n")
+    program = (
+        "import multiprocessing\ndef work():\n    import worker\n    worker.work()\n"
+        "process = multiprocessing.get_context('fork').Process(target=work)\n"
+        "process.start()\nprocess.join()\n"
+    )
+    (module / "app.py").write_text((module / "app.py").read_text() + program)
+    cutlass_aot(*BUILD, folder=module)
+    (module / "worker.py").write_text("def work(): return\n")
+    assert "worker.py changed since its last run" in cutlass_aot("plan", *BUILD[1:4], folder=module)
+
+
 def test_a_profile_of_a_gpu_that_cannot_run_the_target_is_refused(module):
     manifest = (module / "app.toml").read_text().replace('"sm_90a"', '"sm_100a"')
     (module / "app.toml").write_text(manifest)
@@ -257,7 +277,11 @@ def test_requests_found_before_a_failure_are_kept(module):
             "which holds more than plain values",
         ),
         # A module that no name in the code leads to.
-        ("", "__import__('importlib').import_module('hid' + 'den').FACTOR()", "nothing in the request names"),
+        (
+            "",
+            "__import__('importlib').import_module('hid' + 'den').FACTOR()",
+            "which does not follow from the kernel's code",
+        ),
     ],
 )  # fmt: skip
 def test_a_trace_that_runs_what_its_request_does_not_name_is_refused(module, tiles, factor, words):

@@ -250,6 +250,66 @@ CHANGES = {
         "x * TABLE['x']",
         "TABLE.default_factory = lambda: 3.0",
     ),
+    "an attribute that a class had from another": (
+        "class Base:\n    by = 2.0\nclass Scale(Base):\n    pass",
+        "x * Scale.by",
+        "Scale.by = 3.0",
+    ),
+    "a method that a class had from another": (
+        "class Base:\n    def by(self):\n        return 2.0\nclass Scale(Base):\n    pass\n"
+        "def three(self):\n    return 3.0",
+        "x * Scale().by()",
+        "Scale.by = three",
+    ),
+    "a value that a module did not have": (
+        "",
+        "x * globals().get('FACTOR', 2.0)",
+        "global FACTOR; FACTOR = 3.0",
+    ),
+    "a value of a module in a table": (
+        "import importlib\nTABLE = {'x': importlib.import_module('factors')}",
+        "x * TABLE['x'].BY",
+        "TABLE['x'].BY = 3.0",
+    ),
+    "a value of a module as a class has it": (
+        "import importlib\nclass Scale:\n    settings = importlib.import_module('other_factors')",
+        "x * Scale.settings.BY",
+        "Scale.settings.BY = 3.0",
+    ),
+    "an object of the DSL": (
+        "from cutlass import pipeline\nGROUP = pipeline.CooperativeGroup(pipeline.Agent.Thread, 32)",
+        "x * GROUP.size",
+        "global GROUP; GROUP = pipeline.CooperativeGroup(pipeline.Agent.Thread, 64)",
+    ),
+    "two properties": (
+        "class Scale:\n    @property\n    def two(self):\n        return 2.0\n"
+        "    @property\n    def three(self):\n        return 3.0",
+        "x * Scale().two",
+        "Scale.two, Scale.three = Scale.three, Scale.two",
+    ),
+    "a member that is asked for its field": (
+        "import enum\nclass Mode(enum.Enum):\n    A = 1\nMode.A.by = 2.0",
+        "x * Mode.A.by",
+        "Mode.A.by = 3.0",
+    ),
+    "an attribute of a metaclass": (
+        "class Meta(type):\n    by = 2.0\nclass Scale(metaclass=Meta):\n    pass",
+        "x * Scale.by",
+        "Meta.by = 3.0",
+    ),
+    "a number of two underscores": ("__by__ = 2.0", "x * __by__", "globals()['__by__'] = 3.0"),
+    "a chain of dictionaries": (
+        "import collections\nTABLE = collections.ChainMap({'x': 2.0})",
+        "x * TABLE['x']",
+        "TABLE.maps[0]['x'] = 3.0",
+    ),
+    "a queue": ("import collections\nQUEUE = collections.deque([2.0])", "x * QUEUE[0]", "QUEUE[0] = 3.0"),
+    "what is registered later": (
+        "import functools\n@functools.singledispatch\ndef of(y):\n    return 2.0\n"
+        "def three(y):\n    return 3.0",
+        "x * of(1)",
+        "of.register(int, three)",
+    ),
 }
 
 
@@ -262,6 +322,8 @@ def changed(tmp_path_factory):
         text = f"{head}\ndef modify(x):\n    return {body}\ndef change():\n    {change}\n"
         (folder / f"change{number}.py").write_text(text)
         names.append(f"change{number}")
+    for name in ("factors", "other_factors"):
+        (folder / f"{name}.py").write_text("BY = 2.0\n")
     lines += [
         "def keyed():",
         f"    for name in {names!r}:",
@@ -461,13 +523,32 @@ _AT_IMPORT = {
         "class Number(int): pass\nnumber = Number(1)\nnumber.by = 2 if FIRST else 3\n"
         "def change(x): return x * number.by"
     ),
+    "a default of a dataclass with slots": (
+        "@dataclasses.dataclass(slots=True)\nclass Scale:\n    by: float = 2.0 if FIRST else 3.0\n"
+        "def change(x): return x * Scale().by"
+    ),
+    "what makes a default of a dataclass": (
+        "def two(): return 2.0\ndef three(): return 3.0\n@dataclasses.dataclass\nclass Scale:\n"
+        "    by: float = dataclasses.field(default_factory=two if FIRST else three)\n"
+        "def change(x): return x * Scale().by"
+    ),
+    "the arguments of a partial method": (
+        "class Scale:\n    def _by(self, y): return y\n"
+        "    by = functools.partialmethod(_by, 2.0 if FIRST else 3.0)\n"
+        "def change(x): return x * Scale().by()"
+    ),
+    "the type of a field of a structure": (
+        "@cute.struct\nclass Storage:\n"
+        "    values: cute.struct.MemRange[cutlass.Float32, 64 if FIRST else 128]\n"
+        "def change(x): return x * Storage.size_in_bytes()"
+    ),
     "a value that is named by text": (
         "FACTOR = int('2' if FIRST else '3')\ndef change(x): return x * globals()['FACTOR']"
     ),
 }
 _IMPORTS = (
-    "import argparse, collections, contextvars, enum, fractions, functools, operator, os, pathlib\n"
-    "import cutlass, cutlass.cute as cute, numpy, torch\nFIRST = os.environ['DECIDES'] == '1'\n"
+    "import argparse, collections, contextvars, dataclasses, enum, fractions, functools, operator, os\n"
+    "import pathlib, cutlass, cutlass.cute as cute, numpy, torch\nFIRST = os.environ['DECIDES'] == '1'\n"
 )
 
 
@@ -550,7 +631,8 @@ def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(tmp_path):
         "def patched(x, *more, **named): return original(x * 2.0, *more, **named)\n"
         "cute.math.exp2 = patched\n"
     )
-    (tmp_path / "ops.py").write_text("import cutlass.cute as cute\ndef change(x): return cute.math.exp2(x)\n")
+    ops = "import cutlass.cute as cute\ndef change(x): return cute.math.exp2(x)\n"
+    (tmp_path / "ops.py").write_text(ops)
     program = "from ops import change\ndef keyed(): return [change]\n"
     assert keys(tmp_path, program) != keys(tmp_path, f"import patch\n{program}")
 
@@ -578,7 +660,8 @@ def test_what_holds_more_than_its_fields_is_refused(tmp_path):
     found = keys(
         tmp_path,
         "import array, datetime, types\n"
-        "class Items(array.array): pass\nclass Span(datetime.timedelta): pass\nclass Own(Exception): pass\n"
+        "class Items(array.array): pass\nclass Span(datetime.timedelta): pass\n"
+        "class Own(Exception): pass\n"
         "class Slots:\n    __slots__ = ('by', '__weakref__')\n"
         "class Derived(Slots):\n    pass\n"
         "def with_closure(thing): return lambda x: x * thing\n"
@@ -613,6 +696,65 @@ def test_a_patch_of_the_dsl_by_the_script_is_refused(tmp_path):
     program = "from ops import change\ndef keyed(): return [change]\n"
     (key,) = keys(tmp_path, program, before=script)
     assert "the program's script has put patched into it" in key
+
+
+_ANNOTATED = """
+from keys import *
+from typing import Optional, Tuple
+
+@cute.kernel
+def scale(values: cute.Tensor, by):
+    thread, _, _ = cute.arch.thread_idx()
+    values[thread] = values[thread] * by
+
+def key(annotation, *arguments):
+    @cute.jit
+    def launch(values: cute.Tensor, given: annotation, stream):
+        scale(values, cute.size(given)).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+    values = make_fake_tensor(cutlass.Float32, (cute.sym_int32(),), (1,))
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    surroundings = Surroundings(lambda target: {}, lambda target, numbers: {})
+    calls = ((launch, values, argument, stream) for argument in arguments)
+    made = (request_of(cute.compile, call, {"options": "--enable-tvm-ffi"}, surroundings) for call in calls)
+    return [request.digest for request in made]
+
+shapes = [(2, 3), (2, 4)]
+for annotation in cute.Shape, cute.Stride, cute.Coord, cute.Tile, cute.IntTuple, Optional[cute.Shape]:
+    one, other = key(annotation, *shapes)
+    assert one != other, annotation
+for annotation in tuple, Tuple[int, int], tuple[cutlass.Int32, cutlass.Int32], Optional[tuple]:
+    one, other = key(annotation, *shapes)
+    assert one == other, annotation
+one, other = key(cute.Shape, (cutlass.Int32(2), 3), (cutlass.Int32(4), 3))
+assert one == other
+one, other, third = (key(dtype, 2) for dtype in (cutlass.Float32, cutlass.Int32, Optional[cutlass.Float32]))
+assert one != other
+print("checked")
+"""
+
+
+def test_annotations_decide_what_is_compiled_in(tmp_path):
+    (tmp_path / "keys.py").write_text(_KEYS)
+    (tmp_path / "program.py").write_text("def keyed(): return []\n")
+    (tmp_path / "annotated.py").write_text(_ANNOTATED)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "annotated.py"],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["checked"], done.stderr
+
+
+def test_what_was_reloaded_is_described_as_it_is(tmp_path):
+    (tmp_path / "ops.py").write_text("def change(x): return x * 2.0\n")
+    program = (
+        "import importlib, pathlib, ops\ndef keyed():\n    yield ops.change\n"
+        "    pathlib.Path(ops.__file__).write_text('def change(x): return x * 3.0 # edited\\n')\n"
+        "    importlib.reload(ops)\n    yield ops.change\n"
+    )
+    one, other = keys(tmp_path, program)
+    assert one != other
 
 
 def test_functions_of_one_decorator_have_keys_of_their_own(tmp_path):

@@ -87,10 +87,20 @@ def test_a_manifest_of_somebody_s_own_is_not_overwritten(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_recording_of_somebody_s_own_is_not_overwritten(tmp_path):
+    for name in ("app.recording", "app-2.recording"):
+        (tmp_path / name).write_text("a sound")
+        done = capture(tmp_path, "open('ran', 'w')", "-o", "app.toml")
+        assert done.returncode == 2
+        assert f"{name} is not a recording, and would be replaced" in done.stderr
+        (tmp_path / name).unlink()
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--ledger", "missing/x.json"), "there is no folder missing"),
+        (("--ledger", "missing/x.json"), "missing is not a folder that can be written to"),
         (("--keep", "more.toml", "--policy", "required"), "--keep needs --policy warn or jit"),
     ],
 )

@@ -69,6 +69,12 @@ def test_a_reason_is_noted_once_and_may_have_any_letters(tmp_path):
     assert refusals(tmp_path) == ["\\udcff", "a", "b"]
 
 
+def test_what_is_no_refusal_is_refused(tmp_path):
+    (tmp_path / "x.refusal").write_bytes(encode([1]))
+    with pytest.raises(CorruptFile, match="a refusal is malformed"):
+        refusals(tmp_path)
+
+
 def test_a_file_that_is_too_large_is_refused(tmp_path):
     path = tmp_path / "file"
     write_whole(path, bytes(11))
@@ -104,5 +110,7 @@ os.wait()
 
 def test_processes_that_are_forked_have_ledgers_of_their_own(tmp_path):
     subprocess.run([sys.executable, "-c", _WORKERS, tmp_path], timeout=60, check=True)
-    noted = sorted(sorted(Ledger.read(path).entries) for path in tmp_path.glob("*.json"))
+    noted = sorted(
+        sorted(Ledger.from_bytes(path.read_bytes(), "it").entries) for path in tmp_path.glob("*.json")
+    )
     assert noted == [["child"], ["parent"], ["worker 0"], ["worker 1"]]

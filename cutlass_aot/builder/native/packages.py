@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import ToolchainError
 
+_MAX_NOTICE_BYTES = 1 << 22
 _INSTALL = "install it with: pip install 'cutlass-aot[build]'"
 
 
@@ -70,12 +71,14 @@ def license_text(package: str) -> bytes:
     raise _incomplete(package, "licence, which a bundle with a part of it has to carry")
 
 
-def license_notices(package: str) -> bytes:
-    """Every licence and notice that a package carries, one after the other; nothing for what is not
-    installed."""
+def license_notices(package: str, version: str) -> bytes:
+    """Every licence and notice that a package carries, one after the other; nothing if this version of it is
+    not installed."""
     try:
         found = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
+        return b""
+    if found.version != version:
         return b""
     texts: dict[str, bytes] = {}
     for entry in found.files or ():
@@ -84,8 +87,8 @@ def license_notices(package: str) -> bytes:
             ("LICENSE", "LICENCE", "NOTICE", "AUTHORS", "COPYING")
         ):
             path = Path(str(entry.locate()))
-            if path.is_file():
-                texts.setdefault(entry.name, path.read_bytes())
+            if path.is_file() and path.stat().st_size <= _MAX_NOTICE_BYTES:
+                texts[entry.as_posix().partition("/")[2].removeprefix("licenses/")] = path.read_bytes()
     return b"\n".join(f"==== {name} of {package}\n\n".encode() + text for name, text in sorted(texts.items()))
 
 

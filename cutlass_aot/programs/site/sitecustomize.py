@@ -14,7 +14,7 @@ def _begin() -> None:
         importlib.import_module("cutlass_aot.programs.start").begin()
     except Exception as error:
         # An interpreter that this package is not for, maybe: the program runs as it would.
-        print(f"cutlass-aot: {sys.executable} runs without it: {error}", file=sys.stderr)
+        print(f"cutlass-aot is not active in {sys.executable}: {error}", file=sys.stderr)
     # The module of the same name that this one stands before, if there is one.
     this = sys.modules.pop(__name__, None)
     try:
