@@ -178,6 +178,34 @@ def second():
 """
 
 
+def _annotated(annotation: str, body: str, values: tuple[str, str], head: str = "") -> str:
+    """A program that passes a value under an annotation."""
+    return f"""
+import cutlass
+import cutlass.cute as cute
+from common import stream, tensor, TVM_FFI
+{head}
+
+@cute.kernel
+def kernel(values: cute.Tensor, value):
+    thread, _, _ = cute.arch.thread_idx()
+    values[thread] = values[thread] * value
+
+@cute.jit
+def launch(values: cute.Tensor, value: {annotation}, stream):
+    kernel(values, {body}).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+def compile_it(value):
+    return cute.compile(launch, tensor(), value, stream(), options=TVM_FFI)
+
+def first():
+    return compile_it, ({values[0]},), {{}}
+
+def second():
+    return compile_it, ({values[1]},), {{}}
+"""
+
+
 def _tensors(first: str, second: str) -> str:
     """A program whose tensor is another one; a caller passes what it makes the tensor from."""
     return f"""
@@ -458,6 +486,71 @@ helper = scaled(float(os.environ.get("HAZARD_SCALE", "2")))
         environment=_TWO_SCALES,
     ),
     Hazard(
+        "inherited attribute",
+        "A class gets an attribute of its own that it had from another class.",
+        "Stages of one kernel, overridden between two calls.",
+        _modified(
+            "return x * Scale.by",
+            head="class Base:\n    by = 2.0\n\nclass Scale(Base):\n    pass",
+            before="Scale.by = 3.0",
+        ),
+    ),
+    Hazard(
+        "module in an object",
+        "A field of an object is a module, one of whose values is changed.",
+        "Kernels that are given a module of settings.",
+        _modified(
+            "return x * SETTINGS.module.SCALE",
+            head="import types\nimport settings\nSETTINGS = types.SimpleNamespace(module=settings)\n"
+            "del settings",
+            before="SETTINGS.module.SCALE = 3.0",
+        ),
+        files={"settings.py": "SCALE = 2.0\n"},
+    ),
+    Hazard(
+        "attribute of a helper",
+        "An attribute of a function is changed that the kernel calls by its name.",
+        "Found in cutlass-aot itself, which described the attributes of arguments alone.",
+        _modified(
+            "return helper(x)",
+            head="def helper(x):\n    return x * helper.scale\n\nhelper.scale = 2.0",
+            before="helper.scale = 3.0",
+        ),
+    ),
+    Hazard(
+        "default value in place",
+        "The default value of a helper is a dictionary, which is changed.",
+        "Tables of settings as default values.",
+        _modified(
+            "return helper(x)",
+            head="TABLE = {'by': 2.0}\n\ndef helper(x, table=TABLE):\n    return x * table['by']",
+            before="TABLE['by'] = 3.0",
+        ),
+    ),
+    Hazard(
+        "field of a dataclass at import",
+        "The default of a field is computed when the module is imported; a dataclass with slots does not "
+        "have it as an attribute.",
+        "Configurations as frozen dataclasses.",
+        _modified(
+            "return x * Scale().by",
+            head=f"{_BY_ENVIRONMENT}import dataclasses\n@dataclasses.dataclass(slots=True)\nclass Scale:\n"
+            "    by: float = SCALE\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
+        "structure at import",
+        "The size of a field of a `cute.struct` is computed when the module is imported.",
+        "SharedStorage at module level, in gated delta nets and NVIDIA's examples.",
+        _modified(
+            "return x * Storage.size_in_bytes()",
+            head=f"{_BY_ENVIRONMENT}import cutlass\nimport cutlass.cute as cute\n@cute.struct\n"
+            "class Storage:\n    values: cute.struct.MemRange[cutlass.Float32, int(SCALE) * 32]\ndel SCALE",
+        ),
+        environment=_TWO_SCALES,
+    ),
+    Hazard(
         "decorator",
         "A module-level function was decorated with a value that its source does not tell; "
         "`functools.wraps` gives it the name, the module and the source of the function inside.",
@@ -701,6 +794,25 @@ def second():
         "A tensor of another element type.",
         "Every key has it; the suite checks that.",
         _tensors("dtype=cutlass.Float32", "dtype=cutlass.Int32"),
+    ),
+    Hazard(
+        "numbers of a shape",
+        "Numbers in a tuple that is annotated as a shape are compiled in; in one that is annotated as a "
+        "tuple they are passed at each call.",
+        "Found in cutlass-aot itself, which took them for passed.",
+        _annotated("cute.Shape", "cute.size(value)", ("(2, 3)", "(2, 4)")),
+    ),
+    Hazard(
+        "annotation at import",
+        "The type that a number is converted to is an annotation, which is computed when the module is "
+        "imported.",
+        "Accumulator types by a module-level name.",
+        _annotated(
+            "DTYPE", "value", ("2", "2"),
+            head="import os\nFIRST = os.environ.get('HAZARD_SCALE') == '2'\n"
+            "DTYPE = cutlass.Float32 if FIRST else cutlass.Int32",
+        ),
+        environment=({"HAZARD_SCALE": "2"}, {"HAZARD_SCALE": "3"}),
     ),
     Hazard("stride", "A tensor of another stride.", "As above.", _tensors("stride=1", "stride=2")),
     Hazard(
