@@ -387,9 +387,12 @@ class _Slicer:
                 self._default(label, [list(value.args), dict(value.keywords)])
             return
         thing = getattr(value, "__func__", value)
-        registry = getattr(getattr(value, "dispatcher", thing), "registry", None)
-        if isinstance(registry, Mapping):
+        if isinstance(value, functools.singledispatchmethod):
+            registry = value.dispatcher.registry
+        else:
             # Of `functools.singledispatch`.
+            registry = vars(thing).get("registry") if isinstance(thing, types.FunctionType) else None
+        if isinstance(registry, Mapping):
             self._watch(registry)
             for kind, function in registry.items():
                 self._bindings.append([label, qualified_name(kind), self._told(function)])
