@@ -387,11 +387,11 @@ class _Slicer:
                 self._default(label, [list(value.args), dict(value.keywords)])
             return
         thing = getattr(value, "__func__", value)
+        registry: Any = None
         if isinstance(value, functools.singledispatchmethod):
             registry = value.dispatcher.registry
-        else:
-            # Of `functools.singledispatch`.
-            registry = vars(thing).get("registry") if isinstance(thing, types.FunctionType) else None
+        elif isinstance(thing, types.FunctionType):
+            registry = vars(thing).get("registry")  # Of `functools.singledispatch`.
         if isinstance(registry, Mapping):
             self._watch(registry)
             for kind, function in registry.items():
@@ -692,7 +692,8 @@ def _is_pythons_own(name: str, value: Any) -> bool:
 
 
 def _where(function: Any) -> Value:
-    """Which function it is; the lines of a script may move."""
+    """Which function it is, without the decorators of the DSL; the lines of a script may move."""
+    function = unwrapped(function)
     is_in_script = function.__module__ == "__main__"
     return [qualified_name(function), 0 if is_in_script else _first_line(function)]
 
