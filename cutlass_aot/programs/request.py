@@ -426,12 +426,10 @@ def _patches_of(_modules: int) -> _Patches:
     functions: dict[int, types.FunctionType] = {}
     found: dict[str, set[str]] = {}
     for name, module in list(sys.modules.items()):
-        if (
-            module is None
-            or not (name == "cutlass" or name.startswith("cutlass."))
-            or name.startswith("cutlass.operators")
-        ):
+        if module is None or not (name == "cutlass" or name.startswith("cutlass.")):
             continue
+        if not (getattr(module, "__file__", None) or home).startswith(home):
+            continue  # Another distribution's, such as `cutlass.operators`.
         # A patch may be decorated by the DSL's, and may itself decorate what the DSL has.
         for function in (layer for own in _functions_of(module) for layer in layers(own)):
             file = function.__code__.co_filename

@@ -28,7 +28,7 @@ import os
 import re
 import sys
 import types
-from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque, namedtuple
 from collections.abc import Iterable, Mapping, Sized
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -68,6 +68,10 @@ _ABSENT = object()
 _MAX_SLICES = 1024
 _IMPORTERS = {"__import__", "import_module"}
 """By these, code imports modules whose names it has as texts."""
+_DESCRIPTORS = (
+    types.MemberDescriptorType, types.GetSetDescriptorType, type(vars(namedtuple("_", "x"))["x"]),
+)  # fmt: skip
+"""What Python makes for slots and for the fields of a named tuple."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -354,7 +358,11 @@ class _Slicer:
         for base in kind.__mro__[1:]:
             self._reach(base)
         for name, member in list(names.items()):
-            if is_of_dataclasses(member) or (issubclass(kind, enum.Enum) and self._is_of_enum(name, member)):
+            if (
+                isinstance(member, _DESCRIPTORS)
+                or is_of_dataclasses(member)
+                or (issubclass(kind, enum.Enum) and self._is_of_enum(name, member))
+            ):
                 continue
             if self._reach(member):
                 self._bind(names, name, f"{kind.__module__}:{kind.__qualname__}.{name}", member)
@@ -666,7 +674,8 @@ def _foreign_name(thing: Any) -> str:
     with the package alone, since they move among its modules from version to version."""
     module = getattr(thing, "__module__", None) or ""
     package = module.partition(".")[0]
-    home = module if package == "cutlass" else package.removesuffix("_extensions")
+    # Python's own modules are named after those that are written in C, or the other way round.
+    home = module if package == "cutlass" else package.removesuffix("_extensions").lstrip("_")
     return f"{home}:{getattr(thing, '__qualname__', '')}"
 
 
