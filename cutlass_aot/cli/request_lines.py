@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cutlass_aot.schema.request import CallByName, CompiledRequest, Request, Value
+from cutlass_aot.schema.value_text import class_text, type_text, value_text
 
 _WIDE = 88
 """Characters of a value that stands in one line; what has more is shown field by field."""
@@ -60,7 +61,7 @@ def _configuration(request: Request) -> Iterator[str]:
     value = request.configuration
     if isinstance(value, Mapping) and set(value) == {"object", "fields"}:
         if not request.callable.startswith(f"{value['object']}."):
-            yield _class(value["object"])
+            yield class_text(value["object"])
         for name, field in value["fields"].items():
             yield from _field(name, field)
     elif value is not None:
@@ -69,7 +70,7 @@ def _configuration(request: Request) -> Iterator[str]:
 
 def _field(name: str, value: Value, width: int = 0) -> Iterator[str]:
     """A value and its name: in one line, or with what it consists of in lines below."""
-    text = value_in_words(value)
+    text = value_text(value)
     parts = list(_parts(value))
     if len(text) <= _WIDE or not parts or (isinstance(value, Mapping) and "tensor" in value):
         before = f"{name:<{width}}  " if width else f"{name} = " if name else ""
@@ -99,55 +100,11 @@ def _parts(value: Value) -> Iterator[tuple[str, Value]]:
             yield f"[{index}]", item
 
 
-def value_in_words(value: Value) -> str:
-    """A value of a request as a person reads it, however long."""
-    if isinstance(value, Mapping):
-        kinds = set(value)
-        if kinds == {"tensor"}:
-            return _tensor(value["tensor"])
-        if "symbol" in kinds:
-            return f"?{value['symbol']}"
-        if "dynamic" in kinds:
-            given = f" as {', '.join(map(_short, value['as']))}" if "as" in kinds else ""
-            return f"{_short(value['dynamic'])}{given}, passed at each call"
-        if kinds == {"stream"}:
-            return "a stream, passed at each call" if value["stream"] == "argument" else "the current stream"
-        if kinds == {"tuple"}:
-            inner = ", ".join(map(value_in_words, value["tuple"]))
-            return f"({inner},)" if len(value["tuple"]) == 1 else f"({inner})"
-        if kinds == {"number", "value"}:
-            return f"{_short(value['number'])}({value_in_words(value['value'])})"
-        if kinds == {"object", "fields"}:
-            fields = (f"{name}={value_in_words(item)}" for name, item in value["fields"].items())
-            return f"{_class(value['object'])}({', '.join(fields)})"
-        if len(value) == 1 and isinstance(next(iter(value.values())), str):
-            ((kind, text),) = value.items()
-            return text if kind == "type" else f"{kind} {text}"
-        return "{" + ", ".join(f"{name}: {value_in_words(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(value_in_words, value))}]"
-    return ascii(value) if isinstance(value, (str, bytes)) else str(value)
-
-
-def _tensor(fields: Mapping[str, Value]) -> str:
-    """Dtype, shape and strides, then the rest by name."""
-    rest = dict(fields)
-    words = [_short(rest.pop("dtype", None))]
-    for name in ("shape", "strides"):
-        extents = rest.pop(name, None)
-        if isinstance(extents, list):
-            words.append(f"{name} ({', '.join(map(value_in_words, extents))})")
-    words += [
-        f"{name.replace('_', ' ')} {_short(value)}" for name, value in rest.items() if value is not False
-    ]
-    return ", ".join(words)
-
-
 def _symbols(value: Value) -> Iterator[tuple[int, str]]:
     """Number of each extent that a call gives, and what is known of it."""
     if isinstance(value, Mapping):
         if isinstance(value.get("symbol"), int):
-            known = (f"{name} {_short(item)}" for name, item in value.items() if name != "symbol")
+            known = (f"{name} {type_text(item)}" for name, item in value.items() if name != "symbol")
             yield value["symbol"], ", ".join(known)
         for item in value.values():
             yield from _symbols(item)
@@ -156,25 +113,16 @@ def _symbols(value: Value) -> Iterator[tuple[int, str]]:
             yield from _symbols(item)
 
 
-def _class(value: Value) -> str:
-    return value if isinstance(value, str) else value_in_words(value)
-
-
-def _short(value: Value) -> str:
-    """A type's name without its module."""
-    return value.rpartition(":")[2] if isinstance(value, str) else value_in_words(value)
-
-
 def _signature(call: CallByName) -> str:
     """How the compiled function is called, as Python writes it."""
     required = len(call.names) - len(call.defaults)
     words = list(call.names[:required])
-    words += [f"{n}={value_in_words(v)}" for n, v in zip(call.names[required:], call.defaults, strict=True)]
+    words += [f"{n}={value_text(v)}" for n, v in zip(call.names[required:], call.defaults, strict=True)]
     if call.keyword_names:
         words.append("*")
     for name in call.keyword_names:
         default = call.keyword_defaults
-        words.append(f"{name}={value_in_words(default[name])}" if name in default else name)
+        words.append(f"{name}={value_text(default[name])}" if name in default else name)
     fields = f"; fields of {', '.join(call.dataclasses)} one after the other" if call.dataclasses else ""
     return f"({', '.join(words)}){fields}"
 
@@ -225,4 +173,4 @@ def _inside(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
         for index, item in enumerate(value):
             yield from _inside((*path, str(index)), item)
     else:
-        yield path, _short(value)
+        yield path, type_text(value)

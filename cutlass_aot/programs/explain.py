@@ -36,9 +36,7 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     other, differences = min(found, key=lambda near: len(near[1]))
     order = list(_ADVICE)
     differences.sort(key=lambda item: order.index(_field(item)) if _field(item) in order else len(order))
-    shown = "; ".join(
-        f"{path} is {ours}, and {theirs} in the bundle" for path, ours, theirs in differences[:_SHOWN]
-    )
+    shown = "; ".join(map(_in_words, differences[:_SHOWN]))
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     # One for another target is the nearest also where the callable was not recorded for this one.
     is_built = any(request.target in bundle.requests.targets for bundle in bundles)
@@ -51,6 +49,17 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     return (
         f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}{more}. {advice}"
     )
+
+
+def _in_words(difference: Difference) -> str:
+    path, ours, theirs = difference
+    if path == "state.bindings":
+        return (
+            "what its modules decided when they were imported is something else than in the bundle: "
+            "definitions, default values, decorators; they may depend on the environment, or on the version "
+            "of Python"
+        )
+    return f"{path} is {ours}, and {theirs} in the bundle"
 
 
 def _field(difference: Difference) -> str:

@@ -22,6 +22,7 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import MALFORMED, canonical, check_schema, decode, digest, encode
 from cutlass_aot.schema.kernel import Kernel
 from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.value_text import value_text
 
 REQUEST_SCHEMA = 1
 """Version of what a request covers. Raise it when the meaning of a field changes."""
@@ -305,26 +306,12 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
             yield from _differences(f"{path}[{index}]", one, two)
     elif type(ours) is not type(theirs) or repr(ours) != repr(theirs):  # 0.0 and -0.0 are equal.
-        yield Difference(path, value_text(ours), value_text(theirs))
+        yield Difference(path, _shortened(ours), _shortened(theirs))
 
 
-def value_text(value: Value) -> str:
-    """A value in words, for messages: short, and without quotes for what has a name of its own."""
+def _shortened(value: Value) -> str:
+    """A value in words, for messages."""
     if value is _ABSENT:
         return "nothing"
-    text = _text(value)
+    text = value_text(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, Mapping):
-        if len(value) == 1:
-            ((kind, inner),) = value.items()
-            if kind in ("tuple", "list"):
-                return f"({', '.join(map(_text, inner))})" if kind == "tuple" else _text(inner)
-            if isinstance(inner, str):
-                return f"{kind} {inner}"
-        return "{" + ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
-    return ascii(value) if isinstance(value, (str, bytes)) else str(value)
