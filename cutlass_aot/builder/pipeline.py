@@ -43,8 +43,8 @@ from cutlass_aot.builder.recording import (
     programs_of,
     record_programs,
     remarks,
-    take_recordings,
 )
+from cutlass_aot.builder.recording_files import take_recordings
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard

@@ -33,7 +33,7 @@ from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
 from cutlass_aot.generators.device import device_record
-from cutlass_aot.manifest.programs import ProgramTable, RecordingTable
+from cutlass_aot.manifest.programs import ProgramTable
 from cutlass_aot.programs import pretend_gpu
 from cutlass_aot.programs.distributions import DSL
 from cutlass_aot.programs.files import read_whole, refusals
@@ -42,7 +42,7 @@ from cutlass_aot.programs.start import program_environment
 from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernel import key
-from cutlass_aot.schema.recording import MAX_RECORDING_BYTES, Recording, recording_from_bytes
+from cutlass_aot.schema.recording import Recording
 from cutlass_aot.schema.request import (
     MAX_REQUEST_BYTES,
     REQUEST_SCHEMA,
@@ -460,66 +460,6 @@ def _files(found: Path) -> list[str]:
     for path in sorted(found.glob("*.imported")):
         names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
     return sorted(name for name in names if name)
-
-
-def take_recordings(inputs: Inputs, store: Store | None) -> list[Recorded]:
-    """The recordings that a manifest names; what they compiled to is put into the store.
-
-    Args:
-        inputs: of the build.
-        store: takes the objects; None to look at the requests alone.
-
-    Raises:
-        ManifestError: if a recording is for a target that the bundle does not have, or was made with another
-            DSL.
-        CorruptFile: if a file is damaged, or an object is not what its request says.
-        ProgramError: if a file cannot be read.
-    """
-    return [_taken(table, inputs, store) for table in inputs.manifest.recordings]
-
-
-def _taken(table: RecordingTable, inputs: Inputs, store: Store | None) -> Recorded:
-    path = inputs.manifest.path.parent / table.file
-    try:
-        data = read_whole(path, MAX_RECORDING_BYTES)
-    except OSError as error:
-        raise ProgramError(f"{table.where}: {path} cannot be read: {error.strerror or error}") from None
-    inputs.files.digest(path)
-    recording, objects = recording_from_bytes(data, str(path))
-    version = inputs.tools.compiler.versions[DSL]
-    for item in recording.requests:
-        request = item.request
-        if request.target not in inputs.manifest.targets:
-            raise ManifestError(
-                f"{table.where}: {path} has kernels for {request.target}: expected some of the bundle's "
-                f"targets, {', '.join(inputs.manifest.targets)}"
-            )
-        theirs = request.distributions.get(DSL, "")
-        if theirs != version:
-            raise ManifestError(
-                f"{table.where}: {path} was made with {DSL} {theirs}, here is {version}: make it again, or "
-                "install that release"
-            )
-        if store is not None:
-            _adopt(request, objects[request.digest], inputs, store)
-    return Recorded(f"{table.where} ({table.file})", recording)
-
-
-def _adopt(request: Request, data: bytes, inputs: Inputs, store: Store) -> None:
-    """Put an object of a recording into the store, if it is what its request says."""
-    # Here, and not above: a build without recordings needs none of it.
-    from cutlass_aot.builder.audit import audit, inspect_object
-
-    kernel, name = request.kernel, kernel_key(request, inputs)
-    if read_artifact(store, name, kernel)[0] is not None:
-        return
-    inspection = inspect_object(data)
-    audit(inspection, kernel.target, kernel.symbol)
-    artifact = Artifact(digest(data), len(data), inspection.facts, 0.0)
-    with store.workspace() as workspace:
-        file = workspace / f"{request.digest}.object"
-        file.write_bytes(data)
-        keep_artifact(store, name, kernel, artifact, file)
 
 
 def remarks(recorded: Sequence[Recorded]) -> list[str]:

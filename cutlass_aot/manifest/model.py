@@ -179,8 +179,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError(
             "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which "
-            "kernels to "
-            "build"
+            "kernels to build"
         )
     return Manifest(
         path=path,

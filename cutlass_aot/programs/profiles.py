@@ -50,8 +50,7 @@ def profile_at_hand(target: str) -> DeviceProfile | int:
     if count is None:
         raise DeviceError(
             f"there is no GPU, and no device profile for {target} comes with cutlass-aot: a program is "
-            "captured on "
-            "a GPU, and recorded without one by [[programs]] in a manifest"
+            "captured on a GPU, and recorded without one by [[programs]] in a manifest"
         )
     return count
 

@@ -151,6 +151,5 @@ def _default(name: str, value: Any) -> Value:
         return held
     raise ArtifactError(
         f"argument {name!r} has a default value of {type(value).__qualname__}, expected a number, text, "
-        "None or "
-        "a tuple of them: pass it at each call"
+        "None or a tuple of them: pass it at each call"
     )

@@ -100,7 +100,7 @@ def test_both_processes_of_a_program_are_answered_and_its_status_is_handed_on(ca
     assert list(rows.values()) == ["app", "app"]
     assert "TVMFFIJit" not in done.stdout, "compiled, and not answered"
     assert "2 requests answered" in done.stderr
-    assert "0 requests of the bundles not asked for" in done.stderr
+    assert "0 requests of the bundles unused" in done.stderr
 
 
 def test_an_environment_variable_alone_has_the_program_answered(captured):
