@@ -114,14 +114,23 @@ def test_an_environment_variable_alone_has_the_program_answered(captured):
     assert len(done.stdout.splitlines()) == 2
 
 
+def test_a_program_of_which_nothing_is_answered_is_warned_of(captured):
+    done = run(captured, "run", "--bundle", "bundles/app", "--", sys.executable, "-I", "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "warning: no process of the program was answered from bundles" in done.stderr
+
+
 def test_what_is_missed_is_kept_for_the_next_build(captured):
-    (captured / "more.py").write_text(PROGRAM.replace("3.0", "4.0").replace("2.0", "3.0"))
+    counted = "    from cutlass_aot import policy\n    print(dict(policy.misses()))\n    sys.exit(0)"
+    program = PROGRAM.replace("3.0", "4.0").replace("2.0", "3.0").replace("    sys.exit(0)", counted)
+    (captured / "more.py").write_text(program)
     done = run(
         captured, "run", "--bundle", "bundles/app", "--policy", "jit", "--keep", "more.toml",
         "--", sys.executable, "more.py", "0",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 request answered" in done.stderr
+    assert "{'scale:scale for sm_90a': 1}" in done.stdout
     assert "more.toml: 1 request for sm_90a, in more.recording" in done.stdout
     built = run(captured, "build", "more.toml", "--store", "store", "--out", "bundles")
     assert built.returncode == 0, built.stdout + built.stderr
