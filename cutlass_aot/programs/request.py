@@ -425,13 +425,14 @@ def _patches_of(_modules: int) -> _Patches:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     functions: dict[int, types.FunctionType] = {}
     found: dict[str, set[str]] = {}
+    seen: set[int] = set()
     for name, module in list(sys.modules.items()):
         if module is None or not (name == "cutlass" or name.startswith("cutlass.")):
             continue
         if not (getattr(module, "__file__", None) or home).startswith(home):
             continue  # Another distribution's, such as `cutlass.operators`.
         # A patch may be decorated by the DSL's, and may itself decorate what the DSL has.
-        for function in (layer for own in _functions_of(module) for layer in layers(own)):
+        for function in (layer for own in _functions_of(module, seen) for layer in layers(own)):
             file = function.__code__.co_filename
             if file == main:
                 raise RequestError(
@@ -446,13 +447,26 @@ def _patches_of(_modules: int) -> _Patches:
     return _Patches(tuple(functions.values()), {name: joined(items) for name, items in found.items()})
 
 
-def _functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
-    """Functions that a module has, and those of its classes."""
+def _functions_of(module: types.ModuleType, seen: set[int]) -> Iterator[types.FunctionType]:
+    """Functions that a module has, and those of its classes, but those that were seen in another module.
+
+    The DSL's modules have a hundred thousand names, of most functions several.
+    """
     for value in list(vars(module).values()):
-        if isinstance(value, types.FunctionType):
-            yield value
-        elif isinstance(value, type) and value.__module__ == module.__name__:
+        kind = type(value)
+        if kind is types.FunctionType:
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield value
+        elif isinstance(value, type) and id(value) not in seen:
+            seen.add(id(value))
+            if not value.__module__.startswith("cutlass"):
+                continue
             for member in list(vars(value).values()):
-                inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-                if isinstance(inner, types.FunctionType):
+                inner: Any = member
+                if type(member) is property:
+                    inner = member.fget
+                elif type(member) in (staticmethod, classmethod):
+                    inner = member.__func__
+                if type(inner) is types.FunctionType:
                     yield inner
