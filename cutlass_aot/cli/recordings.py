@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cutlass_aot.schema.request import Request
 
 SUFFIX = ".recording"
-_HEAD_BYTES = 4096
-_BEGINS = b"# Recorded on a GPU by cutlass-aot: "
+_TAIL_BYTES = 256
+_BEGINS = b"# Written by cutlass-aot: "
 
 
 def check_output(output: Path, name: str) -> None:
@@ -42,7 +42,7 @@ def check_output(output: Path, name: str) -> None:
     if output.exists() and not _head(output).startswith(_BEGINS):
         raise ManifestError(f"{output} is not a manifest that cutlass-aot has written: name another file")
     for path in (_recording(output, 0), *sorted(output.parent.glob(f"{glob.escape(output.stem)}-*{SUFFIX}"))):
-        if path.exists() and RECORDING_KIND.encode() not in _head(path):
+        if path.exists() and RECORDING_KIND.encode() not in _tail(path):
             raise ManifestError(f"{path} is not a recording, and would be replaced: name another manifest")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ManifestError(
@@ -55,7 +55,16 @@ def _head(path: Path) -> bytes:
     if not path.is_file():
         return b""
     with path.open("rb") as file:
-        return file.read(_HEAD_BYTES)
+        return file.read(len(_BEGINS))
+
+
+def _tail(path: Path) -> bytes:
+    """The last bytes of a regular file: where a sealed one says what it is."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES)
 
 
 def _recording(output: Path, index: int) -> Path:

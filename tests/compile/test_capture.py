@@ -132,6 +132,12 @@ def test_what_is_missed_is_kept_for_the_next_build(captured):
     assert "1 request answered" in done.stderr
     assert "{'scale:scale for sm_90a': 1}" in done.stdout
     assert "more.toml: 1 request for sm_90a, in more.recording" in done.stdout
+    # A server that is started again writes them anew.
+    twice = run(
+        captured, "run", "--bundle", "bundles/app", "--policy", "jit", "--keep", "more.toml",
+        "--", sys.executable, "more.py", "0",
+    )  # fmt: skip
+    assert "more.toml: 1 request for sm_90a" in twice.stdout, twice.stderr
     built = run(captured, "build", "more.toml", "--store", "store", "--out", "bundles")
     assert built.returncode == 0, built.stdout + built.stderr
     both = ("--bundle", "bundles/app", "--bundle", "bundles/more")

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.schema.recording import Recording, recording_to_bytes
+from cutlass_aot.schema.request import CompiledRequest
+from tests.unit.requests import request
+
 
 def capture(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "app.py").write_text(program)
@@ -95,6 +99,16 @@ def test_a_recording_of_somebody_s_own_is_not_overwritten(tmp_path):
         assert f"{name} is not a recording, and would be replaced" in done.stderr
         (tmp_path / name).unlink()
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_recording_of_its_own_is_replaced(tmp_path):
+    asked = request(configuration=1)
+    recording = Recording((CompiledRequest(asked),))
+    data = recording_to_bytes(recording, {asked.digest: os.urandom(20_000)})
+    (tmp_path / "app.recording").write_bytes(data)
+    (tmp_path / "app.toml").write_text("# Written by cutlass-aot: what it was\n")
+    assert "nothing is written" in capture(tmp_path, "print()", "-o", "app.toml").stderr
+    assert (tmp_path / "app.recording").read_bytes() == data
 
 
 @pytest.mark.parametrize(
