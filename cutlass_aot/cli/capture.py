@@ -35,6 +35,7 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
     """
     from cutlass_aot.programs import keep
     from cutlass_aot.programs.launch import run_program
+    from cutlass_aot.programs.profiles import sm_count_at_hand
 
     # Whatever can be refused is refused now: the program may run for hours.
     check_output(output, name)
@@ -43,6 +44,12 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
         found.mkdir()
         ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, Path(folder))
         recorded = write_recording(found, output, name, program)
+    if recorded and sm_count_at_hand() is None:
+        click.echo(
+            "warning: there is no GPU here: the DSL has taken a target, which CUTE_DSL_ARCH names; to record "
+            "without a GPU, name the program in a manifest under [[programs]]",
+            err=True,
+        )
     problem = ran.problem()
     if not recorded:
         reason = (

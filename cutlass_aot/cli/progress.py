@@ -173,7 +173,7 @@ class PlainReport(Notes):
             self._say(f"recording: {event.command} for {event.target}")
         elif isinstance(event, events.Ran):
             failed = f", {event.failed} failed" if event.failed else ""
-            requests = plural(event.requests, "request")
+            requests = plural(event.requests + event.failed, "request")
             self._say(
                 f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cutlass_aot.programs.profiles import sm_count_at_hand
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.schema.request import Difference, Request
 
@@ -18,6 +19,10 @@ _ADVICE = {
     "these (variables: `environment` in its table), and build again",
 }
 """What to do, by the first part of the path of a difference; the most general first."""
+_NO_GPU = (
+    "There is no GPU here, so that the DSL has taken {target}: run it on the GPU, or set CUTE_DSL_ARCH to a "
+    "target of the bundle, to try it without one"
+)
 _CALL = "Add this call to the program that is recorded, and build again"
 
 
@@ -41,11 +46,11 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     # One for another target is the nearest also where the callable was not recorded for this one.
     is_built = any(request.target in bundle.requests.targets for bundle in bundles)
     is_call = is_built and other.target != request.target
-    advice = (
-        _CALL
-        if is_call or not differences
-        else _ADVICE.get(_field(differences[0]), _CALL).format(target=request.target)
-    )
+    field = _field(differences[0]) if differences and not is_call else ""
+    advice = _ADVICE.get(field, _CALL)
+    if field == "target" and sm_count_at_hand() is None:
+        advice = _NO_GPU
+    advice = advice.format(target=request.target)
     return (
         f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}{more}. {advice}"
     )
