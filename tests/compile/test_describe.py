@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import logging
 import threading
 import weakref
 from dataclasses import dataclass
@@ -191,7 +192,6 @@ class _Fields(ctypes.Structure):
     ("value", "reason"),
     [
         (object(), "an object without fields"),
-        (threading.Lock(), "a lock"),
         (ctypes.c_void_p(4096), "a raw address"),
         (_Fields(1), "a raw address"),
         (weakref.ref(Plain()), "a weak reference"),
@@ -202,6 +202,12 @@ class _Fields(ctypes.Structure):
 def test_what_cannot_be_described_is_refused_with_its_path(value, reason):
     with pytest.raises(RequestError, match=rf"^a\.inner\[1\]: .*{reason}"):
         described(Plain(inner=[0, value]))
+
+
+def test_locks_and_loggers_are_told_apart_by_nothing_but_their_names():
+    one, other = (Plain(inner=[threading.Lock(), logging.getLogger("one")]) for _ in range(2))
+    assert described(one) == described(other)
+    assert described(one) != described(Plain(inner=[threading.Lock(), logging.getLogger("two")]))
 
 
 def test_a_live_tensor_is_refused_with_its_path():
