@@ -190,11 +190,23 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
         ),
     ],
 )  # fmt: skip
-def test_a_miss_says_what_differs_and_what_to_do(root: Path, changes: dict[str, Any], expected: str) -> None:
+def test_a_miss_says_what_differs_and_what_to_do(
+    root: Path, changes: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutlass_aot.programs.explain.sm_count_at_hand", lambda: 132)
     asked = norm(96, **changes).request
     text = explain_miss(asked, [cutlass_aot.open(root)])
     assert text.startswith(f"no kernel for ops.norm:Norm.__call__ ({asked.digest[:12]}, {asked.target}) in ")
     assert re.search(expected, text), text
+
+
+def test_a_miss_for_a_target_that_the_dsl_took_without_a_gpu_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutlass_aot.programs.explain.sm_count_at_hand", lambda: None)
+    text = explain_miss(norm(96, target="sm_103a").request, [cutlass_aot.open(root)])
+    assert "There is no GPU here, so that the DSL has taken sm_103a" in text
+    assert "Add sm_103a" not in text
 
 
 def test_a_miss_of_a_bundle_without_requests_says_so(tmp_path: Path) -> None:
