@@ -12,13 +12,13 @@ bundle: $(VENV)/.installed
 # memory than they save time, since many tests compile with processes of their own. In the order of the folders:
 # files that compile take longest, and one of them begun last would leave a process alone with it at the end.
 test: bundle
-	-$(BIN)/python tools/emulator.py
+	-$(BIN)/python -m tools.check.emulator
 	-$(MAKE) registry
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
 emulator: $(VENV)/.installed
-	$(BIN)/python tools/emulator.py
+	$(BIN)/python -m tools.check.emulator
 
 # Style, types and layers.
 check: $(VENV)/.installed
@@ -27,20 +27,20 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Benchmarks: docs/benchmarks.md is made of the numbers that these write, by tools/bench_gpu.py --report.
+# Benchmarks: docs/benchmarks.md is made of the numbers that these write, by tools/bench/gpu.py --report.
 bench: bundle
-	$(BIN)/python tools/bench_cpu.py -o build/bench-cpu.json
-	$(BIN)/python tools/bench_build.py --store build/bench -o build/bench-build.json
-	$(BIN)/python tools/bench_size.py --store build/bench -o build/bench-size.json
+	$(BIN)/python -m tools.bench.cpu -o build/bench-cpu.json
+	$(BIN)/python -m tools.bench.build --store build/bench -o build/bench-build.json
+	$(BIN)/python -m tools.bench.size --store build/bench -o build/bench-size.json
 
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
 torture: $(VENV)/.installed
-	$(BIN)/python tools/torture.py
+	$(BIN)/python -m tools.torture.torture
 
 # A million damaged files for the readers of files: some fifteen minutes on two cores. docs/fuzz-results.md
 fuzz: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/smoke.toml
-	$(BIN)/python tools/fuzz_readers.py build/bundles/smoke
+	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke
 
 # A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it
 # cannot be had. Unpacked beside its place, so that one that was interrupted is fetched again.
@@ -56,7 +56,7 @@ build/docker-registry/usr/bin/docker-registry:
 # Needs a GPU, and a torch that can use it.
 bench-gpu: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm90.toml
-	$(BIN)/python tools/bench_gpu.py build/bundles/sm90 --halfway -o build/bench-gpu.json
+	$(BIN)/python -m tools.bench.gpu build/bundles/sm90 --halfway -o build/bench-gpu.json
 
 $(VENV)/.installed: pyproject.toml constraints.txt examples/programs/requirements.txt
 	$(PYTHON) -m venv $(VENV)

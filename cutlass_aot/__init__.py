@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.errors import TuningError as TuningError
     from cutlass_aot.errors import UntrustedBundle as UntrustedBundle
-    from cutlass_aot.programs.serve import serve as serve
+    from cutlass_aot.programs.serve.serve import serve as serve
     from cutlass_aot.runtime import policy as policy
-    from cutlass_aot.runtime.assembled import open_installed as open_installed
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.declared import kernel as kernel
-    from cutlass_aot.runtime.handle import KernelHandle as KernelHandle
-    from cutlass_aot.runtime.installed import installed_bundles as installed_bundles
-    from cutlass_aot.runtime.trust import trust as trust
-    from cutlass_aot.runtime.view import view_as as view_as
-    from cutlass_aot.schema.declaration import Operand as Operand
-    from cutlass_aot.schema.operands import Accepted as Accepted
-    from cutlass_aot.schema.operands import OperandDescription as OperandDescription
-    from cutlass_aot.schema.operands import Rejected as Rejected
-    from cutlass_aot.schema.operands import describe as describe
+    from cutlass_aot.runtime.files.trust import trust as trust
+    from cutlass_aot.runtime.installed import open_installed as open_installed
+    from cutlass_aot.runtime.launching.view import view_as as view_as
+    from cutlass_aot.runtime.opened.kernel_handle import KernelHandle as KernelHandle
+    from cutlass_aot.runtime.search_path import installed_bundles as installed_bundles
+    from cutlass_aot.schema.kernels.declaration import Operand as Operand
+    from cutlass_aot.schema.kernels.operands import Accepted as Accepted
+    from cutlass_aot.schema.kernels.operands import OperandDescription as OperandDescription
+    from cutlass_aot.schema.kernels.operands import Rejected as Rejected
+    from cutlass_aot.schema.kernels.operands import describe as describe
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Accepted": ("cutlass_aot.schema.operands", "Accepted"),
+    "Accepted": ("cutlass_aot.schema.kernels.operands", "Accepted"),
     "ArtifactError": ("cutlass_aot.errors", "ArtifactError"),
     "Bundle": ("cutlass_aot.runtime.bundle", "Bundle"),
     "BundleError": ("cutlass_aot.errors", "BundleError"),
@@ -67,13 +67,13 @@ _PUBLIC = {
     "FactsError": ("cutlass_aot.errors", "FactsError"),
     "GeneratorError": ("cutlass_aot.errors", "GeneratorError"),
     "Incompatible": ("cutlass_aot.errors", "Incompatible"),
-    "KernelHandle": ("cutlass_aot.runtime.handle", "KernelHandle"),
+    "KernelHandle": ("cutlass_aot.runtime.opened.kernel_handle", "KernelHandle"),
     "KernelNotFound": ("cutlass_aot.errors", "KernelNotFound"),
     "LaunchError": ("cutlass_aot.errors", "LaunchError"),
     "LinkError": ("cutlass_aot.errors", "LinkError"),
     "ManifestError": ("cutlass_aot.errors", "ManifestError"),
-    "Operand": ("cutlass_aot.schema.declaration", "Operand"),
-    "OperandDescription": ("cutlass_aot.schema.operands", "OperandDescription"),
+    "Operand": ("cutlass_aot.schema.kernels.declaration", "Operand"),
+    "OperandDescription": ("cutlass_aot.schema.kernels.operands", "OperandDescription"),
     "OperandError": ("cutlass_aot.errors", "OperandError"),
     "PolicyError": ("cutlass_aot.errors", "PolicyError"),
     "ProgramError": ("cutlass_aot.errors", "ProgramError"),
@@ -82,23 +82,23 @@ _PUBLIC = {
     "ReportError": ("cutlass_aot.errors", "ReportError"),
     "RequestError": ("cutlass_aot.errors", "RequestError"),
     "RequestNotFound": ("cutlass_aot.errors", "RequestNotFound"),
-    "Rejected": ("cutlass_aot.schema.operands", "Rejected"),
+    "Rejected": ("cutlass_aot.schema.kernels.operands", "Rejected"),
     "SchemaTooNew": ("cutlass_aot.errors", "SchemaTooNew"),
     "SignatureError": ("cutlass_aot.errors", "SignatureError"),
     "StoreError": ("cutlass_aot.errors", "StoreError"),
     "ToolchainError": ("cutlass_aot.errors", "ToolchainError"),
     "TuningError": ("cutlass_aot.errors", "TuningError"),
     "UntrustedBundle": ("cutlass_aot.errors", "UntrustedBundle"),
-    "describe": ("cutlass_aot.schema.operands", "describe"),
+    "describe": ("cutlass_aot.schema.kernels.operands", "describe"),
     "errors": ("cutlass_aot.errors", None),
-    "installed_bundles": ("cutlass_aot.runtime.installed", "installed_bundles"),
+    "installed_bundles": ("cutlass_aot.runtime.search_path", "installed_bundles"),
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
-    "open_installed": ("cutlass_aot.runtime.assembled", "open_installed"),
+    "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
     "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
-    "serve": ("cutlass_aot.programs.serve", "serve"),
-    "trust": ("cutlass_aot.runtime.trust", "trust"),
-    "view_as": ("cutlass_aot.runtime.view", "view_as"),
+    "serve": ("cutlass_aot.programs.serve.serve", "serve"),
+    "trust": ("cutlass_aot.runtime.files.trust", "trust"),
+    "view_as": ("cutlass_aot.runtime.launching.view", "view_as"),
 }
 
 __all__ = [

@@ -10,11 +10,11 @@ from typing import Any
 
 from cutlass_aot.errors import DeviceError, OperandError
 from cutlass_aot.runtime.bundle import Bundle
-from cutlass_aot.runtime.dlpack import view
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.process_lock import ProcessLock
-from cutlass_aot.schema.dtypes import BY_TORCH
-from cutlass_aot.schema.operands import OperandDescription, describe
+from cutlass_aot.runtime.launching.dlpack import view
+from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.kernels.dtypes import BY_TORCH
+from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 
 try:
     import jax

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 __all__ = ["decode", "encode", "pack", "unpack"]
 

@@ -1,1 +1,1 @@
-"""Manifest to bundle: plan, compile, audit, link; :mod:`~cutlass_aot.builder.pipeline` composes them."""
+"""Manifest to bundle: plan, compile, audit, link; :mod:`~cutlass_aot.builder.build` composes them."""

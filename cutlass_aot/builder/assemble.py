@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cutlass_aot.builder.link_groups import Libraries
+from cutlass_aot.builder.link.libraries import Libraries
+from cutlass_aot.builder.link.linker import LinkToolchain
+from cutlass_aot.builder.link.packages import license_notices
 from cutlass_aot.builder.native import CUDA_DRIVER
-from cutlass_aot.builder.native.link import LinkToolchain
-from cutlass_aot.builder.native.packages import license_notices
-from cutlass_aot.builder.plan import kernel_entries
-from cutlass_aot.builder.recipe import Origins, Recipe
+from cutlass_aot.builder.plan.plan import kernel_entries
+from cutlass_aot.builder.plan.recipe import Origins, Recipe
+from cutlass_aot.builder.plan.tuned import measured_rankings
 from cutlass_aot.builder.records import Selection
-from cutlass_aot.builder.tuned import measured_rankings
-from cutlass_aot.bundle.platform_tags import glibc_of
+from cutlass_aot.bundle.glibc import glibc_of
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, write_bundle
-from cutlass_aot.programs.distributions import DSL
-from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.catalog import Needs
+from cutlass_aot.programs.describe.distributions import DSL
+from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.store.roots import Reference
 
 

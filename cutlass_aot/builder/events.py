@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.builder.records import Failure, PlannedKernel
-from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
-from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.encoding import MALFORMED
-from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.ranking import Ranking
-from cutlass_aot.schema.request import CompiledRequest
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.requests.request import CompiledRequest
+from cutlass_aot.schema.tuning.ranking import Ranking
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.builder.events import Listener, Notice
-from cutlass_aot.store.levels import DirectoryLevel, Level
 from cutlass_aot.store.store import Store
+from cutlass_aot.store.upstream.stores import DirectoryLevel, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Settings:
         levels: list[Level] = [DirectoryLevel(root) for root in self.behind]
         if self.remote is not None:
             # Here, and not above: few builds have one.
-            from cutlass_aot.store.remote import RemoteStore
+            from cutlass_aot.store.upstream.remote import RemoteStore
 
             push = not self.remote_read_only
             levels.append(RemoteStore(self.remote, push=push, tell=lambda text: self.tell(Notice(text))))

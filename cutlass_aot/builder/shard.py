@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.builder.plan import kernel_keys
-from cutlass_aot.builder.recipe import Origins, Recipe, inputs_digest
+from cutlass_aot.builder.plan.plan import kernel_keys
+from cutlass_aot.builder.plan.recipe import Origins, Recipe, inputs_digest
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
-from cutlass_aot.schema.artifact import Artifact
 from cutlass_aot.schema.encoding import MALFORMED, digest
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import copy_artifact, read_artifact
 from cutlass_aot.store.store import Store
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import cutlass_aot
-from cutlass_aot.builder.dependencies import Files
+from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.errors import ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
 
@@ -20,14 +20,14 @@ from cutlass_aot.schema.encoding import digest, encode
 COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 _REQUIRED = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
 CODE_GENERATION = (
-    "builder/audit.py",
-    "builder/export.py",
-    "builder/forking.py",
+    "builder/compile/audit.py",
+    "builder/compile/export.py",
+    "builder/compile/fork_client.py",
     "builder/native/__init__.py",
-    "builder/native/kernel_object.py",
-    "builder/worker.py",
-    "builder/zygote.py",
-    "schema/dtypes.py",
+    "builder/link/kernel_object.py",
+    "builder/compile/worker.py",
+    "builder/compile/fork_server.py",
+    "schema/kernels/dtypes.py",
 )
 """Our own modules that every object and its facts go through, whatever generator it is of."""
 _OWN = Path(cutlass_aot.__file__).parent

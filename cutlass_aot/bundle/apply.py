@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import require_sound
 from cutlass_aot.bundle.files import read_licenses
+from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, PackedFile, write_bundle
 from cutlass_aot.errors import TuningError
-from cutlass_aot.runtime.files import read_catalog, read_file, read_manifest
-from cutlass_aot.schema.catalog import FileReference, GroupEntry
-from cutlass_aot.schema.group_index import group_from_bytes
-from cutlass_aot.schema.ranking import Ranking
-from cutlass_aot.schema.request_index import requests_from_bytes
-from cutlass_aot.schema.tuned import fits, objects_of, rankings, sound
-from cutlass_aot.schema.tuning import Tuning
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_file, read_manifest
+from cutlass_aot.schema.bundles.catalog import FileReference, GroupEntry
+from cutlass_aot.schema.bundles.group_index import group_from_bytes
+from cutlass_aot.schema.requests.request_index import requests_from_bytes
+from cutlass_aot.schema.tuning.ranking import Ranking
+from cutlass_aot.schema.tuning.tuned import fits, objects_of, rankings, sound
+from cutlass_aot.schema.tuning.tuning import Tuning
 
 
 def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:

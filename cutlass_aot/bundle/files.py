@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import BundleError, CutlassAotError
-from cutlass_aot.runtime.files import MANIFEST_KIND, MAX_MANIFEST_BYTES, open_beneath, read_bounded, read_file
-from cutlass_aot.runtime.signatures import read_signature
-from cutlass_aot.schema.catalog import MANIFEST_NAME, SCHEMA, FileReference
-from cutlass_aot.schema.signature import MAX_SIGNATURES, is_signature_path
+from cutlass_aot.runtime.files.signatures import read_signature
+from cutlass_aot.runtime.files.verified_read import (
+    MANIFEST_KIND,
+    MAX_MANIFEST_BYTES,
+    open_beneath,
+    read_bounded,
+    read_file,
+)
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, SCHEMA, FileReference
+from cutlass_aot.schema.bundles.signature import MAX_SIGNATURES, is_signature_path
 
 _READ_BYTES = 1 << 20
 # Of renameat2, from the kernel's headers: linux/fcntl.h, linux/fs.h, asm/unistd.h.

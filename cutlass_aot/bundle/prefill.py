@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime import cache
-from cutlass_aot.runtime.code import Code
-from cutlass_aot.runtime.part import open_part
-from cutlass_aot.schema.catalog import FileReference
-from cutlass_aot.schema.group_index import CodeSpan
+from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.runtime.opened.bundle_directory import open_part
+from cutlass_aot.schema.bundles.catalog import FileReference
+from cutlass_aot.schema.bundles.group_index import CodeSpan
 
 
 class Filled(NamedTuple):
@@ -40,14 +40,14 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
         CorruptFile: if a file is not what its digest says.
         UntrustedBundle: if keys are required and none of them has signed it.
     """
-    folder = directory or cache.directory()
+    folder = directory or code_cache.directory()
     if folder is None:
-        raise BundleError(f"{cache.state().problem}: name a directory to fill")
+        raise BundleError(f"{code_cache.state().problem}: name a directory to fill")
     part = open_part(bundle)
     spans: dict[FileReference, list[CodeSpan]] = {}
     for entry in part.catalog.groups:
         spans.setdefault(entry.code, []).extend(kernel.code for kernel in part.group(entry).index)
-    most = cache.limit() if directory is None else None
+    most = code_cache.limit() if directory is None else None
     if directory is not None:
         try:
             _make(directory)
@@ -63,8 +63,8 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
                 path.chmod(path.stat().st_mode | 0o444)
     except FileNotFoundError as error:
         raise BundleError(
-            f"{error.filename} was removed again: {folder} holds at most {cache.limit()} bytes, the bundle "
-            f"needs more; {cache.LIMIT_VARIABLE} sets another limit"
+            f"{error.filename} was removed again: {folder} holds at most {code_cache.limit()} bytes, the "
+            f"bundle needs more; {code_cache.LIMIT_VARIABLE} sets another limit"
         ) from None
     except OSError as error:
         raise BundleError(

@@ -15,8 +15,8 @@ import filelock
 
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError
-from cutlass_aot.schema.catalog import CATALOG_NAME, MANIFEST_NAME
-from cutlass_aot.schema.signature import SIGNATURES
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
+from cutlass_aot.schema.bundles.signature import SIGNATURES
 
 TOP_LEVEL = frozenset(
     {

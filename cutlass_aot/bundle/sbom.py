@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.catalog import Catalog
-from cutlass_aot.schema.group_index import KernelEntry
-from cutlass_aot.schema.request import Request
+from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.requests.request import Request
 
 BILL_FOLDER = "sbom"
 BILL_NAME = "bundle.cdx.json"

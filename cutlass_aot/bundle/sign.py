@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from cutlass_aot.bundle.contents import in_short, verify_bundle
+from cutlass_aot.bundle.verify_directory import in_short, verify_bundle
 from cutlass_aot.errors import BundleError, SignatureError
-from cutlass_aot.runtime.files import manifest_bytes
-from cutlass_aot.runtime.signatures import (
+from cutlass_aot.runtime.files.signatures import (
     KEY_SUFFIX,
     PublicKey,
     ed25519,
@@ -27,7 +26,8 @@ from cutlass_aot.runtime.signatures import (
     serialization,
     verifies,
 )
-from cutlass_aot.schema.signature import (
+from cutlass_aot.runtime.files.verified_read import manifest_bytes
+from cutlass_aot.schema.bundles.signature import (
     MAX_SIGNATURES,
     SIGNATURE_BYTES,
     SIGNATURES,

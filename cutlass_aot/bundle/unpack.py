@@ -23,9 +23,9 @@ from typing import Any
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, synchronise
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.bundle import open_bundle
-from cutlass_aot.runtime.files import read_file
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.schema.catalog import MAX_FILE_BYTES, MAX_LIBRARY_BYTES, FileReference
+from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, MAX_LIBRARY_BYTES, FileReference
 from cutlass_aot.schema.compression import decompressed
 from cutlass_aot.schema.encoding import digest
 

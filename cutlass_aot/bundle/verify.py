@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.bundle.archive import ZIP_ERRORS, digest_of, entry_problems, record_problems, text_of
-from cutlass_aot.bundle.contents import Findings, Problem, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
-from cutlass_aot.bundle.wheel import BUNDLE_FOLDER
-from cutlass_aot.bundle.wheel_names import (
+from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle, verify_bundle
+from cutlass_aot.bundle.wheel.catalog import check_directory
+from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
     WHOLE_INIT,
     WheelNames,
@@ -33,12 +32,19 @@ from cutlass_aot.bundle.wheel_names import (
     wheel_names,
     whole_metadata,
 )
+from cutlass_aot.bundle.wheel.write import BUNDLE_FOLDER
+from cutlass_aot.bundle.wheel.zip_reader import (
+    ZIP_ERRORS,
+    digest_of,
+    entry_problems,
+    record_problems,
+    text_of,
+)
 from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files import read_catalog, read_manifest
-from cutlass_aot.runtime.signatures import PublicKey
-from cutlass_aot.runtime.wheel_catalog import check_directory
-from cutlass_aot.schema.catalog import (
+from cutlass_aot.runtime.files.signatures import PublicKey
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
+from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
     Catalog,
@@ -90,7 +96,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
     Names, sizes and RECORD are checked before the bundle inside is unpacked into a private temporary
     directory and verified; what stands around it has to be what
-    :func:`~cutlass_aot.bundle.wheel.build_wheels` writes.
+    :func:`~cutlass_aot.bundle.wheel.write.build_wheels` writes.
 
     Args:
         wheel: the file.

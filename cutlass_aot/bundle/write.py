@@ -14,8 +14,8 @@ from cutlass_aot.bundle.files import digest_file, is_exactly, manifest_to_bytes
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files import read_catalog, read_manifest
-from cutlass_aot.schema.catalog import (
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
+from cutlass_aot.schema.bundles.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -29,11 +29,11 @@ from cutlass_aot.schema.catalog import (
     RankingReference,
     common_alignment,
 )
+from cutlass_aot.schema.bundles.group_index import KernelEntry, group_to_bytes
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.group_index import KernelEntry, group_to_bytes
-from cutlass_aot.schema.ranking import Ranking
-from cutlass_aot.schema.request import OPERATION, CompiledRequest
-from cutlass_aot.schema.request_index import requests_to_bytes
+from cutlass_aot.schema.requests.request import OPERATION, CompiledRequest
+from cutlass_aot.schema.requests.request_index import requests_to_bytes
+from cutlass_aot.schema.tuning.ranking import Ranking
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import build_options, level_options, manifest_argument, out_option
-from cutlass_aot.cli.render import resumable
+from cutlass_aot.cli.output.render import resumable
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.builder.answer import Answer
+    from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
-    from cutlass_aot.builder.pipeline import BuildResult
+    from cutlass_aot.builder.inputs.up_to_date import Answer
 
 
 @click.command("build")
@@ -62,7 +62,7 @@ def command(
     if (executor == "dask") != (scheduler is not None):
         raise click.UsageError("--executor dask needs --scheduler ADDRESS, and nothing else takes it")
     if page is None and shard is None:
-        from cutlass_aot.builder.answer import known_answer
+        from cutlass_aot.builder.inputs.up_to_date import known_answer
 
         answer = known_answer(manifest, settings["store"], out)
         if answer is not None:
@@ -76,7 +76,7 @@ def _tell_answer(answer: Answer, *, as_json: bool) -> None:
         click.echo(f"{answer.bundle}: {plural(answer.kernels, 'kernel')}, 0 compiled, up to date")
         return
     from cutlass_aot.builder.events import Finished, UpToDate
-    from cutlass_aot.cli.event_lines import EventLines
+    from cutlass_aot.cli.output.event_lines import EventLines
 
     lines = EventLines()
     lines(UpToDate(answer.kernels))
@@ -87,11 +87,11 @@ def _build(
     manifest: Path, out: Path, shard: str | None, as_json: bool, page: Path | None, settings: dict[str, Any]
 ) -> int:
     # Only now: importing the build side takes longer than all that a build with nothing to do does.
-    from cutlass_aot.builder.pipeline import build
+    from cutlass_aot.builder.build import build
     from cutlass_aot.builder.settings import Settings
     from cutlass_aot.builder.shard import Share
-    from cutlass_aot.cli.event_lines import EventLines
-    from cutlass_aot.cli.progress import make_report
+    from cutlass_aot.cli.output.event_lines import EventLines
+    from cutlass_aot.cli.output.progress import make_report
 
     try:
         share = None if shard is None else Share.parse(shard)

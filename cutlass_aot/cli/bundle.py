@@ -8,7 +8,7 @@ import click
 
 from cutlass_aot.bundle.oci.client import TIMEOUT
 from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
-from cutlass_aot.cli.render import json_option, print_json, resumable, tell_unchecked
+from cutlass_aot.cli.output.render import json_option, print_json, resumable, tell_unchecked
 from cutlass_aot.words import plural
 
 
@@ -67,8 +67,8 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     All shards of one build are needed, in any order. Nothing is compiled; the bundle is the one that a single
     machine would have built, to the byte.
     """
-    from cutlass_aot.builder.pipeline import merge as merge_shards
-    from cutlass_aot.cli.progress import PlainReport
+    from cutlass_aot.builder.build import merge as merge_shards
+    from cutlass_aot.cli.output.progress import PlainReport
 
     result = merge_shards(shards, out, store, PlainReport())
     state = "written" if result.written else "up to date"

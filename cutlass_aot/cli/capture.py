@@ -33,9 +33,9 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
     GPU. Packages' own caches of compiled kernels are off meanwhile. The program's own Python processes are
     recorded too. An interrupt ends the program; what it compiled until then is written.
     """
-    from cutlass_aot.programs import keep
-    from cutlass_aot.programs.launch import run_program
-    from cutlass_aot.programs.profiles import sm_count_at_hand
+    from cutlass_aot.programs.describe.profiles import sm_count_at_hand
+    from cutlass_aot.programs.record import keep
+    from cutlass_aot.programs.start.launch import run_program
 
     # Whatever can be refused is refused now: the program may run for hours.
     check_output(output, name)

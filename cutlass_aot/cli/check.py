@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.output.render import json_option, print_json
 
 
 @click.command("check")
@@ -19,7 +19,7 @@ def command(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None
 
     Exit status 1 if one depends on something that is not among its parameters.
     """
-    from cutlass_aot.builder.undeclared import undeclared
+    from cutlass_aot.builder.check.undeclared import undeclared
     from cutlass_aot.generators.registry import import_plugin
 
     for plugin in plugins:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.words import size
 
 _STEPS = {
@@ -71,9 +71,9 @@ def command(
 
 
 def _decide(name: str, facts: Path | None, as_json: bool) -> int:
-    from cutlass_aot.cli.diagnosis import answer_lines
-    from cutlass_aot.runtime.diagnosis import diagnose, find_bundles
-    from cutlass_aot.runtime.facts import read_facts, this_machine
+    from cutlass_aot.cli.output.diagnosis import answer_lines
+    from cutlass_aot.doctor.bundle import diagnose, find_bundles
+    from cutlass_aot.doctor.facts import read_facts, this_machine
 
     found = diagnose(find_bundles(name), this_machine() if facts is None else read_facts(facts))
     if as_json:
@@ -85,8 +85,8 @@ def _decide(name: str, facts: Path | None, as_json: bool) -> int:
 
 
 def _write_facts(path: Path) -> None:
+    from cutlass_aot.doctor.facts import facts_record, this_machine
     from cutlass_aot.errors import FactsError
-    from cutlass_aot.runtime.facts import facts_record, this_machine
 
     text = json.dumps(facts_record(this_machine()), indent=2, sort_keys=True)
     try:
@@ -97,7 +97,7 @@ def _write_facts(path: Path) -> None:
 
 
 def _report(trial: bool, timeout: float, as_json: bool) -> int:
-    from cutlass_aot.runtime.doctor import collect
+    from cutlass_aot.doctor.machine import collect
 
     facts = collect()
     if trial:
@@ -115,7 +115,7 @@ def _report(trial: bool, timeout: float, as_json: bool) -> int:
 def _try_toolchain(timeout: float) -> dict[str, Any]:
     """How a small build went, as plain data; also where the build side itself cannot be imported."""
     try:
-        from cutlass_aot.builder.trial import try_toolchain
+        from cutlass_aot.builder.check.toolchain_test import try_toolchain
     except ImportError as error:
         advice = 'install what is missing: pip install "cutlass-aot[build]"'
         return {"kernel": None, "seconds": {}, "failed": "find", "problem": str(error), "advice": advice}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.errors import CutlassAotError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.output.render import json_option, print_json
 
 
 @click.command("installed")
@@ -25,7 +25,7 @@ def command(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     Bundles are searched for in the directories of --path, in those of CUTLASS_AOT_BUNDLE_PATH, and among what
     is installed.
     """
-    from cutlass_aot.runtime.assembled import installed_report
+    from cutlass_aot.runtime.installed import installed_report
 
     report = installed_report(name, paths=paths)
     if as_json:

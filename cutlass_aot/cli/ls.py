@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import json_option, print_json, table
+from cutlass_aot.cli.output.render import json_option, print_json, table
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.runtime.handle import KernelHandle
+    from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 
 _SHOWN = 16
 """Values of one filter that are named where nothing matches."""
@@ -54,7 +54,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
     match; so does a name repeated in --where.
     """
     from cutlass_aot.runtime.bundle import open_bundle
-    from cutlass_aot.runtime.listing import values
+    from cutlass_aot.runtime.opened.filters import values
 
     wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
     for item in where:
@@ -96,7 +96,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
 
 def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
     """Of each kernel that answers a request what tells it from those listed of its group, by digest."""
-    from cutlass_aot.cli.request_lines import set_apart
+    from cutlass_aot.cli.output.request_lines import set_apart
 
     groups: dict[str, list[KernelHandle]] = {}
     for handle in kernels:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cutlass_aot.builder.cores import available_workers
+from cutlass_aot.builder.compile.cores import available_workers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

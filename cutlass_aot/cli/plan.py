@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.options import build_options, level_options, manifest_argument
-from cutlass_aot.cli.render import json_option, print_json, table
+from cutlass_aot.cli.output.render import json_option, print_json, table
 from cutlass_aot.words import plural
 
 
@@ -21,9 +21,9 @@ from cutlass_aot.words import plural
 @json_option
 def command(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: Any) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
-    from cutlass_aot.builder.pipeline import make_plan
+    from cutlass_aot.builder.build import make_plan
     from cutlass_aot.builder.settings import Settings
-    from cutlass_aot.cli.progress import PlainReport
+    from cutlass_aot.cli.output.progress import PlainReport
 
     plan = make_plan(manifest, Settings(**settings, tell=PlainReport()))
     selection, planned = plan.selection, plan.kernels

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.recording import RECORDING_KIND
+from cutlass_aot.schema.requests.recording import RECORDING_KIND
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.schema.request import Request
+    from cutlass_aot.schema.requests.request import Request
 
 SUFFIX = ".recording"
 _TAIL_BYTES = 256
@@ -89,8 +89,8 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
         CorruptFile: if a file is not what a process of the program wrote.
         StoreError: if a file cannot be written.
     """
-    from cutlass_aot.programs.keep import gathered
-    from cutlass_aot.schema.recording import recording_to_bytes
+    from cutlass_aot.programs.record.keep import gathered
+    from cutlass_aot.schema.requests.recording import recording_to_bytes
 
     files: list[Path] = []
     requests: list[Request] = []

@@ -14,7 +14,7 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.programs.ledger import Ledger
+    from cutlass_aot.programs.serve.ledger import Ledger
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
@@ -70,9 +70,9 @@ def command(
     compiled under warn and jit. The exit status is that of the program, 128 + N if signal N ended it; SIGTERM
     and its like are handed on to it.
     """
-    from cutlass_aot.programs import serve
-    from cutlass_aot.programs.launch import run_program
-    from cutlass_aot.programs.start import SERVE_VARIABLE
+    from cutlass_aot.programs.serve import serve
+    from cutlass_aot.programs.start.launch import run_program
+    from cutlass_aot.programs.start.start import SERVE_VARIABLE
     from cutlass_aot.store.files import publish
 
     if not bundles and not os.environ.get(SERVE_VARIABLE):
@@ -122,15 +122,15 @@ def command(
 
 def _absolute(bundle: str) -> str:
     # The program may be elsewhere than this by the time it opens it.
-    from cutlass_aot.programs.serve import is_directory
+    from cutlass_aot.programs.serve.serve import is_directory
 
     return str(Path(bundle).absolute()) if is_directory(bundle) else bundle
 
 
 def _gathered(folder: Path) -> Ledger:
     """What all processes of the program noted."""
-    from cutlass_aot.programs.files import read_whole
-    from cutlass_aot.programs.ledger import MAX_BYTES, Ledger
+    from cutlass_aot.programs.serve.ledger import MAX_BYTES, Ledger
+    from cutlass_aot.programs.start.files import read_whole
 
     found = Ledger()
     for path in sorted(folder.glob("*.json")):

@@ -9,13 +9,13 @@ import click
 
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import json_option, print_json
-from cutlass_aot.cli.request_lines import request_lines, request_record
+from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.words import size
 
 if TYPE_CHECKING:
-    from cutlass_aot.runtime.handle import KernelHandle
-    from cutlass_aot.schema.kernel import OperandConstraint
+    from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+    from cutlass_aot.schema.kernels.kernel import OperandConstraint
 
 
 @click.command("show")

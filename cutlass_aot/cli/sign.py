@@ -55,7 +55,7 @@ def signer_of(
     if key is None and program is None:
         return None
     from cutlass_aot.bundle.sign import Command, KeyFile
-    from cutlass_aot.runtime.signatures import read_public_key
+    from cutlass_aot.runtime.files.signatures import read_public_key
 
     if key is not None:
         return KeyFile(key, lambda: _passphrase(key))

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.options import store_option
-from cutlass_aot.cli.render import json_option, print_json, table
-from cutlass_aot.store.collect import DAYS, GRACE, collect
+from cutlass_aot.cli.output.render import json_option, print_json, table
+from cutlass_aot.store.maintenance.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
 from cutlass_aot.words import plural, size
 
@@ -45,7 +45,7 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     next collection if it were gone; the next build of its bundle mends it. Builders may be at work meanwhile.
     Exit status: 0 if all is well, 1 if something was found.
     """
-    from cutlass_aot.store.check import check
+    from cutlass_aot.store.maintenance.check import check
 
     found = []
     for damage in check(Store(store, create=False), repair=not dry_run):
@@ -113,7 +113,7 @@ def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: b
 @json_option
 def stats_command(store: Path, as_json: bool) -> int:
     """Say how much a store holds, of what, and how well it is compressed."""
-    from cutlass_aot.store.stats import measure
+    from cutlass_aot.store.maintenance.stats import measure
 
     stats = measure(Store(store, create=False))
     if as_json:

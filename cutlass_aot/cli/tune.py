@@ -13,13 +13,13 @@ import click
 from click.core import ParameterSource
 
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import tell_unchecked
+from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.errors import TuningError
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
-    from cutlass_aot.schema.shapes import ShapeList
-    from cutlass_aot.schema.tuning import Tuning
+    from cutlass_aot.schema.tuning.shapes import ShapeList
+    from cutlass_aot.schema.tuning.tuning import Tuning
 
 _MAX_SHAPES_BYTES = 4 << 20
 _FILTERS = {
@@ -136,8 +136,8 @@ def _refuse_beside_from(context: click.Context) -> None:
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     """Put an existing tuning file into a bundle."""
     from cutlass_aot.bundle.apply import apply_tuning
-    from cutlass_aot.cli.tune_report import tell_applied
-    from cutlass_aot.schema.tuning import read_tuning
+    from cutlass_aot.cli.output.tune_report import tell_applied
+    from cutlass_aot.schema.tuning.tuning import read_tuning
 
     tuning = read_tuning(source)
     tell_unchecked(bundle)
@@ -153,10 +153,10 @@ def _measure(request: _Request) -> int:
     from cutlass_aot.bundle.apply import plan_of, with_tuning
     from cutlass_aot.bundle.replace import check_output
     from cutlass_aot.bundle.write import write_bundle
-    from cutlass_aot.cli.tune_report import JsonReport, PlainReport, tell_applied
-    from cutlass_aot.runtime import device
+    from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.runtime.bundle import open_bundle
-    from cutlass_aot.schema.tuning import read_tuning, write_tuning
+    from cutlass_aot.runtime.machine import cuda_driver
+    from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
     from cutlass_aot.tuning.search import Effort
     from cutlass_aot.tuning.session import plan, resumed, run
@@ -164,7 +164,7 @@ def _measure(request: _Request) -> int:
     problems = _read_shapes(request.shapes)
     opened = open_bundle(request.bundle)
     gpu, applied = request.gpu, request.applied
-    jobs, notes = plan(opened, request.filters, problems.extents, device.compute_capability(gpu))
+    jobs, notes = plan(opened, request.filters, problems.extents, cuda_driver.compute_capability(gpu))
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
     made_of = None
@@ -205,7 +205,7 @@ def _measure(request: _Request) -> int:
 
 def _read_shapes(path: Path) -> ShapeList:
     from cutlass_aot.errors import ManifestError
-    from cutlass_aot.schema.shapes import parse_shapes
+    from cutlass_aot.schema.tuning.shapes import parse_shapes
 
     try:
         with path.open("rb") as file:
@@ -220,21 +220,21 @@ def _read_shapes(path: Path) -> ShapeList:
 def _empty(bundle: Bundle, gpu: int, torch_version: str) -> Tuning:
     """A tuning of this machine without results."""
     from cutlass_aot import __version__
-    from cutlass_aot.runtime import device, machine
-    from cutlass_aot.schema.tuning import Tuning
+    from cutlass_aot.runtime.machine import cuda_driver, host
+    from cutlass_aot.schema.tuning.tuning import Tuning
 
-    major, minor = device.compute_capability(gpu)
-    cuda_major, cuda_minor = device.driver_version()
+    major, minor = cuda_driver.compute_capability(gpu)
+    cuda_major, cuda_minor = cuda_driver.driver_version()
     versions = {
         **bundle.catalog.provenance,
         "cutlass-aot": __version__,
         "torch": torch_version,
-        "apache-tvm-ffi": machine.installed_version("apache-tvm-ffi") or "unknown",
+        "apache-tvm-ffi": host.installed_version("apache-tvm-ffi") or "unknown",
     }
     return Tuning(
-        gpu=device.device_name(gpu),
+        gpu=cuda_driver.device_name(gpu),
         compute_capability=f"{major}.{minor}",
-        driver=device.driver_release(),
+        driver=cuda_driver.driver_release(),
         cuda=f"{cuda_major}.{cuda_minor}",
         power_limit_watts=None,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.cli.options import KeyPath
-from cutlass_aot.cli.render import json_option, print_json
+from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.verify import Findings
-    from cutlass_aot.runtime.signatures import PublicKey
+    from cutlass_aot.runtime.files.signatures import PublicKey
 
 
 @click.command("verify")
@@ -44,7 +44,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
     )
     trusted: tuple[PublicKey, ...] = ()
     if keys:
-        from cutlass_aot.runtime.signatures import read_public_keys
+        from cutlass_aot.runtime.files.signatures import read_public_keys
 
         trusted = read_public_keys(keys)
     findings = look_at(path, trusted, (*CHECKERS, store))
@@ -80,7 +80,7 @@ def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
     from cutlass_aot.bundle.verify import Findings, Problem
-    from cutlass_aot.store.check import check
+    from cutlass_aot.store.maintenance.check import check
     from cutlass_aot.store.store import Store
 
     if keys:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.render import tell_unchecked
+from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.cli.sign import signer_of, signer_options
 from cutlass_aot.words import size
 
@@ -83,8 +83,8 @@ def command(
     The signatures of BUNDLE go along where all of it is one wheel. What is for one host of several, or a
     part, is a bundle of its own: --key, or --command, signs it.
     """
-    from cutlass_aot.bundle.wheel import build_wheels
-    from cutlass_aot.runtime.signatures import is_signed
+    from cutlass_aot.bundle.wheel.write import build_wheels
+    from cutlass_aot.runtime.files.signatures import is_signed
 
     signer = signer_of(key, program, public_key, timeout)
     wheels = build_wheels(bundle, output, by=by, limit=limit, signer=signer)

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CompileError, GeneratorError
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.manifest.model import TABLE_KEYS
-from cutlass_aot.runtime.asked import Parameters
 from cutlass_aot.runtime.declared import DeclaredKernel
-from cutlass_aot.runtime.listing import GENERAL_FILTERS
-from cutlass_aot.schema.declaration import Operand
-from cutlass_aot.schema.kernel import Kernel, OperandConstraint
+from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
+from cutlass_aot.runtime.selection.query import Parameters
+from cutlass_aot.schema.kernels.declaration import Operand
+from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
     "cutlass_aot.generators.dsl",
-    "cutlass_aot.schema.declaration",
+    "cutlass_aot.schema.kernels.declaration",
 )
 """Modules of this package that decide the code of a declared kernel."""
 

@@ -18,8 +18,8 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.protocol import CompiledFunction
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import ANY_SHAPE, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import ANY_SHAPE, Kernel, OperandConstraint
 
 __all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
 
@@ -66,7 +66,7 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
 def fake_operands(kernel: Kernel) -> list[Any]:
     """One placeholder an operand, in the order of the call, for ``cute.compile``.
 
-    The compiled function then checks what :class:`~cutlass_aot.schema.kernel.OperandConstraint` says: element
+    The compiled function then checks what :class:`~.OperandConstraint` says: element
     type, rank, equal extents under one name, divisibility, the contiguous mode and alignment. Extents are
     32-bit; strides are free of each other, so that padded and broadcast operands are taken, and 64-bit,
     so that an offset into a large operand does not wrap around. Of a compact operand, strides that follow

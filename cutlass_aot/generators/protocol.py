@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from cutlass_aot.generators.device import DeviceProfile
-from cutlass_aot.schema.epilogue import Epilogue
-from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.schema.kernels.epilogue import Epilogue
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Extents
 
 
 class ScaleRequest(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cutlass_aot.kernels.conv2d_fprop_plan import ELEMENT_BYTES, VECTOR, Convolution
 from cutlass_aot.runtime.declared import kernel
-from cutlass_aot.schema.declaration import Operand
+from cutlass_aot.schema.kernels.declaration import Operand
 
 Pair = tuple[int, int]
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from cutlass_aot.runtime.declared import kernel
-from cutlass_aot.schema.declaration import Operand
+from cutlass_aot.schema.kernels.declaration import Operand
 
 
 @kernel(

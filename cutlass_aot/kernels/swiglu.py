@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass_aot.runtime.declared import kernel
-from cutlass_aot.schema.declaration import Operand
+from cutlass_aot.schema.kernels.declaration import Operand
 
 FP8_TARGETS = ("sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a")
 """Targets with an instruction that converts to f8e4m3."""

@@ -17,9 +17,9 @@ from cutlass_aot.manifest.programs import ProgramTable, RecordingTable, parse_pr
 from cutlass_aot.manifest.scales import Scales, parse_scales
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
-from cutlass_aot.schema.catalog import BUNDLE_NAME
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.epilogue import Epilogue, parse_epilogue
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.keys import is_whole_number, known, unknown
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 Scale = tuple[str, int] | None
 """Element type of the factors, and how many elements along K share one; None for no factors."""

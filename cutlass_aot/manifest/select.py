@@ -11,8 +11,8 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.keys import is_whole_number, known, strings, text
 from cutlass_aot.manifest.toml import read_bytes
-from cutlass_aot.schema.shapes import ShapeList, parse_shapes, shapes_of
-from cutlass_aot.schema.tuning import MAX_TUNING_BYTES
+from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes, shapes_of
+from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES
 
 SELECT_KEYS = ("shapes", "heuristics", "keep", "gpu", "tuning")
 MAX_KEEP = 1024

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cutlass_aot.runtime.capsules import ManagedTensor, capsule_of, tensor_in
-from cutlass_aot.schema.request import Request
+from cutlass_aot.runtime.launching.capsules import ManagedTensor, capsule_of, tensor_in
+from cutlass_aot.schema.requests.request import Request
 
 OPTION = "enable-tvm-ffi"
 """The option of the DSL; a request has it where it is off."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot import __version__
+from cutlass_aot.doctor.machine import BUILD_PACKAGES, RUNTIME_PACKAGES
 from cutlass_aot.manifest.model import device_text, load_manifest
-from cutlass_aot.runtime.doctor import BUILD_PACKAGES, RUNTIME_PACKAGES
-from cutlass_aot.runtime.machine import installed_version
+from cutlass_aot.runtime.machine.host import installed_version
 
 
 @dataclass(frozen=True, slots=True)

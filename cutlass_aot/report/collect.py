@@ -10,8 +10,8 @@ from typing import Literal
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
-from cutlass_aot.schema.artifact import Artifact
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 State = Literal["compiled", "present", "shared", "failed", "open"]
 """Of a kernel: compiled now, present before, stored by another builder meanwhile, failed, not reached."""

@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.runtime import trust
-from cutlass_aot.runtime.asked import Asked, Parameters
-from cutlass_aot.runtime.choice import Choice
-from cutlass_aot.runtime.choosers import Choosers, in_order
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.lookup import Explanation
-from cutlass_aot.runtime.merged import MergedGroups
-from cutlass_aot.runtime.part import Part, open_part
-from cutlass_aot.runtime.process_lock import ProcessLock
-from cutlass_aot.runtime.search import Search
-from cutlass_aot.schema.catalog import Catalog
+from cutlass_aot.runtime.dispatch import Choosers, in_order
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.runtime.opened.bundle_directory import Part, open_part
+from cutlass_aot.runtime.opened.choice import Choice
+from cutlass_aot.runtime.opened.finder import Search
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.opened.merged_groups import MergedGroups
+from cutlass_aot.runtime.selection.match import Explanation
+from cutlass_aot.runtime.selection.query import Asked, Parameters
+from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
-    from cutlass_aot.runtime.report import LeftOut, Report
+    from cutlass_aot.runtime.files.signatures import PublicKey
+    from cutlass_aot.runtime.opened.report import LeftOut, Report
     from cutlass_aot.runtime.requests import CompiledFunction, RequestFinder
-    from cutlass_aot.runtime.signatures import PublicKey
-    from cutlass_aot.schema.request import Request
+    from cutlass_aot.schema.requests.request import Request
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
@@ -154,7 +154,7 @@ class Bundle:
         Raises:
             CorruptFile: if the index of a directory is malformed.
         """
-        from cutlass_aot.runtime.report import LeftOut, report_of
+        from cutlass_aot.runtime.opened.report import LeftOut, report_of
 
         return report_of(self.parts, self._left_out or LeftOut())
 
@@ -172,7 +172,7 @@ class Bundle:
         gpu: str | None = None,
         **named: Any,
     ) -> list[KernelHandle]:
-        """Kernels that support the operands, best first (:mod:`cutlass_aot.runtime.select`); never empty.
+        """Kernels that support the operands, best first (:mod:`~.ranking`); never empty.
 
         Args:
             operands: a, b and out: torch tensors, DLPack objects or descriptions, (m, k), (k, n) and
@@ -276,7 +276,7 @@ class Bundle:
             BundleError: for a filter that no kernel of the bundle has.
         """
         # Here and below: a launch needs no listing, and should not pay for its import.
-        from cutlass_aot.runtime.listing import group_matches, matching
+        from cutlass_aot.runtime.opened.filters import group_matches, matching
 
         groups = [group for group in self.groups if group_matches(group, filters)]
         return matching([h for group in groups for h in self._search.handles(group)], filters)
@@ -287,7 +287,7 @@ class Bundle:
         Raises:
             BundleError: if there is none, or more than one.
         """
-        from cutlass_aot.runtime.listing import by_name
+        from cutlass_aot.runtime.opened.filters import by_name
 
         return by_name(self.name, [h for group in self.groups for h in self._search.handles(group)], name)
 
@@ -359,7 +359,7 @@ class Bundle:
                 for.
             accumulator: see :meth:`find`.
             epilogue: see :meth:`find`.
-            stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+            stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
             workspace: likewise.
             named: further operands by their names: those of the epilogue, such as ``C=c`` and ``alpha=0.5``,
                 or scale factors, ``a_scale`` and ``b_scale``.
@@ -408,7 +408,7 @@ class Bundle:
             accumulator: see :meth:`find`.
             epilogue: see :meth:`find`.
             parameters: what the operation leaves open, by name.
-            stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+            stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
             workspace: likewise.
             named: operands by their names.
 

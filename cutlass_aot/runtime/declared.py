@@ -25,16 +25,17 @@ from cutlass_aot.errors import (
     SchemaTooNew,
     UntrustedBundle,
 )
-from cutlass_aot.runtime import device, policy
-from cutlass_aot.runtime.asked import Parameters
-from cutlass_aot.runtime.assembled import open_found
+from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle, note_opened, opened_bundles
-from cutlass_aot.runtime.compatibility import runnable_targets
-from cutlass_aot.runtime.handle import KernelHandle, Launch
-from cutlass_aot.runtime.installed import InstalledBundle, located
-from cutlass_aot.runtime.operands import common_device, describe_operand, is_torch
-from cutlass_aot.runtime.shadowing import Contender, shadows
-from cutlass_aot.schema.kernel import DesignValue
+from cutlass_aot.runtime.installed import open_found
+from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, is_torch
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
+from cutlass_aot.runtime.opened.precedence import Contender, shadows
+from cutlass_aot.runtime.search_path import InstalledBundle, located
+from cutlass_aot.runtime.selection.query import Parameters
+from cutlass_aot.schema.kernels.kernel import DesignValue
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 
 MAX_COMBINATIONS = 4096
@@ -284,7 +285,7 @@ class PrebuiltFunction:
             policy.on_declared_miss(self._missing("any GPU", at_hand), self.declared, self.values, -1)
 
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
-        capability = device.compute_capability(ordinal)
+        capability = cuda_driver.compute_capability(ordinal)
         at_hand = BundlesAtHand()
         best: tuple[tuple[int, int], KernelHandle] | None = None
         for bundle in at_hand:
@@ -325,7 +326,7 @@ class PrebuiltFunction:
 class BundlesAtHand:
     """Bundles that are open, the latest first, then those that are installed and not open already.
 
-    Installed ones come in the order that :func:`~cutlass_aot.runtime.shadowing.shadows` has for
+    Installed ones come in the order that :func:`~cutlass_aot.runtime.opened.precedence.shadows` has for
     ``open_installed``: what is earlier on the search path, then the newest. A wheel is opened when its turn
     comes, a directory when its name and version are needed for the order. One that cannot be opened keeps
     nobody from the others.

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from cutlass_aot.errors import KernelNotFound, LaunchError
-from cutlass_aot.runtime.lookup import Request, arrangement
-from cutlass_aot.runtime.operands import is_torch
-from cutlass_aot.runtime.streams import stream_handle
-from cutlass_aot.schema.operands import OperandDescription, Rejected
+from cutlass_aot.runtime.launching.streams import stream_handle
+from cutlass_aot.runtime.launching.tensors import is_torch
+from cutlass_aot.runtime.selection.match import Request, arrangement
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected
 
 _DIRECT = ("f64", "f32", "f16", "bf16")
 """Element types that torch multiplies and stores as they are."""
@@ -30,7 +30,7 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
         miss: raised where torch cannot compute it.
         request: descriptions of the operands.
         operands: a, b and out, in the order of the request.
-        stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
 
     Raises:
         KernelNotFound: ``miss``, for other frameworks, other operations, operands that do not fit each other,

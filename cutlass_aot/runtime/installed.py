@@ -1,179 +1,245 @@
-"""Bundles at hand: those that were installed as wheels, and those in directories of the search path.
-
-A wheel of a bundle, or of a part of one, has an entry point in the group ``cutlass_aot.bundles``: its name is
-the bundle's, its value a package, which has the bundle's files in the folder ``bundle``. It is found without
-importing the package.
-
-A directory of the search path is a bundle, or holds some: as they were built (``DIRECTORY/NAME``), or as a
-wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
-
-A search reads nothing of a bundle. What a wheel's metadata announce is not what was signed: who opens one
-holds it against the catalog (:func:`~cutlass_aot.runtime.assembled.open_found`).
-"""
+"""Open what is at hand as one bundle: parts that belong together, several bundles, and what is left out."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.runtime.files import read_catalog
-from cutlass_aot.schema.catalog import MANIFEST_NAME
+from cutlass_aot.errors import BundleError, CutlassAotError, UntrustedBundle
+from cutlass_aot.runtime.bundle import Bundle, note_opened
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.opened.bundle_directory import Part, open_part
+from cutlass_aot.runtime.opened.report import LeftOut, Missing, Report, Unusable, report_of
+from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, located
+from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.versions import order
 
-ENTRY_POINTS = "cutlass_aot.bundles"
-FOLDER = "bundle"
 
-ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
-"""Directories of the search path, between ``os.pathsep``; read at each search."""
+def open_installed(
+    name: str | None = None,
+    version: str | None = None,
+    *,
+    check: bool = True,
+    paths: Iterable[str | os.PathLike[str]] = (),
+    keys: trust.KeyFiles | None = None,
+) -> Bundle:
+    """Open bundles that were installed as wheels, or lie in directories of the search path, as one.
+
+    All parts of one name and version add up to one bundle. Of several versions of a name, the one that comes
+    first on the search path is opened, then the newest. Where bundles of several names have the same group,
+    see :func:`~.shadows`. What cannot be used is left out, unless nothing is
+    left; :meth:`cutlass_aot.Bundle.report` has it with the reasons.
+
+    Args:
+        name: of the bundle; None for all of them together.
+        version: of the bundle; None for the newest.
+        check: see :func:`cutlass_aot.open`.
+        paths: directories that are searched before those of ``CUTLASS_AOT_BUNDLE_PATH``, see
+            :mod:`~cutlass_aot.runtime.search_path`.
+        keys: see :func:`cutlass_aot.open`; of each directory. They are read once.
+
+    Raises:
+        BundleError: if there is none of that name and version, with what is at hand, or none can be used, for
+            several reasons.
+        CorruptFile: if it is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+        Incompatible: if this machine cannot load it.
+        UntrustedBundle: if keys are required and none of them has signed it; or if there is none of that name
+            and version, and a directory that nobody who is trusted has signed, which may be it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
+    """
+    gathered = _gather(located(paths), name, version, check, trust.read_once(keys))
+    if not gathered.parts:
+        raise _nothing(name, version, gathered)
+    parts = gathered.parts
+    names = dict.fromkeys(part.catalog.name for part in parts)
+    versions = {part.catalog.name: part.catalog.version for part in parts}
+    bundle = Bundle(parts, "+".join(names), "+".join(versions[item] for item in names), gathered.left_out)
+    return note_opened(bundle)
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledBundle:
-    """A bundle at hand, or a part of one.
+def installed_report(
+    name: str | None = None,
+    version: str | None = None,
+    *,
+    paths: Iterable[str | os.PathLike[str]] = (),
+) -> Report:
+    """What :func:`open_installed` would open, and what it would leave out; empty if there is nothing.
+
+    Args:
+        name: see :func:`open_installed`, like the others.
+        version: likewise.
+        paths: likewise.
+
+    Raises:
+        CorruptFile: if the index of a group is malformed.
+    """
+    gathered = _gather(located(paths), name, version, True, None)
+    return report_of(gathered.parts, gathered.left_out)
+
+
+def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Part:
+    """Open what a search found, and hold its catalog against what announced it.
+
+    A signature is of the catalog, not of a wheel's metadata: with another name or version there, a bundle
+    that was rightly signed would be taken for another one.
+
+    Args:
+        item: as :func:`~cutlass_aot.runtime.search_path.located` has it.
+        keys: see :func:`cutlass_aot.open`.
+
+    Raises:
+        BundleError: if there is nothing to open, or it is another bundle than was announced.
+        CorruptFile: as :func:`~cutlass_aot.runtime.opened.bundle_directory.open_part`, like the others.
+        SchemaTooNew: likewise.
+        UntrustedBundle: likewise.
+        SignatureError: likewise.
+    """
+    if item.problem:
+        raise BundleError(item.problem)
+    if item.path is None:
+        raise BundleError(
+            f"bundle {item.name!r} is installed by {item.distribution}, but package {item.package} has no "
+            f"folder {FOLDER!r}: install the wheel again"
+        )
+    part = open_part(item.path, place=item.place, keys=keys)
+    catalog = part.catalog
+    if item.announced and (item.name, item.version) != (catalog.name, catalog.version):
+        raise BundleError(
+            f"{item.path} is bundle {catalog.name} {catalog.version}, but "
+            f"{item.distribution or item.package} announces {item.name} {item.version}: "
+            "expected its own name and version; pack it with cutlass-aot wheel, or get it again from who "
+            "made the bundle"
+        )
+    return part
+
+
+class _Gathered(NamedTuple):
+    """What there is.
 
     Attributes:
-        name: of the bundle; of its directory, where that is not read, or cannot be.
-        version: of the distribution it was installed from, or of the bundle in a directory; ``""`` where it
-            is not known.
-        distribution: name of that distribution; ``""`` in a directory of the search path.
-        package: package that holds its files; likewise.
-        path: the bundle's directory; None if it is not there.
-        place: where on the search path it was found, 0 first.
-        problem: why its name or version could not be read; ``""`` if they could.
+        parts: what is opened.
+        left_out: what is not.
+        names: names and versions of all that is at hand, as far as they are known.
+        errors: of what was asked for and cannot be used.
+        unnamed: errors of what may be what was asked for: its name could not be read.
     """
 
-    name: str
-    version: str
-    distribution: str
-    package: str
-    path: Path | None
-    place: int = 0
-    problem: str = ""
-
-    @property
-    def announced(self) -> bool:
-        """Whether its name is that of an entry point, and not one that its own catalog has."""
-        return bool(self.package)
+    parts: list[Part]
+    left_out: LeftOut
+    names: list[tuple[str, str]]
+    errors: list[CutlassAotError]
+    unnamed: list[CutlassAotError]
 
 
-def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
-    """Every bundle at hand, sorted by name, version and place.
+def _gather(
+    found: Sequence[InstalledBundle],
+    name: str | None,
+    version: str | None,
+    check: bool,
+    keys: trust.KeyFiles | None,
+) -> _Gathered:
+    def asked(its_name: str, its_version: str | None) -> bool:
+        return name in (None, its_name) and version in (None, its_version)
 
-    It is a list and no more: nothing is loaded, and nobody is asked whether he trusts what is in a directory,
-    whose catalog is read for its name and version.
-
-    Args:
-        paths: directories that come before those of ``CUTLASS_AOT_BUNDLE_PATH``, which come before what is
-            installed.
-    """
-    return sorted(
-        map(_named, located(paths)),
-        key=lambda item: (item.name, order(item.version), item.place, str(item.path)),
-    )
-
-
-def located(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
-    """Where bundles lie, in the order of the search path; nothing of them is read.
-
-    Those in directories have no version, and the name of their directory: what they are stands in their
-    catalog, which is read once somebody who is trusted is found to have signed it.
-
-    Args:
-        paths: see :func:`installed_bundles`.
-    """
-    listed = os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)
-    directories = [Path(path) for path in (*paths, *filter(None, listed))]
-    found: dict[str, InstalledBundle] = {}
-    for place, directory in enumerate(directories):
-        for bundle in _in_directory(directory, place):
-            found.setdefault(_where(bundle.path or directory), bundle)
-    for bundle in _of_wheels(len(directories)):
-        # A distribution that is found twice (a path listed twice) counts once.
-        where = _where(bundle.path) if bundle.path else f"{bundle.package} {bundle.version}"
-        found.setdefault(where, bundle)
-    return list(found.values())
-
-
-def _named(item: InstalledBundle) -> InstalledBundle:
-    """With the name and version that its catalog has, if it lies in a directory."""
-    if item.announced or item.problem or item.path is None:
-        return item
-    try:
-        catalog = read_catalog(item.path)
-    except CutlassAotError as error:
-        return replace(item, problem=str(error))
-    return replace(item, name=catalog.name, version=catalog.version)
-
-
-def _where(path: Path) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:
-        # A null byte; that it cannot be read is said elsewhere.
-        return str(path)
-
-
-def _of_wheels(place: int) -> Iterator[InstalledBundle]:
-    for point in metadata.entry_points(group=ENTRY_POINTS):
-        distribution, version = (_field(point.dist, name) for name in ("Name", "Version"))
-        # What an interrupted uninstall leaves behind has no metadata any more.
-        problem = "" if version else (
-            f"bundle {point.name!r} (package {point.value}) is of a distribution that has no version: its "
-            "METADATA is gone or damaged; install the wheel again, or remove what is left of it"
-        )  # fmt: skip
-        yield InstalledBundle(
-            point.name, version, distribution, point.value, _folder(point.value), place, problem
-        )
-
-
-def _field(distribution: metadata.Distribution | None, name: str) -> str:
-    """A field of a distribution's metadata, ``""`` where there is none."""
-    try:
-        fields = distribution.metadata if distribution else None
-        # Asked first: a field that is not there is None, which is to become an error.
-        return fields[name] if fields and name in fields else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
-    """What a directory of the search path holds; itself with a problem, if that is nothing."""
-    try:
-        inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else ""
-        yield _unreadable(directory, place, f"cannot be read: {reason or error}")
-        return
-    candidates = [directory, *(item for folder in inside for item in (folder, folder / FOLDER))]
-    bundles = [folder for folder in candidates if os.path.lexists(folder / MANIFEST_NAME)]
-    if not bundles:
-        yield _unreadable(directory, place, f"holds no bundle: expected {MANIFEST_NAME} in it or below it")
-    for folder in bundles:
-        yield InstalledBundle(folder.name, "", "", "", folder, place)
-
-
-def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
-    return InstalledBundle(directory.name, "", "", "", directory, place, f"{directory} {problem}")
-
-
-def _folder(package: str) -> Path | None:
-    """Where a package's bundle lies; the package is located, not imported."""
-    top, *inner = package.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    for location in (spec.submodule_search_locations if spec else None) or ():
-        folder = Path(location).joinpath(*inner, FOLDER)
+    opened: list[Part] = []
+    unusable: list[Unusable] = []
+    refused: list[Catalog] = []
+    names: list[tuple[str, str]] = []
+    errors: list[CutlassAotError] = []
+    unnamed: list[CutlassAotError] = []
+    for item in found:
+        # Of a wheel whose version is not known the name decides.
+        if item.announced and not asked(item.name, item.version or version):
+            names.append((item.name, item.version))
+            continue
         try:
-            if folder.is_dir():
-                return folder
-        except OSError:
-            # It must not be looked into: opening it says so.
-            return folder
-    return None
+            part = open_found(item, keys)
+        except CutlassAotError as error:
+            where = str(item.path or item.package)
+            unusable.append(Unusable(item.name, item.version, "", where, str(error)))
+            (errors if item.announced or name is None else unnamed).append(error)
+            continue
+        catalog = part.catalog
+        names.append((catalog.name, catalog.version))
+        if not asked(catalog.name, catalog.version):
+            continue
+        try:
+            if check:
+                part.check_machine()
+        except CutlassAotError as error:
+            path = str(part.path)
+            unusable.append(Unusable(catalog.name, catalog.version, catalog.part, path, str(error)))
+            refused.append(catalog)
+            errors.append(error)
+            continue
+        opened.append(part)
+    parts, older = _newest(opened)
+    # In order of the search path: the first stands for the bundle where one directory has to.
+    parts.sort(key=lambda part: (part.place, part.catalog.name, str(part.path)))
+    left_out = LeftOut(tuple(older), tuple(unusable), tuple(_missing(parts, refused)))
+    return _Gathered(parts, left_out, names, errors, unnamed)
+
+
+def _newest(opened: Sequence[Part]) -> tuple[list[Part], list[tuple[Part, Part, str]]]:
+    """Of each name the version to take, and the others with what is taken instead and why."""
+    chosen: dict[str, Part] = {}
+    for part in opened:
+        best = chosen.get(part.catalog.name)
+        if best is None or _before(part, best):
+            chosen[part.catalog.name] = part
+    kept, older = [], []
+    for part in opened:
+        best = chosen[part.catalog.name]
+        if order(part.catalog.version) == order(best.catalog.version):
+            kept.append(part)
+            continue
+        reason = "it comes earlier on the search path" if best.place < part.place else "it is newer"
+        older.append((part, best, reason))
+    return kept, older
+
+
+def _before(one: Part, other: Part) -> bool:
+    if one.place != other.place:
+        return one.place < other.place
+    return order(one.catalog.version) > order(other.catalog.version)
+
+
+def _missing(parts: Sequence[Part], refused: Sequence[Catalog]) -> list[Missing]:
+    """Parts that those at hand speak of, and that are not; ``refused`` are those that are, and unusable."""
+    present: dict[tuple[str, str], set[str]] = {}
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for part in parts:
+        key = part.catalog.name, part.catalog.version
+        present.setdefault(key, set()).add(part.catalog.part)
+        wanted.setdefault(key, set()).update(part.catalog.parts)
+    unusable = {(catalog.name, catalog.version, catalog.part) for catalog in refused}
+    return [
+        Missing(name, version, part)
+        for (name, version), names in sorted(wanted.items())
+        # A whole bundle of that name and version has them all.
+        if "" not in present[name, version]
+        for part in sorted(names - present[name, version])
+        if (name, version, part) not in unusable
+    ]
+
+
+def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> CutlassAotError:
+    """Why there is nothing to open."""
+    if len(gathered.errors) == 1:
+        return gathered.errors[0]
+    if gathered.errors:
+        reasons = "; ".join(map(str, gathered.errors))
+        made = f"none of the {len(gathered.errors)} bundles at hand can be used: {reasons}"
+        kinds = {type(error) for error in gathered.errors}
+        return kinds.pop()(made) if len(kinds) == 1 else BundleError(made)
+    names = sorted(dict.fromkeys(gathered.names), key=lambda item: (item[0], order(item[1])))
+    listed = ", ".join(" ".join(item).rstrip() for item in names)
+    problems = "".join(f"; {error}" for error in gathered.unnamed)
+    wanted = f"bundle {f'{name} {version or str()}'.rstrip()!r} is not" if name else "no bundle is"
+    untrusted = any(isinstance(error, UntrustedBundle) for error in gathered.unnamed)
+    return (UntrustedBundle if untrusted else BundleError)(
+        f"{wanted} installed: installed are {listed or 'no bundles'}; install its wheel, or open a directory "
+        f"with cutlass_aot.open{problems}"
+    )

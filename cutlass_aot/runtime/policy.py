@@ -23,9 +23,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
-from cutlass_aot.runtime.asked import Parameters
-from cutlass_aot.runtime.lookup import Request
-from cutlass_aot.runtime.process_lock import ProcessLock
+from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.runtime.selection.match import Request
+from cutlass_aot.runtime.selection.query import Parameters
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.declared import DeclaredKernel
@@ -42,7 +42,7 @@ MAX_SIGNATURES = 10_000
 OTHERS = "other problems"
 
 # By name, and imported on a miss alone: the runtime side does not know the build side.
-_JIT = "cutlass_aot.jit"
+_JIT = "cutlass_aot.builder.jit"
 
 _of_block: ContextVar[str | None] = ContextVar("cutlass_aot_policy", default=None)
 
@@ -137,7 +137,7 @@ def on_miss(
         error: what the miss is under ``required``.
         request: what was asked for.
         operands: in the order of the request.
-        stream: see :meth:`cutlass_aot.runtime.handle.KernelHandle.launch`.
+        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
         workspace: likewise.
 
     Raises:

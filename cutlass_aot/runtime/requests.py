@@ -8,13 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.runtime.group import Group
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.merged import contender
-from cutlass_aot.runtime.part import Part
-from cutlass_aot.runtime.shadowing import shadows
-from cutlass_aot.schema.catalog import GroupEntry, signature
-from cutlass_aot.schema.request import OPERATION, CallByName, Difference, Request, default_value, differences
+from cutlass_aot.runtime.opened.bundle_directory import Part
+from cutlass_aot.runtime.opened.group import Group
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.opened.merged_groups import contender
+from cutlass_aot.runtime.opened.precedence import shadows
+from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
+from cutlass_aot.schema.requests.request import (
+    OPERATION,
+    CallByName,
+    Difference,
+    Request,
+    default_value,
+    differences,
+)
 
 
 class CompiledFunction(NamedTuple):

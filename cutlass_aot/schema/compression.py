@@ -13,7 +13,7 @@ from cutlass_aot.errors import CorruptFile
 
 MAX_WINDOW_LOG = 22
 """Bytes, as a power of two, that a frame may refer back to: about 80 kernels. Whoever opens one needs that
-much memory, and time to touch it: ``tools/bench_size.py --part units`` prints what other numbers come to."""
+much memory, and time to touch it: ``tools/bench/size.py --part units`` prints what other numbers come to."""
 
 # A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
 _STEP = 1 << 10

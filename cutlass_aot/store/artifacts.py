@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, StoreError
-from cutlass_aot.schema.artifact import Artifact, Facts
 from cutlass_aot.schema.encoding import MALFORMED
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.store import Store
 
 _MAX_LOG_CHARACTERS = 1 << 20

@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 23
 
 
 def durations(store: Store) -> dict[str, float]:
-    """Seconds by :attr:`Kernel.digest <cutlass_aot.schema.kernel.Kernel.digest>`, whatever compiled it.
+    """Seconds by :attr:`~.Kernel.digest`, whatever compiled it.
 
     Empty if nothing is known, or what is known cannot be read.
     """

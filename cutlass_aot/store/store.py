@@ -49,9 +49,9 @@ from cutlass_aot.store.layout import (
     record_limit,
     record_name,
 )
-from cutlass_aot.store.levels import Level
 from cutlass_aot.store.locks import Lock
 from cutlass_aot.store.records import Record
+from cutlass_aot.store.upstream.stores import Level
 
 TOUCH_AFTER = 3600.0
 """Seconds after which a use of a record is noted again."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cutlass_aot.errors import KernelNotFound, OperandError
-from cutlass_aot.runtime.operands import describe_operand
-from cutlass_aot.schema.operands import OperandDescription, describe
+from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 from cutlass_aot.torch import checks
 from cutlass_aot.torch.fitting import MAX_REMEMBERED, compute_fitted
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from cutlass_aot.errors import KernelNotFound
-from cutlass_aot.runtime.operands import describe_operand
-from cutlass_aot.schema.catalog import GroupEntry
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.operands import OperandDescription, supports
+from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.operands import OperandDescription, supports
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from cutlass_aot.errors import BundleError, OperandError
-from cutlass_aot.runtime.process_lock import ProcessLock
+from cutlass_aot.runtime.machine.process_lock import ProcessLock
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
-from cutlass_aot.runtime.operands import describe_operand
-from cutlass_aot.schema.operands import OperandDescription, describe
+from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 from cutlass_aot.torch.layers import PrebuiltLinear
 from cutlass_aot.torch.registry import register
 

@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, TuningError
-from cutlass_aot.runtime import device
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.tuning import TunedProblem
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning.clocks import Clocks
 from cutlass_aot.tuning.reference import Reference, fill, is_integer, poison, reference_dtype, tolerance
 from cutlass_aot.tuning.rotation import MOST_SETS, Place, Rotation, plan_rotation
@@ -67,8 +67,8 @@ class GpuBench:
         self._torch = torch
         self._ordinal = ordinal
         self._effort = effort
-        self._l2_bytes = device.l2_bytes(ordinal)
-        self.clocks = Clocks(device.bus_id(ordinal))
+        self._l2_bytes = cuda_driver.l2_bytes(ordinal)
+        self.clocks = Clocks(cuda_driver.bus_id(ordinal))
         self._memory: Any = None
         self._warm = False
         self._loaded: set[str] = set()

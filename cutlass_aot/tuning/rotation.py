@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import OperandConstraint
-from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import OperandConstraint
+from cutlass_aot.schema.tuning.ranking import Extents
 
 MOST_SETS = 64
 """More would take longer to capture than to run."""

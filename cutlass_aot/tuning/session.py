@@ -8,13 +8,13 @@ from typing import Protocol
 
 from cutlass_aot.errors import TuningError
 from cutlass_aot.runtime.bundle import Bundle
-from cutlass_aot.runtime.compatibility import runnable_targets
-from cutlass_aot.runtime.handle import KernelHandle
-from cutlass_aot.runtime.listing import Filters
-from cutlass_aot.schema.operands import packed, supports
-from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.tuned import applies, fits, objects_of
-from cutlass_aot.schema.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.opened.filters import Filters
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.kernels.operands import packed, supports
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
+from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0

@@ -12,7 +12,7 @@ the DSL, so that a bundle has the kernel. Whatever else is asked of a placeholde
     cutlass_aot.serve("fa4")
     from flash_attn.cute import flash_attn_func
 
-The names are those of one release of the DSL (``names-4.8.1.json``, written by ``tools/dsl_names.py``).
+The names are those of one release of the DSL (``names-4.8.1.json``, written by ``tools/check/dsl_names.py``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cutlass_aot.errors import DeviceError
-from cutlass_aot.runtime import device
+from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.without_dsl import names
 from cutlass_aot.without_dsl.finder import find
 from cutlass_aot.without_dsl.placeholders import Unknown, refuse, unknown_class
@@ -166,7 +166,7 @@ class Settings:
         if given:
             return given
         try:
-            major, minor = device.compute_capability(0)
+            major, minor = cuda_driver.compute_capability(0)
         except DeviceError:
             major, minor = _NO_GPU
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from cutlass_aot.runtime import device
+from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.without_dsl import names
 from cutlass_aot.without_dsl.finder import find
 from cutlass_aot.without_dsl.placeholders import refuse
@@ -95,11 +95,11 @@ def hardware() -> Mapping[str, Any]:
 
         def get_device_multiprocessor_count(self) -> int:
             """Of the driver."""
-            return device.sm_count(self.device_id)
+            return cuda_driver.sm_count(self.device_id)
 
         def get_l2_cache_size_in_bytes(self) -> int:
             """Of the driver."""
-            return device.l2_bytes(self.device_id)
+            return cuda_driver.l2_bytes(self.device_id)
 
     HardwareInfo.__module__ = "cutlass.utils.hardware_info"
     HardwareInfo.__qualname__ = "HardwareInfo"

@@ -1,4 +1,4 @@
-"""The names that the DSL has: a table, written by ``tools/dsl_names.py``, of one release."""
+"""The names that the DSL has: a table, written by ``tools/check/dsl_names.py``, of one release."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.builder.native.kernel_object import KernelObject
-from cutlass_aot.builder.native.link import LinkToolchain
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.errors import DeviceError
-from cutlass_aot.runtime import device
+from cutlass_aot.runtime.machine import cuda_driver
 
 # A kernel of our own whose registers cannot hold its array on any target, in static shared memory or not,
 # and a GEMM on sm_100a for its tensor-core instructions. One process: importing the DSL is most of the time.
@@ -23,7 +23,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
-from cutlass_aot.builder.export import export as export_object
+from cutlass_aot.builder.compile.export import export as export_object
 
 COUNT = 300
 
@@ -172,7 +172,7 @@ def compiled(
 def no_gpu() -> None:
     """For calls with host memory that claims to be a GPU's: only a driver that is not there stops them."""
     try:
-        device.device_count()
+        cuda_driver.device_count()
     except DeviceError:
         return
     pytest.skip("operands that only claim to be on a GPU must not meet one")
@@ -180,5 +180,5 @@ def no_gpu() -> None:
 
 @pytest.fixture
 def an_h200_without_a_driver(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "compute_capability", lambda ordinal: (9, 0))
-    monkeypatch.setattr(device, "driver_version", lambda: (13, 0))
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda ordinal: (9, 0))
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: (13, 0))

@@ -9,7 +9,7 @@ import pytest
 
 from cutlass_aot.manifest.model import load_manifest
 from cutlass_aot.schema.targets import HOSTS
-from tests.contract.commands import REPOSITORY, blocks_of, run_commands
+from tests.support.commands import REPOSITORY, blocks_of, run_commands
 
 PAGE = REPOSITORY / "docs" / "aarch64.md"
 TEXT = PAGE.read_text(encoding="utf-8")

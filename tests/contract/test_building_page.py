@@ -9,17 +9,17 @@ from typing import get_args
 
 import pytest
 
+from cutlass_aot.builder.check.toolchain_test import _ADVICE
 from cutlass_aot.builder.events import Event
-from cutlass_aot.builder.trial import _ADVICE
 from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.doctor import _STEPS
 from cutlass_aot.cli.doctor import command as doctor_command
-from cutlass_aot.cli.event_lines import NAMES, EventLines
+from cutlass_aot.cli.output.event_lines import NAMES, EventLines
 from cutlass_aot.report import page
-from tests.contract.commands import run_commands
-from tests.unit.told import samples, tell_all
+from tests.support.build_events import samples, tell_all
+from tests.support.commands import run_commands
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "building.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.cli.doctor import command
+from cutlass_aot.doctor.facts import DRIVER_KEYS, GPU_KEYS, MAX_BYTES, TEXTS, parse_facts
+from cutlass_aot.doctor.warnings import NATIVE_TORCH
 from cutlass_aot.errors import FactsError
 from cutlass_aot.manifest.model import load_manifest
-from cutlass_aot.runtime.compatibility import ANYTHING, MINIMUM_PYTHON
-from cutlass_aot.runtime.facts import DRIVER_KEYS, GPU_KEYS, MAX_BYTES, TEXTS, parse_facts
-from cutlass_aot.runtime.remarks import NATIVE_TORCH
+from cutlass_aot.runtime.machine.compatibility import ANYTHING, MINIMUM_PYTHON
 from cutlass_aot.schema.drivers import FIRST_DRIVERS
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
-from tests.contract.commands import REPOSITORY, blocks_of
-from tests.contract.stand_ins import write_stand_in
+from tests.support.commands import REPOSITORY, blocks_of
+from tests.support.stand_ins import write_stand_in
 
 PAGE = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
 

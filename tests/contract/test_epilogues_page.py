@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.schema.epilogue import _KEYS, _OF_THE_CALL, DTYPES, EXTENTS, MAX_DECLARED, TRANSPORTS
-from cutlass_aot.schema.formula import FUNCTIONS, MAX_NODES, MAX_TEXT, REDUCTIONS
-from tests.contract.commands import run_commands
+from cutlass_aot.schema.kernels.epilogue import _KEYS, _OF_THE_CALL, DTYPES, EXTENTS, MAX_DECLARED, TRANSPORTS
+from cutlass_aot.schema.kernels.formula import FUNCTIONS, MAX_NODES, MAX_TEXT, REDUCTIONS
+from tests.support.commands import run_commands
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "epilogues.md").read_text(encoding="utf-8")
 
 

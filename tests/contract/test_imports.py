@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bundles import designs, write_bundle
+from tests.support.bundles import designs, write_bundle
 
 ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
 """Packages outside the standard library that opening a bundle and finding a kernel may import."""
@@ -19,44 +19,52 @@ ALLOWED_MODULES = {
     "cutlass_aot.errors",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
-    "cutlass_aot.runtime.asked",
-    "cutlass_aot.runtime.cache",
-    "cutlass_aot.runtime.candidates",
-    "cutlass_aot.runtime.choice",
-    "cutlass_aot.runtime.choosers",
-    "cutlass_aot.runtime.code",
-    "cutlass_aot.runtime.compatibility",
-    "cutlass_aot.runtime.device",
+    "cutlass_aot.runtime.dispatch",
     "cutlass_aot.runtime.files",
-    "cutlass_aot.runtime.group",
-    "cutlass_aot.runtime.handle",
-    "cutlass_aot.runtime.launch",
-    "cutlass_aot.runtime.library",
-    "cutlass_aot.runtime.listing",
-    "cutlass_aot.runtime.lookup",
+    "cutlass_aot.runtime.files.trust",
+    "cutlass_aot.runtime.files.verified_read",
+    "cutlass_aot.runtime.launching",
+    "cutlass_aot.runtime.launching.call",
+    "cutlass_aot.runtime.launching.code_cache",
+    "cutlass_aot.runtime.launching.fast_path",
+    "cutlass_aot.runtime.launching.gpu_code",
+    "cutlass_aot.runtime.launching.library",
+    "cutlass_aot.runtime.launching.streams",
+    "cutlass_aot.runtime.launching.tensors",
     "cutlass_aot.runtime.machine",
-    "cutlass_aot.runtime.merged",
-    "cutlass_aot.runtime.operands",
-    "cutlass_aot.runtime.part",
-    "cutlass_aot.runtime.process_lock",
-    "cutlass_aot.runtime.search",
-    "cutlass_aot.runtime.select",
-    "cutlass_aot.runtime.shadowing",
-    "cutlass_aot.runtime.short_way",
-    "cutlass_aot.runtime.streams",
-    "cutlass_aot.runtime.trust",
+    "cutlass_aot.runtime.machine.compatibility",
+    "cutlass_aot.runtime.machine.cuda_driver",
+    "cutlass_aot.runtime.machine.host",
+    "cutlass_aot.runtime.machine.process_lock",
+    "cutlass_aot.runtime.opened",
+    "cutlass_aot.runtime.opened.bundle_directory",
+    "cutlass_aot.runtime.opened.choice",
+    "cutlass_aot.runtime.opened.filters",
+    "cutlass_aot.runtime.opened.finder",
+    "cutlass_aot.runtime.opened.group",
+    "cutlass_aot.runtime.opened.kernel_handle",
+    "cutlass_aot.runtime.opened.merged_groups",
+    "cutlass_aot.runtime.opened.precedence",
+    "cutlass_aot.runtime.selection",
+    "cutlass_aot.runtime.selection.cost_model",
+    "cutlass_aot.runtime.selection.match",
+    "cutlass_aot.runtime.selection.query",
+    "cutlass_aot.runtime.selection.ranking",
     "cutlass_aot.schema",
-    "cutlass_aot.schema.artifact",
-    "cutlass_aot.schema.catalog",
-    "cutlass_aot.schema.design",
-    "cutlass_aot.schema.dtypes",
+    "cutlass_aot.schema.bundles",
+    "cutlass_aot.schema.bundles.catalog",
+    "cutlass_aot.schema.bundles.group_index",
+    "cutlass_aot.schema.bundles.rows",
     "cutlass_aot.schema.encoding",
-    "cutlass_aot.schema.group_index",
-    "cutlass_aot.schema.kernel",
-    "cutlass_aot.schema.operands",
-    "cutlass_aot.schema.ranking",
-    "cutlass_aot.schema.rows",
+    "cutlass_aot.schema.kernels",
+    "cutlass_aot.schema.kernels.artifact",
+    "cutlass_aot.schema.kernels.design",
+    "cutlass_aot.schema.kernels.dtypes",
+    "cutlass_aot.schema.kernels.kernel",
+    "cutlass_aot.schema.kernels.operands",
     "cutlass_aot.schema.targets",
+    "cutlass_aot.schema.tuning",
+    "cutlass_aot.schema.tuning.ranking",
     "cutlass_aot.schema.versions",
 }
 
@@ -115,14 +123,23 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     root = write_bundle(tmp_path / "bundle", designs())
     choose = FIND[: FIND.index("assert")] + "bundle.choose(*operands)"
     modules = {name for name in imported(choose.format(path=str(root))) if name.startswith("cutlass_aot")}
-    not_needed = {"cutlass_aot.runtime.listing", "cutlass_aot.schema.design"}
+    not_needed = {"cutlass_aot.runtime.opened.filters", "cutlass_aot.schema.kernels.design"}
     assert not_needed < ALLOWED_MODULES
     assert modules == ALLOWED_MODULES - not_needed
 
 
-@pytest.mark.parametrize("module", ["code", "dlpack", "doctor", "installed", "requests"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "runtime.launching.gpu_code",
+        "runtime.launching.dlpack",
+        "doctor.machine",
+        "runtime.installed",
+        "runtime.requests",
+    ],
+)
 def test_no_module_of_the_runtime_imports_what_it_may_not_need(module: str) -> None:
-    modules = imported(f"import cutlass_aot.runtime.{module}")
+    modules = imported(f"import cutlass_aot.{module}")
     assert not {name.partition(".")[0] for name in modules} & set(FORBIDDEN)
 
 

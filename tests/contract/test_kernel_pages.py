@@ -9,7 +9,7 @@ import pytest
 
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.toml import load_toml
-from tests.contract.commands import REPOSITORY, Block, blocks_of
+from tests.support.commands import REPOSITORY, Block, blocks_of
 
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "axpy_package"
 OWN = REPOSITORY / "docs" / "own-kernels.md"

@@ -14,10 +14,10 @@ pytest.importorskip("oras")
 from cutlass_aot.bundle.oci import client, manifest, registry
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli.bundle import command
-from tests.unit.registries import fake_registry
-from tests.unit.synthetic import plan
+from tests.support.paths import REPOSITORY
+from tests.support.registries import fake_registry
+from tests.support.synthetic import plan
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "oci.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 

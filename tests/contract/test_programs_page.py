@@ -7,9 +7,9 @@ import re
 import pytest
 
 from cutlass_aot.manifest.programs import DEFAULT_TIMEOUT, KEYS
-from cutlass_aot.programs.start import SERVE_VARIABLE
+from cutlass_aot.programs.start.start import SERVE_VARIABLE
 from cutlass_aot.runtime.policy import POLICIES
-from tests.contract.commands import REPOSITORY, blocks_of, run_commands
+from tests.support.commands import REPOSITORY, blocks_of, run_commands
 
 TEXT = (REPOSITORY / "docs" / "guides" / "programs.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of(TEXT)

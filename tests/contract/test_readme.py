@@ -12,14 +12,14 @@ import pytest
 from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.generators.cutlass_operators import FAMILIES
-from cutlass_aot.generators.device import builtin_profiles
+from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.manifest.model import _BUNDLE_KEYS, _COMMON_KEYS, _OPERAND_KEYS, parse_manifest
-from cutlass_aot.schema.design import SHORT_NAMES
-from cutlass_aot.schema.dtypes import DTYPES
+from cutlass_aot.schema.kernels.design import SHORT_NAMES
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
-from tests.contract.commands import run_commands
+from tests.support.commands import run_commands
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # Blocks under a line that names a file are files of the tutorial's package: test_tutorial.py holds them.
 TOUR = re.sub(r"^`[\w./]+`\n```\w+\n.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.contract.commands import REPOSITORY, blocks_of, run_commands
+from tests.support.commands import REPOSITORY, blocks_of, run_commands
 
 pytestmark = pytest.mark.compile
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,9 @@ from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.plan import command as plan_command
 from cutlass_aot.manifest.known_bad import KEYS
 from cutlass_aot.manifest.model import load_manifest
-from tests.contract.commands import run_commands
+from tests.support.commands import run_commands
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "scale.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 DASK_OPTIONS = {"--nthreads", "--nworkers"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from cutlass_aot.generators.cutlass_operators import CutlassOperators
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.manifest.select import MAX_SHAPES, SELECT_KEYS
-from cutlass_aot.schema.shapes import parse_shapes
+from cutlass_aot.schema.tuning.shapes import parse_shapes
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "select.md").read_text(encoding="utf-8")
 
 

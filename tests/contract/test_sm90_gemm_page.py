@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cutlass_aot.generators.sm90_gemm import INPUTS, LAYOUTS, Sm90Gemm
+from cutlass_aot.generators.sm90_gemm.generator import INPUTS, LAYOUTS, Sm90Gemm
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.schema.design import full_name
+from cutlass_aot.schema.kernels.design import full_name
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "sm90-gemm.md").read_text(encoding="utf-8")
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.store import command as store_command
 from cutlass_aot.store import layout
-from cutlass_aot.store.collect import DAYS, GRACE
+from cutlass_aot.store.build_state import write_note
 from cutlass_aot.store.durations import remember_durations
-from cutlass_aot.store.notes import write_note
-from cutlass_aot.store.remote import CLOSE_SECONDS, TIMEOUT
+from cutlass_aot.store.maintenance.collect import DAYS, GRACE
 from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.store import TOUCH_AFTER, Store
+from cutlass_aot.store.upstream.remote import CLOSE_SECONDS, TIMEOUT
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "store.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 KEY = "ab" * 32

@@ -6,12 +6,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
+
 DOCS = REPOSITORY / "docs"
 PAGE = (DOCS / "support.md").read_text(encoding="utf-8")
 PAGES = (
@@ -23,7 +23,7 @@ PAGES = (
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(os.fspath(REPOSITORY / "tools"))
-    import support_tables
+    from tools.check import support_tables
 
     yield support_tables
     for name in ("support_tables", "epilogue_classes"):

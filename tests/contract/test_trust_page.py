@@ -21,15 +21,15 @@ from cutlass_aot.cli.tune import command as tune_command
 from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.errors import UntrustedBundle
-from cutlass_aot.runtime.trust import ENVIRONMENT_VARIABLE
-from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
-from tests.contract.stand_ins import write_smoke
-from tests.unit.synthetic import entry, kernels
-from tests.unit.tunings import tuned_group, tuning
+from cutlass_aot.runtime.files.trust import ENVIRONMENT_VARIABLE
+from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
+from tests.support.paths import REPOSITORY
+from tests.support.stand_ins import write_smoke
+from tests.support.synthetic import entry, kernels
+from tests.support.tunings import tuned_group, tuning
 
 pytest.importorskip("cryptography")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "trust.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^(?:`([^`\n]+)`\n)?```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

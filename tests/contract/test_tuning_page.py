@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 from cutlass_aot.cli.tune import command
-from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.shapes import parse_shapes
-from tests.unit.synthetic import entry, kernels
-from tests.unit.tunings import tuned_group, tuning
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.shapes import parse_shapes
+from tests.support.paths import REPOSITORY
+from tests.support.synthetic import entry, kernels
+from tests.support.tunings import tuned_group, tuning
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tuning.md").read_text()
+PAGE = (REPOSITORY / "docs" / "tuning.md").read_text()
 
 
 def blocks(language):

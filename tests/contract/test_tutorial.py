@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.commands import Block, blocks_of, own_environment, run_commands
+from tests.support.commands import Block, blocks_of, own_environment, run_commands
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TUTORIAL = REPOSITORY / "docs" / "bring-your-own-kernel.md"
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "scale_add_package"
 SHORT_FORM = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Bring your own kernel\n")[1]

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.cli import _COMMANDS
-from cutlass_aot.runtime import cache, trust
-from cutlass_aot.runtime.code import Code
-from cutlass_aot.runtime.files import read_catalog, read_file
-from cutlass_aot.schema.group_index import group_from_bytes
-from tests.contract.commands import blocks_of, own_environment, run_commands
-from tests.contract.stand_ins import write_smoke
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_file
+from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.schema.bundles.group_index import group_from_bytes
+from tests.support.commands import blocks_of, own_environment, run_commands
+from tests.support.paths import REPOSITORY
+from tests.support.stand_ins import write_smoke
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "unpacking.md").read_text(encoding="utf-8")
 
 
@@ -32,7 +33,7 @@ def test_a_directory_that_was_filled_as_the_page_says_serves(
             (said,) = run_commands([block.text], tmp_path)
     # By the last command, doctor's.
     assert f"in {tmp_path}/build/cache: " in said
-    monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path / "build" / "cache"))
+    monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "build" / "cache"))
     groups = read_catalog(bundle).groups
     for entry in groups:
         # Gone, so that nothing but the directory can serve.
@@ -64,10 +65,10 @@ def test_what_was_installed_is_found_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_names_and_figures_are_those_of_the_code() -> None:
-    known = {cache.DIRECTORY_VARIABLE, cache.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
+    known = {code_cache.DIRECTORY_VARIABLE, code_cache.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
     assert set(re.findall(r"CUTLASS_AOT_\w+", PAGE)) == known
-    assert f"4 GiB\n({cache.DEFAULT_LIMIT})" in PAGE
-    assert (cache._LOCK_SECONDS, cache._TOUCH_SECONDS) == (60, 3600)
+    assert f"4 GiB\n({code_cache.DEFAULT_LIMIT})" in PAGE
+    assert (code_cache._LOCK_SECONDS, code_cache._TOUCH_SECONDS) == (60, 3600)
     assert "at most a minute" in PAGE
     assert "once an hour" in PAGE
     assert set(re.findall(r"cutlass-aot (\w+)", PAGE)) <= {*_COMMANDS, "in"}

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.platform_tags import OLDEST
+from cutlass_aot.bundle.glibc import OLDEST
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, SPECIFICATION
 from cutlass_aot.cli.installed import command as installed_command
 from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
-from cutlass_aot.runtime.installed import ENVIRONMENT_VARIABLE
-from tests.contract.commands import blocks_of, own_environment, run_commands
-from tests.contract.stand_ins import write_smoke
+from cutlass_aot.runtime.search_path import ENVIRONMENT_VARIABLE
+from tests.support.commands import blocks_of, own_environment, run_commands
+from tests.support.paths import REPOSITORY
+from tests.support.stand_ins import write_smoke
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "wheels.md").read_text(encoding="utf-8")
 COMMANDS = [
     line

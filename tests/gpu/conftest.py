@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import BundleError, DeviceError
-from cutlass_aot.runtime import device
-from cutlass_aot.runtime.compatibility import runnable_targets
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from tests.support.paths import REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def capability():
     try:
-        return device.compute_capability(0)
+        return cuda_driver.compute_capability(0)
     except DeviceError as error:
         pytest.skip(str(error))
 

@@ -13,7 +13,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from tests.gpu.conftest import REPOSITORY
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("name", ["sm90", "portable", "sm100-dense"])
 def test_every_kernel_computes_what_it_should(name, capability):
-    from tools.check_gpu import main
+    from tools.check.gpu import main
 
     try:
         bundle = cutlass_aot.open(REPOSITORY / "build" / "bundles" / name)

@@ -81,7 +81,7 @@ def test_warn_computes_on_the_stream_that_is_given(smoke, how):
 def compiler(monkeypatch):
     """The DSL, with nothing compiled yet."""
     pytest.importorskip("cutlass.operators")
-    from cutlass_aot import jit
+    from cutlass_aot.builder import jit
 
     for name in ("_chosen", "_compiled"):
         monkeypatch.setattr(jit, name, {})

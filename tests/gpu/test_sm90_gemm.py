@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("name", ["sm90", "sm90-fused"])
 def test_every_kernel_computes_what_it_should_and_the_same_bits_again(name, capability):
-    from tools.check_sm90_gemm import main
+    from tools.check.sm90_gemm import main
 
     assert main([str(opened(name, capability).path)]) == 0
 

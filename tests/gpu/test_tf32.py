@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot import view_as
-from cutlass_aot.runtime.compatibility import runnable_targets
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from tests.gpu.conftest import opened
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +14,15 @@ import cutlass_aot
 from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, DeviceError
-from cutlass_aot.runtime import device
-from cutlass_aot.runtime.compatibility import runnable_targets
-from cutlass_aot.schema.ranking import Extents
-from cutlass_aot.schema.tuning import read_tuning
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuning import read_tuning
+from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.gpu
 
-BUNDLE = Path(__file__).resolve().parents[2] / "build" / "bundles" / "sm90"
+BUNDLE = REPOSITORY / "build" / "bundles" / "sm90"
 GROUP = "gemm-bf16.bf16.bf16-f32-tnt-sm_90a"
 PROBLEMS = [Extents(1, 16, 4096, 4096), Extents(1, 2048, 4096, 4096)]
 SHAPES = "m = [16, 2048]\n\n[projection]\nnk = [[4096, 4096]]\n"
@@ -38,7 +38,7 @@ def torch():
 def tuned(tmp_path_factory, torch):
     """A folder in which the bundle was tuned; it holds the file ``t.json`` and the bundle ``tuned``."""
     try:
-        capability = device.compute_capability(0)
+        capability = cuda_driver.compute_capability(0)
         bundle = cutlass_aot.open(BUNDLE)
     except (DeviceError, BundleError) as error:
         pytest.skip(str(error))
@@ -66,7 +66,7 @@ def operands(torch, extents):
 
 def test_every_kernel_was_checked_and_timed(tuned):
     found = read_tuning(tuned / "t.json")
-    assert found.gpu == device.device_name(0)
+    assert found.gpu == cuda_driver.device_name(0)
     (group,) = found.groups
     assert group.name == GROUP
     assert {problem.extents for problem in group.problems} == set(PROBLEMS)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cutlass_aot.errors import DeviceError
-from cutlass_aot.runtime import device
-from tests.unit.native import LAUNCHER, compile_c
+from cutlass_aot.runtime.machine import cuda_driver
+from tests.support.native import LAUNCHER, compile_c
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +33,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return answer
 
-    monkeypatch.setattr(device, "compute_capability", ask("capability"))
-    monkeypatch.setattr(device, "driver_version", ask("driver"))
-    monkeypatch.setattr(device, "sm_count", ask("sms"))
-    monkeypatch.setattr(device, "device_name", ask("name"))
+    monkeypatch.setattr(cuda_driver, "compute_capability", ask("capability"))
+    monkeypatch.setattr(cuda_driver, "driver_version", ask("driver"))
+    monkeypatch.setattr(cuda_driver, "sm_count", ask("sms"))
+    monkeypatch.setattr(cuda_driver, "device_name", ask("name"))
     return facts

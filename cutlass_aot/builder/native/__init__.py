@@ -1,4 +1,11 @@
-"""The native side of the builder: our shim and launcher in C, and linking."""
+"""The native side of a bundle: the shim and the launcher in C, and what they export and need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+"""Where the sources in C are."""
 
 SHIM_SYMBOLS = frozenset(
     {

@@ -13,7 +13,7 @@
  *
  * Python's functions are those of its stable ABI (https://docs.python.org/3/c-api/stable.html, since 3.10), looked up when the
  * first object is made: the library loads without Python, and was built without its headers. Builds without the global lock
- * have other objects: cutlass_aot/runtime/short_way.py leaves them alone. Every function is called with the lock held.
+ * have other objects: cutlass_aot/runtime/launching/fast_path.py leaves them alone. Every function is called with the lock held.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -16,8 +16,8 @@ from typing import Any
 from cutlass_aot.bundle.oci.reference import DIGEST
 from cutlass_aot.bundle.sbom import BILL_FOLDER
 from cutlass_aot.errors import CorruptFile, RegistryError
-from cutlass_aot.runtime.files import MAX_MANIFEST_BYTES
-from cutlass_aot.schema.catalog import (
+from cutlass_aot.runtime.files.verified_read import MAX_MANIFEST_BYTES
+from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_FILE_BYTES,
@@ -26,8 +26,8 @@ from cutlass_aot.schema.catalog import (
     FileReference,
     check_relative,
 )
+from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES, SIGNATURES
 from cutlass_aot.schema.encoding import digest, shown
-from cutlass_aot.schema.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES, SIGNATURES
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cutlass-aot.bundle.v1"

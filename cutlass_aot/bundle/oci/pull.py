@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutlass_aot.bundle.contents import in_short, verify_bundle
 from cutlass_aot.bundle.files import is_exactly
 from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import (
@@ -22,10 +21,11 @@ from cutlass_aot.bundle.oci.manifest import (
 from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
+from cutlass_aot.bundle.verify_directory import in_short, verify_bundle
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
-from cutlass_aot.runtime import trust
-from cutlass_aot.runtime.files import parse_manifest, read_catalog
-from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.files.verified_read import parse_manifest, read_catalog
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
 from cutlass_aot.schema.encoding import digest, shown
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def pull_bundle(
         output: the bundle's directory.
         keys: files of public keys, and directories of them, of which one has to have signed it; whether one
             has is seen before anything but ``MANIFEST.json`` and signatures is fetched. If there are none,
-            those count that a program here would require (:mod:`cutlass_aot.runtime.trust`).
+            those count that a program here would require (:mod:`cutlass_aot.runtime.files.trust`).
         plain_http: whether to speak plain HTTP.
         timeout: seconds that the registry may be silent.
 

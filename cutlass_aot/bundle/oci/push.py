@@ -7,16 +7,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.bundle.contents import require_sound
 from cutlass_aot.bundle.files import digest_beneath, list_files
 from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
 from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
+from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.errors import RegistryNameError
-from cutlass_aot.runtime.files import open_beneath, read_catalog, read_manifest
-from cutlass_aot.schema.catalog import MANIFEST_NAME, FileReference
+from cutlass_aot.runtime.files.verified_read import open_beneath, read_catalog, read_manifest
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
+from cutlass_aot.schema.bundles.signature import SIGNATURES
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.signature import SIGNATURES
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from cutlass_aot.bundle.oci.manifest import MANIFEST_TYPE
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
 from cutlass_aot.bundle.oci.transport import Bounded, Session
 from cutlass_aot.errors import CorruptFile, RegistryError
-from cutlass_aot.schema.catalog import FileReference
+from cutlass_aot.schema.bundles.catalog import FileReference
 
 SLOWEST = 1 << 14
 """Bytes a second; what comes slower counts as hanging."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cutlass_aot.generators.cutlass_operators.operands import FAMILIES as OTHER_FAMILIES
 from cutlass_aot.generators.cutlass_operators.records import FAMILIES, GENERATOR
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
-from cutlass_aot.schema.kernel import Kernel
-from cutlass_aot.schema.ranking import Extents
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Extents
 
 
 class CutlassOperators:
@@ -35,8 +35,8 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators.records",
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
-        "cutlass_aot.schema.epilogue",
-        "cutlass_aot.schema.formula",
+        "cutlass_aot.schema.kernels.epilogue",
+        "cutlass_aot.schema.kernels.formula",
     )
     # The module that ranks is not among them: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {

@@ -22,9 +22,9 @@ from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of, shapes
 from cutlass_aot.generators.protocol import CompiledFunction
-from cutlass_aot.schema.epilogue import COLUMN, ELEMENT, MATRIX, NUMBER, ROW, Epilogue
-from cutlass_aot.schema.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, MATRIX, NUMBER, ROW, Epilogue
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 # Modes of the output (M, N, L) by the modes of an operand; True is a mode that it does not have.
 _MODES: Mapping[tuple[str | int, ...], tuple[int | bool, ...]] = {

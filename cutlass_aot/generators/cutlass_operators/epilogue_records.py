@@ -11,10 +11,10 @@ from typing import Any
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators.cutlass_operators import records
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Problem
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.epilogue import (
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import (
     ELEMENT,
     EXTENTS,
     MATRIX,
@@ -23,7 +23,7 @@ from cutlass_aot.schema.epilogue import (
     EpilogueOperand,
     parse_epilogue,
 )
-from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
 
 FAMILY = "PersistentDenseGemmEFC"
 """The family whose kernel takes any epilogue."""

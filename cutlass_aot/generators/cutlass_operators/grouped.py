@@ -14,9 +14,9 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from cutlass_aot.generators.cutlass_operators import records
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
-from cutlass_aot.schema.dtypes import BY_DSL, DTYPES
-from cutlass_aot.schema.kernel import (
+from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
+from cutlass_aot.schema.kernels.kernel import (
     ANY_SHAPE,
     SWIZZLE_32X4X4,
     SWIZZLE_COLUMNS,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass_aot.errors import GeneratorError
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Problem
-from cutlass_aot.schema.dtypes import BY_DSL
-from cutlass_aot.schema.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.dtypes import BY_DSL
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
 
 GENERATOR = "cutlass.operators"
 """Name of the generator whose records these are."""

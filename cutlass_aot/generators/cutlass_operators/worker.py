@@ -28,10 +28,10 @@ from cutlass_aot.generators.cutlass_operators import (
     records,
 )
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
-from cutlass_aot.generators.device import DeviceProfile
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.schema.dtypes import DTYPES
-from cutlass_aot.schema.kernel import Kernel
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 # Any extents that every tile shape divides: they choose major modes here, nothing else.
 _SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}

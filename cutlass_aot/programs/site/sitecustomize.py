@@ -11,7 +11,7 @@ def _begin() -> None:
     # The program is not to find this folder; what it starts itself finds it by the environment.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
     try:
-        importlib.import_module("cutlass_aot.programs.start").begin()
+        importlib.import_module("cutlass_aot.programs.start.start").begin()
     except Exception as error:
         # An interpreter that this package is not for, maybe: the program runs as it would.
         print(f"cutlass-aot is not active in {sys.executable}: {error}", file=sys.stderr)

@@ -1,0 +1,480 @@
+"""A whole build: the one module that composes the stages."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cutlass_aot
+from cutlass_aot.builder.assemble import assemble
+from cutlass_aot.builder.compile import compile as compiling
+from cutlass_aot.builder.compile.cores import available_workers
+from cutlass_aot.builder.compile.pool import Executor, Pool
+from cutlass_aot.builder.events import (
+    Compiled,
+    Enumerating,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    Planned,
+    Ranking,
+    Shared,
+    UpToDate,
+)
+from cutlass_aot.builder.inputs.explain import explain, keep_parts, parts_reference
+from cutlass_aot.builder.inputs.file_digests import Files
+from cutlass_aot.builder.inputs.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
+from cutlass_aot.builder.inputs.up_to_date import Answer, keep_answer
+from cutlass_aot.builder.link.libraries import Libraries
+from cutlass_aot.builder.link.linker import LinkToolchain
+from cutlass_aot.builder.plan import plan as planning
+from cutlass_aot.builder.plan import rank as ranking
+from cutlass_aot.builder.plan.recipe import Recipe, inputs_digest
+from cutlass_aot.builder.plan.tuned import check_planned, read_tunings
+from cutlass_aot.builder.programs.record import (
+    Program,
+    Recorded,
+    known_recording,
+    merged,
+    programs_of,
+    record_programs,
+    remarks,
+)
+from cutlass_aot.builder.programs.recordings import take_recordings
+from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
+from cutlass_aot.builder.settings import Settings
+from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
+from cutlass_aot.builder.toolchain import own_sources
+from cutlass_aot.bundle.write import bundle_is
+from cutlass_aot.errors import CutlassAotError, ToolchainError
+from cutlass_aot.manifest.model import device_text
+from cutlass_aot.runtime.files.verified_read import read_manifest
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
+from cutlass_aot.schema.encoding import digest, encode
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.store.layout import ROOTS
+from cutlass_aot.store.roots import Reference, keep_root, set_root
+from cutlass_aot.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build came to.
+
+    Attributes:
+        bundle: its directory, or the shard's.
+        kernels: number of kernels asked for.
+        compiled: how many were compiled now.
+        failures: what failed; the bundle is written only if nothing did.
+        written: whether the directory was written, False if it was up to date.
+        catalog_sha256: digest of the bundle's catalog; ``""`` if there is none.
+    """
+
+    bundle: Path
+    kernels: int
+    compiled: int
+    failures: tuple[Failure, ...]
+    written: bool
+    catalog_sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a build would do.
+
+    Attributes:
+        selection: the kernels that the manifest asks for.
+        kernels: each of them, with what the store has for it.
+        difference: why the plan is not the one of the last build, in words; ``""`` if it is.
+        runs: programs that would be run, each with the reason. They may ask for further kernels.
+    """
+
+    selection: Selection
+    kernels: tuple[PlannedKernel, ...]
+    difference: str
+    runs: tuple[str, ...]
+
+
+def make_plan(manifest_path: Path, settings: Settings) -> Plan:
+    """Say what a build of this manifest would do. A store is read if there is one; none is made.
+
+    Raises:
+        CutlassAotError: for bad input; see the stages.
+    """
+    inputs = load_inputs(manifest_path, settings.store, linkers=False)
+    with _store_to_read(settings) as store:
+        return _plan(inputs, store, settings)
+
+
+def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selection:
+    """A selection with the requests of programs, whose kernels come after those of the generators."""
+    requests = merged(recorded)
+    kernels = sorted((item.request.kernel for item in requests.values()), key=lambda kernel: kernel.name)
+    return replace(
+        selection,
+        kernels=(*selection.kernels, *kernels),
+        remarks=(*selection.remarks, *remarks(recorded)),
+        requests=requests,
+    )
+
+
+@contextmanager
+def _store_to_read(settings: Settings) -> Iterator[Store | None]:
+    """The store if a build has begun one; else, if there are levels behind it, one for the moment."""
+    path = settings.store
+    begun = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if begun:
+        with settings.open_store() as store:
+            yield store
+    elif settings.behind or settings.remote:
+        with (
+            tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
+            settings.open_store(Path(folder)) as store,
+        ):
+            yield store
+    else:
+        yield None
+
+
+def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
+    difference = explain(inputs, store)
+    selection = planning.load_selection(store, inputs.plan_digest) if store else None
+    if selection is None:
+        with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
+            selection = _enumerate(inputs, settings, pool)
+    known = {program: known_recording(program, inputs, store) for program in programs_of(inputs)}
+    recorded = take_recordings(inputs, None)
+    recorded += [Recorded(program, found) for program, (found, _) in known.items() if found is not None]
+    selection = with_requests(selection, recorded)
+    runs = tuple(f"{program} would be run: {why}" for program, (_, why) in known.items() if why)
+    with naming(inputs.manifest.path):
+        check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
+    origins = inputs.tools.origins
+    keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
+    return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference, runs)
+
+
+def build(manifest_path: Path, output: Path, settings: Settings, share: Share | None = None) -> BuildResult:
+    """Build a manifest's bundle, or a shard of it.
+
+    Args:
+        manifest_path: the manifest.
+        output: directory under which the bundle's directory, named as the bundle, is put.
+        settings: where and how.
+        share: which of the kernels to compile; None for all, and a bundle.
+
+    Raises:
+        CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
+    """
+    inputs = load_inputs(manifest_path, settings.store, linkers=True)
+    manifest = inputs.manifest
+    # A tuning file may turn out not to fit only when its kernels are compiled.
+    with (
+        settings.open_store() as store,
+        inputs.tools.pool(settings.jobs, settings.timeout) as pool,
+        naming(manifest_path),
+    ):
+        selection = _selection(inputs, store, settings, pool)
+        recorded = [*take_recordings(inputs, store), *record_programs(inputs, store, settings)]
+        selection = with_requests(selection, recorded)
+        recipe = Recipe(
+            name=manifest.name,
+            version=manifest.version,
+            device=device_text(manifest.devices),
+            targets=tuple(sorted(manifest.targets)),
+            hosts=tuple(sorted(manifest.hosts)),
+            tuning=read_tunings(manifest),
+        )
+        runs = {("recording", item.recording.name) for item in recorded if isinstance(item.program, Program)}
+        planned_by = (("plan", inputs.plan_digest), parts_reference(inputs), *sorted(runs))
+        failed = tuple(failure for item in recorded for failure in item.failures)
+        fresh = sum(item.compiled for item in recorded)
+        making = _Making(recipe, selection, inputs.tools, store, settings, pool, planned_by, failed, fresh)
+        result = making.bundle(output) if share is None else making.shard(output, share)
+    remember_files(settings.store, inputs.files)
+    made = _made(result, settings.store)
+    if made:
+        answer = Answer(result.bundle, result.kernels)
+        used, packages = inputs.files.used, inputs.packages
+        keep_answer(manifest_path, settings.store, answer, used, packages, made)
+    return result
+
+
+def _made(result: BuildResult, store: Path) -> dict[str, str]:
+    """A bundle's files, and its root in the store, with their digests, by absolute path.
+
+    Nothing if another build's bundle is there by now.
+    """
+    if not result.catalog_sha256:
+        return {}
+    manifest, root = result.bundle / MANIFEST_NAME, store / ROOTS / result.bundle.name
+    try:
+        references = read_manifest(result.bundle)
+        if references[CATALOG_NAME].sha256 != result.catalog_sha256:
+            return {}
+        made = {result.bundle / path: item.sha256 for path, item in references.items()}
+        made |= {path: digest(path.read_bytes()) for path in (manifest, root)}
+    except (OSError, CutlassAotError):
+        return {}
+    return {str(path.absolute()): sha256 for path, sha256 in made.items()}
+
+
+def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, settings: Settings) -> BuildResult:
+    """Build a bundle of kernels that somebody else has chosen, from their records.
+
+    Args:
+        recipe: what the bundle is to be.
+        kernels: records of registered generators; one named twice counts once.
+        output: directory under which the bundle's directory, named as the bundle, is put.
+        settings: where and how.
+
+    Raises:
+        CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
+    """
+    records = tuple(kernels)
+    tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
+    selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
+    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
+        result = _Making(recipe, selection, tools, store, settings, pool).bundle(output)
+    remember_files(settings.store, files)
+    return result
+
+
+def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener) -> BuildResult:
+    """Put the shards of a bundle together; nothing is compiled, and no DSL is needed.
+
+    Args:
+        paths: directories of all shards of one bundle, in any order.
+        output: directory under which the bundle's directory, named as the bundle, is put.
+        store_path: directory of the store, which takes the objects and the libraries.
+        tell: called with every event.
+
+    Raises:
+        BundleError: if they are not, together, all of one bundle, or an object is missing or damaged.
+        ToolchainError: if libraries would be linked with something else than the shards' machines have.
+    """
+    shards = [read_shard(path) for path in paths]
+    check_whole(shards)
+    first = shards[0]
+    linkers = {host: LinkToolchain.detect(host) for host in first.recipe.hosts}
+    _check_same_builder(first, linkers)
+    store, bundle = Store(store_path), output / first.recipe.name
+    with (
+        store.workspace() as workspace,
+        Libraries(first.selection.kernels, linkers, store, workspace, tell, available_workers()) as libraries,
+    ):
+        artifacts: dict[str, Artifact] = {}
+        for shard in shards:
+            artifacts |= take_artifacts(shard, store, libraries.add)
+        linker = linkers[first.recipe.hosts[0]]
+        outcome, references = assemble(
+            first.recipe, first.selection, first.origins, first.keys, artifacts, libraries, linker, bundle
+        )
+        set_root(store, first.recipe.name, references)
+    result = BuildResult(bundle, len(first.keys), 0, (), outcome.written, outcome.catalog_sha256)
+    return _finish(result, tell)
+
+
+def _check_same_builder(shard: Shard, linkers: Mapping[str, LinkToolchain]) -> None:
+    """Refuse to link what would come out differently from what the shards' machines would have linked."""
+    theirs = {**shard.origins.linkers, "cutlass-aot": shard.origins.own_sources}
+    ours = {host: linker.fingerprint for host, linker in linkers.items()}
+    ours["cutlass-aot"] = digest(encode(own_sources(Files())))
+    if ours != theirs:
+        versions = {name: version for linker in linkers.values() for name, version in linker.versions.items()}
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        raise ToolchainError(
+            f"the shards were built by another cutlass-aot than this one ({cutlass_aot.__version__}), or "
+            f"beside other packages than {listed}: install what the machines of the shards have"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One bundle in the making: its kernels are chosen, its tools are found.
+
+    Attributes:
+        planned_by: records that its root keeps beside those of what it is made of, so that the next build has
+            nothing to plan.
+        failed: requests of programs that did not compile.
+        recorded: how many requests of programs were compiled for it.
+    """
+
+    recipe: Recipe
+    selection: Selection
+    tools: Tools
+    store: Store
+    settings: Settings
+    pool: Pool
+    planned_by: tuple[Reference, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    recorded: int = 0
+
+    def bundle(self, output: Path) -> BuildResult:
+        """Compile what the store lacks, link, write."""
+        bundle, tell = output / self.recipe.name, self.settings.tell
+        origins, keys = self.tools.origins, self._keys()
+        name = inputs_digest(self.recipe, self.selection, origins, keys)
+        record = self.store.get_record("bundle", name)
+        known: dict[str, Any] = record if isinstance(record, dict) else {}
+        catalog = str(known.get("catalog_sha256", ""))
+        if not self.failed and not self.settings.whole and bundle_is(bundle, catalog):
+            # Another manifest's bundle of this name may have taken the root.
+            references = known.get("references")
+            if isinstance(references, list) and references:
+                keep_root(self.store, self.recipe.name, [*references, *self.planned_by])
+            tell(UpToDate(len(keys)))
+            return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
+        linkers = self.tools.linkers
+        # From here on no collection takes what the store has: see Store.workspace.
+        with (
+            self.store.workspace() as workspace,
+            Libraries(
+                self.selection.kernels, linkers, self.store, workspace, tell, self.settings.jobs
+            ) as libraries,
+        ):
+            artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
+            if failures:
+                kernels = len(keys) + len(self.failed)
+                return _finish(BuildResult(bundle, kernels, compiled, failures, False), tell)
+            first = linkers[self.recipe.hosts[0]]
+            outcome, made_of = assemble(
+                self.recipe, self.selection, origins, keys, artifacts, libraries, first, bundle
+            )
+            references = [*made_of, ("bundle", name)]
+            record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
+            self.store.put_record("bundle", name, record)
+            set_root(self.store, self.recipe.name, [*references, *self.planned_by])
+        result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
+        return _finish(result, tell)
+
+    def shard(self, output: Path, share: Share) -> BuildResult:
+        """Compile what the store lacks of a share, and write it."""
+        keys = self._keys()
+        path = output / share.directory(self.recipe.name)
+        with self.store.workspace() as workspace:
+            artifacts, failures, compiled = self._compile(keys, workspace, wanted=share.of(keys))
+            if not failures:
+                shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
+                write_shard(shard, artifacts, self.store)
+                set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
+        kernels = len(share.of(keys)) + len(self.failed)
+        result = BuildResult(path, kernels, compiled, failures, not failures)
+        return _finish(result, self.settings.tell)
+
+    def _keys(self) -> list[str]:
+        origins = self.tools.origins
+        return planning.kernel_keys(self.selection, origins.generators, origins.toolchain)
+
+    def _compile(
+        self,
+        keys: Sequence[str],
+        workspace: Path,
+        add: Callable[[Kernel, str, bool], None] = lambda _kernel, _object, _fresh: None,
+        wanted: frozenset[str] | None = None,
+    ) -> tuple[dict[str, Artifact], tuple[Failure, ...], int]:
+        """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now.
+
+        ``add`` is told of every object as soon as the store has it, and whether it is new there.
+        """
+        settings, tools = self.settings, self.tools
+
+        def tell(event: Event) -> None:
+            settings.tell(event)
+            if isinstance(event, (Compiled, Shared)):
+                add(event.kernel, event.artifact.object_sha256, True)
+
+        check_planned(self.recipe.tuning, self.selection.kernels, tools.origins.provenance)
+        planned = planning.against_store(self.selection, keys, self.store)
+        if wanted is not None:
+            planned = [item for item in planned if item.key in wanted]
+        settings.tell(Planned(tuple(planned), self.selection.remarks))
+        artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
+        for item in planned:
+            if item.artifact is not None:
+                add(item.kernel, item.artifact.object_sha256, False)
+        for failure in self.failed:
+            settings.tell(Failed(failure))
+        failures = self.failed if settings.retry else (*self._failed_before(planned), *self.failed)
+        planned = [item for item in planned if settings.retry or not item.failed]
+        if len(artifacts) == len(planned):
+            return artifacts, failures, self.recorded
+        try:
+            with self._executor() as executor:
+                done = compiling.compile_missing(
+                    executor, planned, tools.sources, self.store, workspace, tell, tools.origins.versions
+                )
+        except BaseException:
+            # Workers that still write into the workspace would keep it from being removed.
+            self.pool.end()
+            raise
+        # Idle workers would keep gigabytes while libraries are linked.
+        self.pool.end()
+        return artifacts | done.artifacts, (*failures, *done.failures), self.recorded + done.compiled
+
+    def _executor(self) -> AbstractContextManager[Executor]:
+        """Who compiles: workers of this machine, or of a dask scheduler."""
+        settings, tools = self.settings, self.tools
+        if settings.scheduler is None:
+            return nullcontext(self.pool)
+        # Here, and not above: dask is an extra.
+        from cutlass_aot.builder.compile.dask_executor import DaskExecutor
+
+        # Nothing is compiled here any more.
+        self.pool.end()
+        return DaskExecutor(
+            address=settings.scheduler,
+            modules=tools.modules,
+            toolchain=tools.compiler.fingerprint,
+            versions=tools.sources.versions,
+            timeout=settings.timeout,
+            store=self.store,
+            remote=None if settings.remote_read_only else settings.remote,
+        )
+
+    def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
+        """Kernels that the same toolchain has failed to compile: it would again."""
+        log = self.store.log_path
+        failures = [
+            Failure(item.kernel, item.failed, log(item.key), before=True) for item in planned if item.failed
+        ]
+        for failure in failures:
+            self.settings.tell(Failed(failure))
+        return tuple(failures)
+
+
+def _finish(result: BuildResult, tell: Listener) -> BuildResult:
+    tell(Finished(result.bundle, result.kernels, result.compiled, len(result.failures), result.written))
+    return result
+
+
+def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> Selection:
+    """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
+    selection = planning.load_selection(store, inputs.plan_digest)
+    if selection is None:
+        selection = _enumerate(inputs, settings, pool)
+        planning.save_selection(store, inputs.plan_digest, selection)
+    keep_parts(store, inputs)
+    return selection
+
+
+def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
+    tools = inputs.tools
+    if not inputs.manifest.tables:
+        return Selection((), ())
+    questions = planning.enumerations(inputs.manifest, tools.sources)
+    settings.tell(Enumerating(len(questions)))
+    answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
+    with naming(inputs.manifest.path):
+        versions = tools.compiler.versions
+        selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
+        if inputs.model is None:
+            return selection
+        settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
+        return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)

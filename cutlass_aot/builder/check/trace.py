@@ -1,0 +1,188 @@
+"""One trace of a declared kernel in a process of its own, and what was looked at meanwhile.
+
+:mod:`cutlass_aot.builder.check.undeclared` starts it twice, differently, and compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import hashlib
+import importlib
+import json
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cutlass_aot.kernels
+from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.registry import GeneratorReference, source_of
+
+SYMBOL = "traced"
+"""Name of the function in every object: it is part of an object's bytes."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders that packages are installed in."""
+
+_DATA = (bool, int, float, str)
+_OF_THE_MAPPING = ("os", "_collections_abc", "collections.abc")
+
+
+def main() -> None:
+    """Answer the request in the file named on the command line, into the other file named there."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    answer = trace(request)
+    Path(sys.argv[2]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile some combinations of a declared kernel's parameters.
+
+    Args:
+        request: ``name`` and ``location`` of the kernel, ``target``, ``combinations`` as positions among
+            those declared, in the order to compile them in, and ``globals``: ``module:name`` to the value to
+            set.
+
+    Returns:
+        ``objects``: position to the digest of the record and the object, or to the error; ``reads``:
+        environment variables read by modules that stand with the kernel's, with the place; ``globals``:
+        ``module:name`` to the value of every variable that functions of its modules read; ``modules``: those
+        that stand with it, were imported and are not declared.
+    """
+    reads: dict[str, str] = {}
+    module = str(request["location"]).partition(":")[0]
+    home = Home.of(module)
+    _record_reads(reads, home)
+    generator = GeneratorReference(request["name"], request["location"]).load()
+    if not isinstance(generator, DeclaredGenerator):
+        raise TypeError(f"{request['location']} is not a declared kernel")
+    declared = {name: importlib.import_module(name) for name in generator.modules}
+    for place, value in request["globals"].items():
+        name, _, variable = place.partition(":")
+        setattr(declared[name], variable, value)
+    combinations = list(generator.declared.combinations())
+    objects = {
+        str(position): _object(generator, combinations[position], request["target"])
+        for position in request["combinations"]
+    }
+    return {
+        "objects": objects,
+        "reads": reads,
+        "globals": {
+            f"{name}:{variable}": value
+            for name, found in declared.items()
+            for variable, value in _variables(found).items()
+        },
+        "modules": sorted(
+            name
+            for name, found in list(sys.modules.items())
+            if name not in generator.modules
+            and home.has(getattr(found, "__file__", None))
+            and _has_code(found)
+        ),
+    }
+
+
+def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:
+    """Digest of a kernel's record and its object; text that says so of one that cannot be compiled."""
+    try:
+        kernel = generator.kernel(values, target)
+        if kernel is None:
+            return "no kernel"
+        compiled = generator.compile(kernel)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "traced.o"
+            compiled.export_to_c(str(path), function_name=SYMBOL, export_only_tvm_ffi_symbols=True)
+            return hashlib.sha256(kernel.encoded() + path.read_bytes()).hexdigest()
+    except Exception as error:  # Somebody else's code, which may be made to fail by what is tried here.
+        return f"{type(error).__name__}: {error}"
+
+
+class Home(NamedTuple):
+    """Where modules stand that somebody wrote together with the kernel.
+
+    Attributes:
+        folder: a package that was installed, or the folder that the package or module lies in.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, module: str) -> Home:
+        """The home of a kernel that a module declares."""
+        if module.startswith("cutlass_aot."):
+            return cls(Path(cutlass_aot.kernels.__file__).parent)
+        path = source_of(module)
+        if path is None:
+            raise ModuleNotFoundError(f"{module} has no source file")
+        top = path.absolute().parents[module.count(".") + (path.name == "__init__.py")]
+        installed = top.name in INSTALLED
+        return cls(top / module.partition(".")[0] if installed else top)
+
+    def has(self, file: str | None) -> bool:
+        """Whether a source file is one of them: in the folder, and not of an environment that lies in it."""
+        if file is None or not Path(file).absolute().is_relative_to(self.folder):
+            return False
+        return not set(INSTALLED) & set(Path(file).absolute().relative_to(self.folder).parts)
+
+
+def _has_code(module: types.ModuleType) -> bool:
+    """Whether a module has anything to run but its description, and is not the mere folder of others."""
+    path = source_of(module.__name__)
+    return path is not None and any(
+        not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in ast.parse(path.read_bytes()).body
+    )
+
+
+def _record_reads(reads: dict[str, str], home: Home) -> None:
+    """From now on, note each environment variable that these modules read, and where."""
+    kind = type(os.environ)
+    original = kind.__getitem__
+
+    def getitem(self: Any, key: str) -> str:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in _OF_THE_MAPPING:
+            frame = frame.f_back
+        if home.has(frame.f_code.co_filename):
+            reads.setdefault(str(key), f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return str(original(self, key))
+
+    kind.__getitem__ = getitem  # type: ignore[method-assign]
+
+
+def _variables(module: types.ModuleType) -> dict[str, Any]:
+    """Plain values at the top of a module that functions of it read, and that are not constants.
+
+    A name in capitals that no function assigns is a constant: it follows from the module's source, which is
+    part of every key.
+    """
+    path = source_of(module.__name__)
+    if path is None:
+        return {}
+    read: set[str] = set()
+    assigned: set[str] = set()
+    for code in _functions(compile(path.read_bytes(), str(path), "exec")):
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "LOAD_GLOBAL":
+                read.add(str(instruction.argval))
+            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                assigned.add(str(instruction.argval))
+    return {
+        name: value
+        for name in sorted(read)
+        if type(value := getattr(module, name, None)) in _DATA
+        and not name.startswith("__")
+        and (name != name.upper() or name in assigned)
+    }
+
+
+def _functions(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _functions(constant)

@@ -1,0 +1,226 @@
+"""Find what changes the code of a declared kernel and is no parameter of it: trace twice, and compare.
+
+The first trace is made as a build makes it. The second differs in everything that a parameter list does not
+say: environment variables that the first one was seen to read have other values, variables at the top of the
+kernel's modules too; the hash seed, the working directory and the order of the compilations are others. Equal
+objects mean that none of it matters. If they differ, each difference is tried alone to say which one did it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.builder.compile.cores import available_workers
+from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS
+from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.registry import find
+from cutlass_aot.manifest.filters import spread
+
+MAX_COMBINATIONS = 3
+"""Combinations of parameters that are traced: the first, one in the middle, the last."""
+
+TRACE_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that changes the code, or may, and no record has.
+
+    Attributes:
+        what: ``environment``, ``global``, ``module``, ``order``, ``hash seed``, ``directory`` or ``unknown``.
+        name: of the variable or the module, ``""`` where there is none.
+        message: in words, with what to do.
+    """
+
+    what: str
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """How a trace is made; the defaults are those of a build."""
+
+    combinations: tuple[int, ...]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    hash_seed: str = "0"
+    elsewhere: bool = False
+
+
+def undeclared(name: str, target: str | None = None) -> list[Finding]:
+    """What a declared kernel depends on and does not declare; empty if nothing was found.
+
+    Args:
+        name: of the kernel: its module was imported, or is installed with an entry point.
+        target: GPU code target to compile for; the first declared one if left out.
+
+    Raises:
+        ManifestError: if there is no generator of that name.
+        GeneratorError: if it is not a declared kernel, or cannot be built for the target.
+        CompileError: if it does not compile as it is.
+    """
+    reference = find(name)
+    generator = reference.load()
+    if not isinstance(generator, DeclaredGenerator):
+        raise GeneratorError(
+            f"generator {name!r} is a class: kernels of @cutlass_aot.kernel alone are checked"
+        )
+    targets = generator.targets(name)
+    if target is not None and target not in targets:
+        raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
+    request = {"name": name, "location": reference.location, "target": target or targets[0]}
+    count = len(list(generator.declared.combinations()))
+    plain = _Trace(tuple(spread(count, MAX_COMBINATIONS)))
+    first = _run(request, plain)
+    _refuse_errors(name, first)
+    findings = [
+        Finding(
+            "module", module, f"{module} is imported and not among `modules`: an edit of it rebuilds nothing"
+        )
+        for module in first["modules"]
+    ]
+    # Twice: a value that is set instead of none may be the one that the kernel takes by default.
+    turns = [_differences(plain, first, value) for value in ("1", "0")]
+    if not _differing(request, [_together(plain, turn) for turn in turns], first):
+        return findings
+    first_turn, second_turn = turns
+    differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
+    guilty = _differing(request, differences, first)
+    blamed = list(dict.fromkeys(_finding(item, first) for item in guilty))
+    if not blamed:
+        message = "two traces gave different code, and no single difference between them does: " + ", ".join(
+            dict.fromkeys(_finding(item, first).what for item in differences)
+        )
+        blamed = [Finding("unknown", "", message)]
+    return [*findings, *blamed]
+
+
+def _differing(
+    request: Mapping[str, Any], traces: Sequence[_Trace], first: Mapping[str, Any]
+) -> list[_Trace]:
+    """Those that give other code than the first; as many at once as the machine has room for."""
+    with ThreadPoolExecutor(available_workers()) as pool:
+        answers = list(pool.map(functools.partial(_run, request), traces))
+    return [
+        trace for trace, answer in zip(traces, answers, strict=True) if answer["objects"] != first["objects"]
+    ]
+
+
+def _differences(plain: _Trace, first: Mapping[str, Any], value: str) -> list[_Trace]:
+    """Traces that differ from the first in one thing each; ``value`` is what unset variables are set to."""
+    return [
+        *(replace(plain, environment={name: _other_text(name, value)}) for name in first["reads"]),
+        *(replace(plain, variables={name: _other(value)}) for name, value in first["globals"].items()),
+        replace(plain, combinations=tuple(reversed(plain.combinations))),
+        replace(plain, hash_seed="1"),
+        replace(plain, elsewhere=True),
+    ]
+
+
+def _together(plain: _Trace, differences: Sequence[_Trace]) -> _Trace:
+    """One trace with all differences."""
+    return functools.reduce(_merged, differences, plain)
+
+
+def _merged(one: _Trace, other: _Trace) -> _Trace:
+    return _Trace(
+        combinations=max(one.combinations, other.combinations),
+        environment={**one.environment, **other.environment},
+        variables={**one.variables, **other.variables},
+        hash_seed=max(one.hash_seed, other.hash_seed),
+        elsewhere=one.elsewhere or other.elsewhere,
+    )
+
+
+def _of_a_worker() -> dict[str, str]:
+    """The environment that a build compiles in."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | SETTINGS
+
+
+def _other_text(name: str, value: str) -> str | None:
+    """Another value of an environment variable than a build sees: none where it has one."""
+    return None if name in _of_a_worker() else value
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return f"{value}_" if isinstance(value, str) else value + 1
+
+
+def _finding(difference: _Trace, first: Mapping[str, Any]) -> Finding:
+    for name in difference.environment:
+        where = first["reads"][name]
+        return Finding(
+            "environment",
+            name,
+            f"environment variable {name}, read at {where}, changes the code: declare a parameter instead",
+        )
+    for place in difference.variables:
+        module, _, name = place.partition(":")
+        return Finding(
+            "global",
+            name,
+            f"variable {name} of {module} changes the code: declare a parameter instead, or, if no function "
+            "assigns it, write it in capitals",
+        )
+    if difference.hash_seed != "0":
+        return Finding("hash seed", "", "the hash seed changes the code: sort what comes out of a set")
+    if difference.elsewhere:
+        return Finding("directory", "", "the working directory changes the code: a relative path is read")
+    return Finding(
+        "order", "", "what was compiled before changes the code: a call leaves something to the next one"
+    )
+
+
+def _refuse_errors(name: str, answer: Mapping[str, Any]) -> None:
+    errors = [text for text in answer["objects"].values() if ": " in text]
+    if errors:
+        raise CompileError(f"kernel {name!r} does not compile: {errors[0]}")
+
+
+def _run(request: Mapping[str, Any], trace: _Trace) -> dict[str, Any]:
+    """One trace in a fresh process."""
+    environment = {**_of_a_worker(), "PYTHONHASHSEED": trace.hash_seed}
+    for name, value in trace.environment.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    body = {**request, "combinations": trace.combinations, "globals": dict(trace.variables)}
+    path = [os.path.abspath(entry or ".") for entry in sys.path]  # noqa: PTH100 - as the interpreter has it
+    program = f"import sys; sys.path[:] = {path!r}; from cutlass_aot.builder.check.trace import main; main()"
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(body), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(asked), str(answered)],
+                env=environment,
+                cwd=folder if trace.elsewhere else None,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TRACE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompileError(f"kernel {request['name']!r} could not be traced: {error}") from None
+        if done.returncode != 0 or not answered.is_file():
+            words = done.stderr.strip()[-2000:] or "it said nothing"
+            raise CompileError(f"kernel {request['name']!r} could not be traced:\n{words}")
+        answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
+    return answer

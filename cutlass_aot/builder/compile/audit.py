@@ -1,0 +1,327 @@
+"""Read back what a compiled object is, and refuse one that is not what was asked for.
+
+GPU code is a fat binary, a container of ELF files for the GPU (cubins).
+NVIDIA documents neither format; what is read here was learned from objects for every target, and a test
+holds it against NVIDIA's own ``cuobjdump``. All fields are little-endian.
+
+Container: ``u32 magic, u16 version, u16 header size, u64 size of the entries``. Entry: ``u16 kind`` (1 PTX,
+2 cubin) at 0, ``u32`` header size at 4, ``u64`` size of what follows at 8, ``u32`` compute capability at 28,
+``u64`` flags at 40.
+
+Cubin: ELF machine 190. Up to ABI version 7: the ELF flags have the compute capability in bits 0-7 and bit 11
+for ``a`` targets; the ELF version is 10 times the toolkit's. From ABI version 8: the flags have the compute
+capability in bits 8-15 and bit 3 for ``a`` targets; the note ``.note.nv.tkinfo`` names the toolkit. Section
+``.nv.info``: records ``u8 format, u8 attribute, u16 value``, where format 4 says that ``value`` bytes follow,
+which for the attributes read here are ``u32 symbol, u32 value``.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
+
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.builder.link.packages import package_file
+from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
+from cutlass_aot.errors import ArtifactError, CorruptFile
+from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+
+ALLOWED_UNDEFINED = (
+    SHIM_SYMBOLS
+    | TVM_FFI_SYMBOLS
+    | {
+        # What host code may call for copying a structure.
+        "memcpy",
+        "memmove",
+        "memset",
+        # Named where the DSL's own code finds a mistake of its own, and gone once that is optimised.
+        "printf",
+    }
+)
+"""Symbols that an object may leave undefined: what the shim, libtvm_ffi and the C library give it."""
+
+_MAX_SECTIONS = 4096
+_FATBIN_MAGIC = b"\x50\xed\x55\xba"
+_FATBIN_VERSION = 1
+_ENTRY_KIND_CUBIN = 2
+_ENTRY_FLAG_A = 0x100000
+_ENTRY_FLAG_F = 0x200000
+_EM_CUDA = "EM_CUDA"
+_OLD_ABI_FLAG_A = 0x800
+_NEW_ABI = 8
+_NEW_ABI_FLAG_A = 0x8
+_INFO_SIZED = 4
+_INFO_REGISTERS = 0x2F
+_INFO_FRAME_SIZE = 0x11
+_TOOLKIT = re.compile(rb"release [0-9.]+, V([0-9]+(?:\.[0-9]+)+)\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What an object is.
+
+    Attributes:
+        facts: read from its GPU code.
+        undefined: symbols that something else has to define, sorted.
+        defined: symbols that others can see, sorted.
+    """
+
+    facts: Facts
+    undefined: tuple[str, ...]
+    defined: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cubin:
+    """One entry of a fat binary."""
+
+    number: int
+    suffix: str
+    code: bytes
+
+
+def inspect_object(data: bytes) -> Inspection:
+    """Read an object's symbols and the facts of its GPU code.
+
+    Args:
+        data: a kernel object (:mod:`cutlass_aot.builder.link.kernel_object`).
+
+    Raises:
+        CorruptFile: if the bytes are truncated or malformed.
+        ArtifactError: if they are a sound file that is no kernel's object.
+    """
+    item = KernelObject.from_bytes(data)
+    undefined, defined = item.symbols()
+    cubins = _cubins(item.gpu_code)
+    if not cubins:
+        raise ArtifactError("the object holds no GPU code; expected a fat binary with one cubin")
+    read = [_cubin_facts(cubin) for cubin in cubins]
+    targets = sorted({facts.cubin_target for facts in read})
+    versions = sorted({facts.ptxas_version for facts in read})
+    if len(targets) != 1 or len(versions) != 1:
+        raise ArtifactError(
+            f"the object holds GPU code for {', '.join(targets)} (ptxas {', '.join(versions)}); "
+            "expected one target and one assembler: compile each target on its own"
+        )
+    return Inspection(
+        facts=Facts(
+            cubin_target=targets[0],
+            ptxas_version=versions[0],
+            registers=max(facts.registers for facts in read),
+            spill_bytes=max(facts.spill_bytes for facts in read),
+            shared_memory_bytes=max(facts.shared_memory_bytes for facts in read),
+            cubin_bytes=sum(facts.cubin_bytes for facts in read),
+        ),
+        undefined=tuple(sorted(undefined)),
+        defined=tuple(sorted(defined)),
+    )
+
+
+def audit(inspection: Inspection, target: str, symbol: str) -> None:
+    """Refuse an object that is not the kernel asked for, or that could not be linked or loaded.
+
+    Args:
+        inspection: of the object.
+        target: GPU code target asked for, such as ``sm_90a``.
+        symbol: the kernel's symbol, without ``__tvm_ffi_``.
+
+    Raises:
+        ArtifactError: if the target differs, symbols are undefined that nothing provides, or the symbols
+            shown are not the kernel's entry alone.
+    """
+    built = inspection.facts.cubin_target
+    if built != target:
+        raise ArtifactError(
+            f"{symbol}: the GPU code was built for {built}, expected {target}; "
+            "the generator did not compile for the target of the kernel's record"
+        )
+    unknown = sorted(set(inspection.undefined) - ALLOWED_UNDEFINED)
+    if unknown:
+        raise ArtifactError(
+            f"{symbol}: undefined symbols that nothing provides at run time: {_shown(unknown)}; "
+            "the kernel calls host functions that ahead-of-time libraries do not have"
+        )
+    entry, slot = EXPORT_PREFIX + symbol, CODE_PREFIX + symbol
+    if entry not in inspection.defined:
+        raise ArtifactError(
+            f"{symbol}: the object does not define {entry} (it shows "
+            f"{_shown(inspection.defined)}); it was exported under another name"
+        )
+    others = [name for name in inspection.defined if name not in (entry, slot)]
+    if others:
+        raise ArtifactError(
+            f"{symbol}: the object shows {_shown(others)} besides {entry}, which would clash with "
+            "other kernels' symbols; export it with export_only_tvm_ffi_symbols=True"
+        )
+
+
+def disassemble(data: bytes) -> str:
+    """The GPU assembly of an object, as NVIDIA's ``nvdisasm`` prints it.
+
+    Raises:
+        CorruptFile: if the bytes are truncated or malformed.
+        ArtifactError: if there is no GPU code, or it cannot be disassembled.
+        ToolchainError: if the package nvidia-cuda-nvdisasm is missing.
+    """
+    cubins = _cubins(KernelObject.from_bytes(data).gpu_code)
+    if not cubins:
+        raise ArtifactError("the object holds no GPU code to disassemble")
+    nvdisasm = package_file("nvidia-cuda-nvdisasm", "bin/nvdisasm")
+    texts = []
+    for cubin in cubins:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin.code)
+            file.flush()
+            try:
+                done = subprocess.run(
+                    [str(nvdisasm), "--print-code", file.name],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=300,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise ArtifactError(f"nvdisasm did not run to its end: {error}") from None
+        if done.returncode != 0:
+            words = done.stderr.decode("utf-8", "replace").replace(file.name, "cubin").strip()
+            raise ArtifactError(f"nvdisasm refused the GPU code: {words[-500:]}")
+        texts.append(done.stdout.decode("utf-8", "replace"))
+    return "\n".join(texts)
+
+
+def _open_elf(data: bytes, what: str) -> ELFFile:
+    try:
+        elf = ELFFile(io.BytesIO(data))
+        sound = elf.elfclass == 64 and elf.little_endian and elf["e_shentsize"] == 64
+        count = elf.num_sections()
+    except Exception as error:  # The reader raises whatever it stumbles over.
+        raise CorruptFile(f"{what} is not a readable ELF file: {error!r}") from None
+    if not sound or not 0 < count <= _MAX_SECTIONS:
+        raise CorruptFile(f"{what} is not a 64-bit little-endian ELF file with sections")
+    return elf
+
+
+def _sections(elf: ELFFile, data: bytes, what: str) -> list[tuple[str, Any, bytes]]:
+    """Names, headers and contents; a section that takes no room in the file has no content."""
+    found = []
+    try:
+        for section in elf.iter_sections():
+            start, size = section["sh_offset"], section["sh_size"]
+            empty = section["sh_type"] in ("SHT_NOBITS", "SHT_NULL")
+            if not empty and start + size > len(data):
+                raise CorruptFile(f"{what} is truncated: section {section.name!r} ends beyond it")
+            found.append((section.name, section, b"" if empty else data[start : start + size]))
+    except CorruptFile:
+        raise
+    except Exception as error:  # As above.
+        raise CorruptFile(f"the sections of {what} are malformed: {error!r}") from None
+    return found
+
+
+def _cubins(content: bytes) -> list[_Cubin]:
+    """The cubins of a fat binary, or of several one after the other."""
+    cubins: list[_Cubin] = []
+    position = content.find(_FATBIN_MAGIC)
+    while position >= 0:
+        _, version, header, size = _unpack("<IHHQ", content, position)
+        end = position + header + size
+        if version != _FATBIN_VERSION or header < 16 or end > len(content):
+            raise CorruptFile("the fat binary is malformed or truncated")
+        position += header
+        while position < end:
+            kind, _, header, size = _unpack("<HHIQ", content, position)
+            if header < 64 or position + header + size > end:
+                raise CorruptFile("an entry of the fat binary is malformed or truncated")
+            if kind == _ENTRY_KIND_CUBIN:
+                (number,) = _unpack("<I", content, position + 28)
+                (flags,) = _unpack("<Q", content, position + 40)
+                suffix = "a" if flags & _ENTRY_FLAG_A else "f" if flags & _ENTRY_FLAG_F else ""
+                code = content[position + header : position + header + size]
+                cubins.append(_Cubin(number, suffix, code))
+            position += header + size
+        position = content.find(_FATBIN_MAGIC, end)
+    return cubins
+
+
+def _cubin_facts(cubin: _Cubin) -> Facts:
+    if not cubin.code.startswith(b"\x7fELF"):
+        raise ArtifactError(
+            "the object's GPU code is compressed or in no known format, so that it cannot be "
+            "audited; compile without compressing it"
+        )
+    elf = _open_elf(cubin.code, "the cubin")
+    if elf["e_machine"] != _EM_CUDA:
+        raise ArtifactError(f"GPU code was expected, found an ELF file for {elf['e_machine']}")
+    flags: int = elf["e_flags"]
+    new_abi = elf["e_ident"]["EI_ABIVERSION"] >= _NEW_ABI
+    number = flags >> 8 & 0xFF if new_abi else flags & 0xFF
+    specific = bool(flags & (_NEW_ABI_FLAG_A if new_abi else _OLD_ABI_FLAG_A))
+    if number != cubin.number or specific != (cubin.suffix == "a"):
+        raise CorruptFile(
+            f"the fat binary says sm_{cubin.number}{cubin.suffix}, its cubin "
+            f"sm_{number}{'a' if specific else ''}: the object was altered"
+        )
+    version = ""
+    if not new_abi:
+        # The field's own bytes: the reader turns numbers it knows into names.
+        (toolkit,) = _unpack("<I", cubin.code, 20)
+        version = f"{toolkit // 10}.{toolkit % 10}" if toolkit >= 10 else ""
+    registers = frame = shared = 0
+    for name, section, content in _sections(elf, cubin.code, "the cubin"):
+        if name == ".nv.info":
+            for attribute, value in _attributes(content):
+                if attribute == _INFO_REGISTERS:
+                    registers = max(registers, value)
+                elif attribute == _INFO_FRAME_SIZE:
+                    frame = max(frame, value)
+        elif name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved."):
+            shared = max(shared, section["sh_size"])
+        elif name == ".note.nv.tkinfo" and new_abi:
+            match = _TOOLKIT.search(content)
+            version = match.group(1).decode("ascii") if match is not None else ""
+    if not registers or not version:
+        raise CorruptFile("the cubin does not say its registers or its assembler's version")
+    return Facts(
+        cubin_target=f"sm_{number}{cubin.suffix}",
+        ptxas_version=version,
+        registers=registers,
+        spill_bytes=frame,
+        shared_memory_bytes=shared,
+        cubin_bytes=len(cubin.code),
+    )
+
+
+def _attributes(content: bytes) -> list[tuple[int, int]]:
+    """Attributes of functions and their values."""
+    found = []
+    position = 0
+    while position < len(content):
+        form, attribute, size = _unpack("<BBH", content, position)
+        position += 4
+        if form != _INFO_SIZED:
+            continue
+        if attribute in (_INFO_REGISTERS, _INFO_FRAME_SIZE):
+            _, value = _unpack("<II", content, position)
+            found.append((attribute, value))
+        position += size
+    return found
+
+
+def _unpack(form: str, content: bytes, position: int) -> tuple[int, ...]:
+    try:
+        return struct.unpack_from(form, content, position)
+    except struct.error:
+        raise CorruptFile("the object's GPU code is truncated") from None
+
+
+def _shown(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more if names else "none"

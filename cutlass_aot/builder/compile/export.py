@@ -1,0 +1,69 @@
+"""Export compiled kernels so that the machine that compiles does not show. Inside a worker alone.
+
+The DSL optimises host code as it exports it, for the CPU that it runs on: vectors are as wide as that CPU has
+them. So host code is exported as it is, and optimised when it is compiled for a host
+(:mod:`cutlass_aot.builder.link.linker`). ``tools/check/builder_host.py`` compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.errors import ToolchainError
+from cutlass_aot.generators.protocol import CompiledFunction
+
+_EXPORTER = "cutlass.cutlass_dsl.tvm_ffi_provider"
+
+
+def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObject:
+    """What a generator compiled, as it goes into the store: equal on every machine.
+
+    Args:
+        compiled: what :meth:`~cutlass_aot.generators.protocol.Generator.compile` gave.
+        symbol: what the exported function is called.
+        scratch: a file that may be written, and is gone afterwards; its name ends in ``.ll``, by which the
+            DSL knows that LLVM text is wanted.
+
+    Raises:
+        ArtifactError: if it is not a kernel.
+        ToolchainError: if the DSL exports in another way than the one that is known.
+    """
+    try:
+        with _as_it_is():
+            compiled.export_to_c(str(scratch), function_name=symbol, export_only_tvm_ffi_symbols=True)
+        return KernelObject.from_llvm(scratch.read_text(encoding="utf-8"), symbol)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Let the DSL, if it is there, export without optimising; what it exports is no option of its own."""
+    exporter: Any = sys.modules.get(_EXPORTER)
+    if exporter is None:
+        yield
+        return
+    try:
+        support = exporter._aot_support
+        real = support.export_module_to_bytes
+    except AttributeError:
+        raise ToolchainError(
+            f"{_EXPORTER} of the installed DSL exports in a way that is not known: "
+            "install the release that this package pins: pip install 'cutlass-aot[build]'"
+        ) from None
+
+    def unoptimised(module: Any, *, format: str, opt_level: int, enable_pic: bool) -> bytes:
+        data: bytes = real(module, format=format, opt_level=0, enable_pic=enable_pic)
+        return data
+
+    exporter._aot_support = SimpleNamespace(export_module_to_bytes=unoptimised)
+    try:
+        yield
+    finally:
+        exporter._aot_support = support

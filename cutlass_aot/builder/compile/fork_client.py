@@ -1,0 +1,220 @@
+"""The builder's side of the zygote: start it, wait for its imports, have it fork workers and bury them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cutlass_aot
+from cutlass_aot.builder.compile import messages
+from cutlass_aot.errors import ToolchainError
+
+PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER")
+"""The builder's environment variables that workers see. No other reaches them: the compiler reads many (such
+as CUTE_DSL_LINEINFO) that change the code it makes, and none of them is part of a kernel's key."""
+
+SETTINGS = {
+    # The DSL builds a JIT engine for every kernel that the architecture named here could run, and reads the
+    # variable once, at its first import. No target of ours runs on this one, so that no engine is built,
+    # whatever the target: the object is the same to the byte and comes 0.1 s sooner.
+    "CUTE_DSL_ARCH": "sm_110a",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUNBUFFERED": "1",
+    # The C library's own, see mallopt(3) and "Memory Allocation Tunables" in its manual: the compiler
+    # takes and gives back memory by the hundreds of megabytes for each kernel. Kept instead of given back,
+    # and in large pages, it costs a quarter of the page faults and 5 % less time.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+}
+"""What workers find in their environment besides. None of it changes an object:
+tools/bench/profile_build.py --digests compares."""
+
+_IMPORT_SECONDS = 300
+_LOG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A forked worker: its process id, and our end of its channel."""
+
+    pid: int
+    channel: socket.socket
+
+
+@dataclass(slots=True)
+class Zygote:
+    """The process that has the imports.
+
+    Args:
+        modules: what a worker needs imported.
+        directory: a private directory for its log.
+        dsl_roots: directories that the DSL may be imported from; empty for anywhere.
+        sources: module to the SHA-256 that its source file has to have.
+    """
+
+    modules: tuple[str, ...]
+    directory: Path
+    dsl_roots: tuple[Path, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    _channel: socket.socket | None = None
+    _ready: bool = False
+
+    def start(self) -> None:
+        """Start the process and return at once; it imports while the builder does other things.
+
+        Raises:
+            ToolchainError: if the machine cannot start one.
+        """
+        if self.process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        # The builder's own search path, before anything is imported: the interpreter would look into the
+        # current directory first, where any package may lie.
+        program = (
+            f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; "
+            f"from cutlass_aot.builder.compile.fork_server import main; main({theirs.fileno()})"
+        )
+        with theirs, self._log.open("wb") as log:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    pass_fds=[theirs.fileno()],
+                    env=environment | SETTINGS,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise ToolchainError(f"the process that forks workers cannot be started: {error}") from None
+        self._channel = ours
+        # One that dies at once shows when its answer is awaited.
+        with contextlib.suppress(OSError):
+            messages.send(ours, {"modules": list(self.modules)})
+
+    def fork(self) -> Child:
+        """A new worker.
+
+        Raises:
+            ToolchainError: if the build side cannot be imported, is another one than the builder's, a source
+                file has changed, or the process has died.
+        """
+        self.start()
+        channel = self._open_channel
+        if not self._ready:
+            self._await_imports(channel)
+            self._ready = True
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(channel, [b"F"], [theirs.fileno()])
+            answer = messages.receive(channel)
+        except OSError:
+            answer = None
+        if answer is None:
+            ours.close()
+            raise self._died()
+        return Child(int(answer["pid"]), ours)
+
+    def bury(self, pid: int) -> int:
+        """Wait for a worker's end; its exit status, negative for a signal."""
+        try:
+            self._open_channel.sendall(b"W")
+            messages.send(self._open_channel, {"pid": pid})
+            answer = messages.receive(self._open_channel)
+        except OSError:
+            answer = None
+        # Workers end with their zygote, which kills them.
+        return int(answer["status"]) if answer else -signal.SIGKILL
+
+    def end(self) -> None:
+        """End the process, and every worker with it."""
+        if self._channel is not None:
+            self._channel.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def _open_channel(self) -> socket.socket:
+        if self._channel is None:
+            raise RuntimeError("the zygote was not started")
+        return self._channel
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "zygote.log"
+
+    def _await_imports(self, channel: socket.socket) -> None:
+        channel.settimeout(_IMPORT_SECONDS)
+        try:
+            answer = messages.receive(channel)
+        except TimeoutError:
+            raise ToolchainError(
+                f"importing the build side took longer than {_IMPORT_SECONDS} s; see `cutlass-aot doctor`"
+            ) from None
+        channel.settimeout(None)
+        if answer is None:
+            raise self._died()
+        if "error" in answer:
+            raise ToolchainError(
+                f"the build side cannot be imported: {answer['error']}\n"
+                "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
+            )
+        package, dsl = answer["package"], answer["dsl"]
+        if Path(package).resolve() != Path(cutlass_aot.__file__).resolve():
+            raise ToolchainError(
+                f"workers import cutlass_aot from {package}, this is {cutlass_aot.__file__}: kernels would "
+                "be kept under the keys of other code; run the cutlass-aot command of this environment"
+            )
+        if dsl and self.dsl_roots and not _lies_in(Path(dsl), self.dsl_roots):
+            raise ToolchainError(
+                f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
+                f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
+            )
+        changed = [
+            module for module, sha256 in self.sources.items() if answer["sources"].get(module) != sha256
+        ]
+        if changed:
+            raise ToolchainError(f"{', '.join(sorted(changed))} changed while the build ran: build again")
+
+    def _died(self) -> ToolchainError:
+        status: int | str = "unknown"
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self.process.wait(timeout=5)
+        words = read_log(self._log).strip() or "it said nothing"
+        return ToolchainError(
+            f"the process that forks workers died (exit status {status}; -9 is often a lack of memory: "
+            f"use fewer -j): {words}"
+        )
+
+
+def read_log(path: Path) -> str:
+    """The end of a log: what went wrong stands there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _lies_in(file: Path, roots: tuple[Path, ...]) -> bool:
+    """Whether a file's directory is under one of the roots; the file itself may be a link to elsewhere."""
+    folders = (file.parent, file.parent.resolve())
+    resolved = tuple(root.resolve() for root in roots)
+    return any(folder.is_relative_to(root) for folder in folders for root in (*roots, *resolved))

@@ -1,0 +1,253 @@
+"""The builder's workers: feed, time out, recycle and replace them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from cutlass_aot.builder.compile import messages
+from cutlass_aot.builder.compile.failures import Trouble, is_the_machines
+from cutlass_aot.builder.compile.fork_client import Zygote, read_log
+from cutlass_aot.builder.compile.schedule import Job, Queue
+
+__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
+
+MAX_RESIDENT_BYTES = 1000 << 20
+"""A worker that has held more memory than this is replaced after its job: every compile leaves some behind.
+One job more needs some 50 MB, so that a worker stays below 1.2 GB."""
+
+_POLL_SECONDS = 0.2
+
+Admit = Callable[[Job, bool], "bool | None"]
+"""Asked just before a job starts: True to run it, False to drop it, None to ask later. The second argument
+says that it was asked for long enough, and that True or False is wanted now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a job.
+
+    Attributes:
+        job: the job.
+        reply: the worker's answer; empty if it failed.
+        error: why it failed, or ``""``.
+        log: what the compiler printed, and the traceback.
+        machine: whether the failure is the machine's (memory, disk, time, a signal) and may not come again.
+    """
+
+    job: Job
+    reply: dict[str, Any]
+    error: str = ""
+    log: str = ""
+    machine: bool = False
+
+
+class Executor(Protocol):
+    """Who runs jobs: workers of this machine, or of others."""
+
+    def run(self, jobs: Iterable[Job], admit: Admit) -> Iterator[Result]:
+        """Run jobs, yielding each result as it comes; see :meth:`Pool.run`."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int
+    channel: socket.socket
+    log: Path
+    job: Job | None = None
+    deadline: float = 0.0
+    known: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Workers forked from a process that has the imports; use it as a context manager.
+
+    Nothing is started before there is work. One pool serves a whole build: imports and what workers keep
+    (the operators of a problem) are paid for once.
+
+    Args:
+        size: most workers at once.
+        modules: what a worker needs imported.
+        timeout: seconds a job may take.
+        dsl_roots: directories that the DSL may be imported from; empty for anywhere.
+        sources: module to the SHA-256 of the source file that keys were made from: workers that import
+            another one are refused. What is not named here is not compared.
+    """
+
+    size: int
+    modules: tuple[str, ...]
+    timeout: float = 600.0
+    dsl_roots: tuple[Path, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    _zygote: Zygote | None = None
+    _logs: tempfile.TemporaryDirectory[str] | None = None
+    _workers: list[_Worker] = field(default_factory=list)
+    _started: int = 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End every process; the pool can be used again, and imports again then."""
+        for worker in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+            worker.channel.close()
+        if self._zygote is not None:
+            self._zygote.end()
+        if self._logs is not None:
+            self._logs.cleanup()
+        self._workers.clear()
+        self._zygote = self._logs = None
+
+    def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
+        """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
+
+        A job that ``admit`` puts off is asked for again whenever there is nothing else to do. After it has
+        been put off for the time that a job may take, it is asked for with True.
+
+        Args:
+            jobs: to run.
+            admit: see :data:`Admit`.
+
+        Raises:
+            ToolchainError: if workers cannot be started, or import other sources than those expected.
+        """
+        queue = Queue(jobs, self.size)
+        put_off: dict[Job, float] = {}
+        while queue or put_off or any(worker.job for worker in self._workers):
+            self._fill(queue, put_off, admit)
+            done = self._collect()
+            # Its worker has the next job before anybody looks at what it answered.
+            self._fill(queue, put_off, admit)
+            yield from done
+
+    def _fill(self, queue: Queue, put_off: dict[Job, float], admit: Admit) -> None:
+        """Give every idle worker a job; start workers while there are fewer than wanted."""
+        for worker in [worker for worker in self._workers if worker.job is None and _has_ended(worker)]:
+            self._retire(worker)
+        retried = iter(list(put_off))
+        while queue or put_off:
+            idle = next((worker for worker in self._workers if worker.job is None), None)
+            if idle is None and len(self._workers) >= self.size:
+                return
+            known = idle.known if idle else set()
+            taken = {other.job.group for other in self._workers if other.job is not None}
+            job = queue.take(known, taken)
+            if job is None and (job := next(retried, None)) is None:
+                return
+            since = put_off.pop(job, None)
+            now = time.monotonic()
+            verdict = admit(job, since is not None and now - since > self.timeout)
+            if verdict is None:
+                put_off[job] = now if since is None else since
+            elif verdict:
+                self._start(idle or self._new_worker(), job)
+
+    def _start(self, worker: _Worker, job: Job) -> None:
+        worker.job = job
+        worker.known.add(job.group)
+        worker.deadline = time.monotonic() + self.timeout
+        # A worker that died while it was idle shows as a closed channel when its answer is awaited.
+        with contextlib.suppress(OSError):
+            messages.send(worker.channel, {**job.request, "log": str(worker.log)})
+
+    def _collect(self) -> list[Result]:
+        """Wait for answers for a moment; then end workers past their time."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                if worker.job is not None:
+                    selector.register(worker.channel, selectors.EVENT_READ, worker)
+            if not selector.get_map():
+                time.sleep(_POLL_SECONDS)  # All that waits is being compiled by another builder.
+                return []
+            ready = [key.data for key, _ in selector.select(_POLL_SECONDS)]
+        done = [self._finish(worker) for worker in ready]
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if worker.job is not None and now > worker.deadline:
+                done.append(self._kill(worker, worker.job))
+        return done
+
+    def _kill(self, worker: _Worker, job: Job) -> Result:
+        """End a worker past its time, without waiting for its channel to close: what its job has started may
+        hold the other end of it."""
+        os.kill(worker.pid, signal.SIGKILL)
+        log = read_log(worker.log)
+        status = self._retire(worker)
+        if status == -signal.SIGKILL:
+            return _failed(job, Trouble(timed_out=self.timeout), log)
+        return _failed(job, _crash(status), log)
+
+    def _finish(self, worker: _Worker) -> Result:
+        reply = messages.receive(worker.channel)
+        job, worker.job = worker.job, None
+        if job is None:
+            raise RuntimeError("a worker without a job was collected")
+        log = read_log(worker.log)
+        if reply is None:
+            return _failed(job, _crash(self._retire(worker)), log)
+        if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES:
+            self._retire(worker)
+        if "error" in reply:
+            trouble = Trouble(raised=tuple(reply["raised"]), message=str(reply["error"]))
+            return _failed(job, trouble, log + str(reply["traceback"]))
+        return Result(job, reply, log=log)
+
+    def _new_worker(self) -> _Worker:
+        zygote = self._started_zygote()
+        child = zygote.fork()
+        self._started += 1
+        worker = _Worker(child.pid, child.channel, zygote.directory / f"worker-{self._started}.log")
+        self._workers.append(worker)
+        return worker
+
+    def _started_zygote(self) -> Zygote:
+        if self._zygote is None:
+            self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
+            self._zygote = Zygote(self.modules, Path(self._logs.name), self.dsl_roots, self.sources)
+        self._zygote.start()
+        return self._zygote
+
+    def _retire(self, worker: _Worker) -> int:
+        """End a worker and return its exit status, negative for a signal."""
+        self._workers.remove(worker)
+        worker.channel.close()
+        return self._started_zygote().bury(worker.pid)
+
+
+def _failed(job: Job, trouble: Trouble, log: str) -> Result:
+    return Result(job, {}, trouble.reason, log, is_the_machines(trouble, log))
+
+
+def _crash(status: int) -> Trouble:
+    """A worker that ended by itself, with an exit status, negative for a signal."""
+    return Trouble(signal=max(0, -status), status=max(0, status))
+
+
+def _has_ended(worker: _Worker) -> bool:
+    """Whether an idle worker is gone: nothing else can make its channel readable."""
+    # Not select(), which takes no descriptor from 1024 on.
+    poll = select.poll()
+    poll.register(worker.channel, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,1 @@
+"""What a build follows from, and whether the last build already did it."""

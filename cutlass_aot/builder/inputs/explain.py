@@ -1,0 +1,72 @@
+"""Why a build plans again: the first thing that differs from what the last one followed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cutlass_aot.builder.inputs.inputs import Inputs, Parts
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.store.roots import Reference
+from cutlass_aot.store.store import Store
+
+_DIGEST_LENGTH = 64
+
+
+def explain(inputs: Inputs, store: Store | None) -> str:
+    """Why a build of these inputs plans again, in words; ``""`` if it does not."""
+    if store is None:
+        return "there is no store yet"
+    before = _read(store, inputs.manifest.name)
+    if before is None:
+        return f"the store knows no earlier build of a bundle named {inputs.manifest.name!r}"
+    difference = first_difference(before, inputs.parts)
+    if difference or store.get_record("plan", inputs.plan_digest) is not None:
+        return difference
+    return "the store has lost the plan of the last build"
+
+
+def first_difference(before: Parts, now: Parts) -> str:
+    """What differs first, section by section in the order of ``now``; ``""`` if nothing does."""
+    for section, values in now.items():
+        old = before.get(section, {})
+        # What comes first decides: a package's version is named before its files.
+        for name in (*values, *(name for name in old if name not in values)):
+            if old.get(name) != values.get(name):
+                return f"{section}: {_change(name, old.get(name), values.get(name))}"
+    return ""
+
+
+def _change(name: str, old: str | None, new: str | None) -> str:
+    if old is None:
+        return f"{name} is new"
+    if new is None:
+        return f"{name} is gone"
+    if len(old) == len(new) == _DIGEST_LENGTH:
+        return f"{name} has changed"
+    return f"{name} was {old}, is {new}"
+
+
+def keep_parts(store: Store, inputs: Inputs) -> None:
+    """Keep what a build follows from, for the explanation of the next one."""
+    if _read(store, inputs.manifest.name) != inputs.parts:
+        store.put_record(*parts_reference(inputs), {"parts": inputs.parts})
+
+
+def parts_reference(inputs: Inputs) -> Reference:
+    """Kind and key of the record that :func:`keep_parts` keeps."""
+    return _reference(inputs.manifest.name)
+
+
+def _reference(name: str) -> Reference:
+    return "inputs", digest(name.encode())
+
+
+def _read(store: Store, name: str) -> Parts | None:
+    record = store.get_record(*_reference(name))
+    parts: Any = record.get("parts") if isinstance(record, dict) else None
+    sound = isinstance(parts, Mapping) and all(
+        isinstance(values, Mapping) and all(isinstance(value, str) for value in values.values())
+        for values in parts.values()
+    )
+    return parts if sound else None

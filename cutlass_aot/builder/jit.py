@@ -1,0 +1,413 @@
+"""Policy ``jit``: compile a kernel for a problem that the bundle has none for, in this process.
+
+:mod:`cutlass_aot.runtime.policy` imports this module on a miss under that policy alone. It asks the
+registered generators as a build does, takes the first kernel in the default order, and keeps what it has
+compiled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from cutlass_aot.builder.plan.known_bad import known_bad
+from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
+from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.device_profiles import (
+    CLUSTER_SIZES,
+    DeviceProfile,
+    builtin_profiles,
+    load_profile,
+)
+from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.registry import references
+from cutlass_aot.runtime.declared import DeclaredKernel
+from cutlass_aot.runtime.launching.call import call, translated, without_gradients, workspace_for
+from cutlass_aot.runtime.launching.dlpack import view
+from cutlass_aot.runtime.launching.streams import current_stream, stream_handle
+from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, exported, is_torch, to_ffi
+from cutlass_aot.runtime.machine import cuda_driver, host
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.runtime.opened.kernel_handle import Launch
+from cutlass_aot.runtime.policy import warn_once
+from cutlass_aot.runtime.selection.cost_model import sort_key
+from cutlass_aot.runtime.selection.match import Request, arrangement, usual_accumulator
+from cutlass_aot.runtime.selection.query import Parameters
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
+from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.tuning.ranking import Extents
+
+_NEEDED = {
+    "cutlass.cute": "nvidia-cutlass-dsl",
+    "cutlass.operators": "nvidia-cutlass-operators",
+    "torch": "torch",
+}
+"""What has to be there to import, with the distribution that it comes in."""
+
+MAX_REMEMBERED = 65536
+"""Problems whose kernel is remembered; all are forgotten when there are more. Kernels stay."""
+
+Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel compiled here.
+
+    Attributes:
+        kernel: its record.
+        function: the compiled function, of operands with the batch first.
+    """
+
+    kernel: Kernel
+    function: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    ordinal: int
+    capability: tuple[int, int]
+    sm_count: int
+    name: str
+
+
+# One compilation at a time: the DSL is not thread-safe.
+_lock = ProcessLock()
+_chosen: dict[Signature, Compiled] = {}
+_compiled: dict[tuple[int, str], Compiled] = {}
+_enumerated: dict[tuple[str, Problem, str, str], tuple[Kernel, ...]] = {}
+
+
+def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
+    """``out = a @ b``, or another operation, by a kernel that is compiled now, or was for a like problem.
+
+    Args:
+        request: what the bundle has no kernel for.
+        operands: in the order of the request.
+        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
+        workspace: likewise.
+
+    Raises:
+        ToolchainError: if the DSL is not installed: says what is missing.
+        KernelNotFound: if no generator has a kernel for the problem either, or it is a GEMM of more operands.
+        CompileError: if it does not compile.
+        OperandError: if the operands are not on a GPU, or not to be launched on.
+        LaunchError: if compiled code refuses the call.
+        DeviceError: if the driver does.
+    """
+    _require_compiler()
+    if request.operation == "gemm" and (request.names or len(operands) != 3):
+        raise KernelNotFound(
+            f"policy jit compiles GEMMs of a, b and out alone, and what is no GEMM, not {request}"
+        )
+    ordinal = common_device(request.operands)
+    if ordinal < 0:
+        raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")
+    chosen = compiled_for(request, _gpu(ordinal))
+    order = _order(chosen.kernel, request)
+    given, descriptions = [operands[i] for i in order], [request.operands[i] for i in order]
+    _launch(chosen, given, descriptions, ordinal, stream, workspace)
+
+
+def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
+    """A declared kernel, compiled for a GPU.
+
+    Args:
+        kernel: the kernel.
+        values: its parameters.
+        ordinal: CUDA device ordinal.
+
+    Returns:
+        What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
+
+    Raises:
+        ToolchainError: if the DSL is not installed: says what is missing.
+        KernelNotFound: if it is not declared for the GPU, or has no kernel for these parameters.
+        GeneratorError: if its declaration is wrong.
+        CompileError: if it does not compile.
+    """
+    _require_compiler()
+    gpu = _gpu(ordinal)
+    targets = runnable_targets(kernel.targets, gpu.capability)
+    generator = DeclaredGenerator(kernel)
+    with _lock:
+        record = generator.kernel(values, targets[0]) if targets else None
+        if record is None:
+            raise KernelNotFound(
+                f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."
+                f"{gpu.capability[1]}: it is declared for {', '.join(kernel.targets)}"
+            )
+        key = (os.getpid(), record.digest)
+        if key not in _compiled:
+            _compiled[key] = compile_record(record, generator)
+        compiled = _compiled[key]
+
+    def launch(*operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        descriptions = [describe_operand(operand) for operand in operands]
+        verdict = supports(record.operands, descriptions)
+        if not verdict:
+            raise OperandError(f"kernel {record.name}: {verdict.reason}")
+        _launch(compiled, operands, descriptions, ordinal, stream, workspace)
+
+    return launch, tuple(operand.name for operand in record.operands)
+
+
+def _launch(
+    chosen: Compiled,
+    operands: Sequence[Any],
+    descriptions: Sequence[OperandDescription],
+    ordinal: int,
+    stream: Any,
+    workspace: Any,
+) -> None:
+    """Call a compiled kernel on operands that it supports.
+
+    Raises:
+        CutlassAotError: whatever is wrong with the operands, the stream or the launch.
+    """
+    kernel = chosen.kernel
+    names = [constraint.name for constraint in kernel.operands]
+    try:
+        operands = without_gradients(names, operands)
+        handle = current_stream(operands, ordinal) if stream is None else stream_handle(stream, ordinal)
+        arguments = [
+            # A number is handed over as it is.
+            operand if constraint.is_number else _batched(constraint, operand, description, handle)
+            for constraint, operand, description in zip(kernel.operands, operands, descriptions, strict=True)
+        ]
+        if kernel.workspace_bytes:
+            arguments.append(
+                workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace, stream)
+            )
+        # Arguments that are no tensors of torch any more do not bring its current stream along.
+        native = stream is None and all(map(exported, arguments))
+        call(chosen.function, arguments, ordinal, None if native else handle)
+    except Exception as error:
+        raise translated(error, kernel.name, names) from error
+
+
+def compiled_for(request: Request, gpu: _Gpu) -> Compiled:
+    """The kernel for a request on a GPU, compiled if it is not yet.
+
+    Raises:
+        KernelNotFound: if no generator has one.
+        CompileError: if it does not compile.
+    """
+    signature = _signature(request, gpu)
+    found = _chosen.get(signature)
+    if found is None:
+        with _lock:
+            kernel, generator = _choose(request, gpu)
+            # What a parent process has loaded onto a GPU is of no use to its child.
+            key = (os.getpid(), kernel.digest)
+            found = _compiled.get(key)
+            if found is None:
+                found = _compiled[key] = compile_record(kernel, generator)
+            if len(_chosen) >= MAX_REMEMBERED:
+                _chosen.clear()
+            _chosen[signature] = found
+    return found
+
+
+def _require_compiler() -> None:
+    missing = []
+    for module, distribution in _NEEDED.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing.append(f"{distribution} ({error})")
+    if missing:
+        raise ToolchainError(
+            f"policy jit has to compile a kernel, and this installation has no compiler: missing "
+            f"{', '.join(missing)}. Install it with: pip install 'cutlass-aot[build]'; or build the kernel "
+            "into the bundle, or choose policy warn"
+        )
+
+
+def dsl_version() -> str:
+    """Version of the installed DSL, for the table of known-bad kernels."""
+    return host.installed_version(_NEEDED["cutlass.cute"]) or "0"
+
+
+def _gpu(ordinal: int) -> _Gpu:
+    return _Gpu(
+        ordinal,
+        cuda_driver.compute_capability(ordinal),
+        cuda_driver.sm_count(ordinal),
+        cuda_driver.device_name(ordinal),
+    )
+
+
+def _signature(request: Request, gpu: _Gpu) -> Signature:
+    """Everything that the choice of a kernel depends on."""
+    operands = tuple(
+        # No kernel demands more alignment than this of an address.
+        (operand.dtype, operand.shape, operand.strides, operand.address % 128)
+        for operand in request.operands
+    )
+    asked = (request.operation, request.epilogue, request.accumulator, request.names, request.parameters)
+    return (os.getpid(), gpu, asked, operands)
+
+
+def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
+    """The first kernel in the default order, of the best target that any generator serves the request on."""
+    generators = [reference.load() for reference in references().values()]
+    version = dsl_version()
+    profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
+    extents = _extents(request.operands)
+    for target in runnable_targets(KNOWN_TARGETS, gpu.capability):
+        found = [
+            (kernel, generator)
+            for generator in generators
+            if target in generator.targets(request.operation)
+            for problem in _problems(request)
+            for kernel in _kernels(generator, problem, target, profile)
+            if _serves(kernel, request) and not known_bad(kernel, version)
+        ]
+        if found:
+            return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
+    raise KernelNotFound(
+        f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {request} "
+        "either: change the operands, or choose policy warn"
+    )
+
+
+def _serves(kernel: Kernel, request: Request) -> bool:
+    """Whether a kernel computes what is asked for, on these operands."""
+    order = _order(kernel, request)
+    return (
+        bool(order)
+        and bool(supports(kernel.operands, [request.operands[index] for index in order]))
+        and request.epilogue in (None, kernel.epilogue)
+        and request.accumulator in (None, kernel.accumulator)
+        and kernel.parameters == request.parameters
+    )
+
+
+def _order(kernel: Kernel, request: Request) -> tuple[int, ...]:
+    """Where each operand of a kernel stands among those of a request; empty if they are not the same."""
+    names = [operand.name for operand in kernel.operands]
+    order = arrangement(names, len(request.operands), request.names)
+    return () if isinstance(order, Rejected) else order
+
+
+def _kernels(
+    generator: Generator, problem: Problem, target: str, profile: DeviceProfile
+) -> tuple[Kernel, ...]:
+    if problem.operation not in generator.operations:
+        return ()
+    key = (generator.name, problem, target, profile.name)
+    if key not in _enumerated:
+        _enumerated[key] = tuple(generator.enumerate(problem, target, profile))
+    return _enumerated[key]
+
+
+def _problems(request: Request) -> Iterator[Problem]:
+    """What to ask a generator: for kernels of any operands, if it is not for GEMMs, and for these.
+
+    Of a matrix all layouts that the strides allow: two for one with extents of 1.
+    """
+    if request.operation != "gemm":
+        yield Problem(request.operation, (), "", "")
+    if any(len(operand.shape) < 2 for operand in request.operands):
+        return
+    dtypes = tuple(operand.dtype for operand in request.operands)
+    accumulator = request.accumulator or usual_accumulator(dtypes[-1])
+    letters = [
+        "".join(
+            letter
+            for letter, mode in (("t", -1), ("n", -2))
+            if operand.strides[mode] == 1 or operand.shape[mode] == 1
+        )
+        for operand in request.operands
+    ]
+    for layouts in product(*letters):
+        yield Problem(request.operation, dtypes, "".join(layouts), accumulator)
+
+
+def _extents(operands: Sequence[OperandDescription]) -> Extents:
+    first, last = ((1, 1, 1, *operand.shape) for operand in (operands[0], operands[-1]))
+    return Extents(first[-3], first[-2], last[-1], first[-1])
+
+
+def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:
+    """The device profile of a GPU: one that comes with the package, or one derived from its SMs.
+
+    Args:
+        capability: compute capability.
+        sm_count: streaming multiprocessors.
+        name: of the model.
+    """
+    for known in map(load_profile, builtin_profiles()):
+        if (known.compute_capability, known.sm_count) == (capability, sm_count):
+            return known
+    return DeviceProfile(
+        name=f"{name}-{sm_count}",
+        gpu=name,
+        compute_capability=capability,
+        sm_count=sm_count,
+        max_active_clusters={size: max(1, sm_count // size) for size in CLUSTER_SIZES},
+        measured=False,
+        source="SMs divided by the cluster's blocks",
+    )
+
+
+def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
+    """Compile a kernel in this process, with a warning that it took time.
+
+    Raises:
+        CompileError: if it does not compile, or cannot be called here.
+    """
+    start = time.monotonic()
+    try:
+        function: Any = generator.compile(kernel)
+    except CutlassAotError:
+        raise
+    except Exception as error:
+        raise CompileError(f"{kernel.name} does not compile: {type(error).__name__}: {error}") from error
+    if not callable(function) or getattr(function, "engine", function) is None:
+        raise CompileError(
+            f"{kernel.name} was compiled and cannot be called in this process: the DSL's architecture is "
+            f"{os.environ.get('CUTE_DSL_ARCH', 'that of the GPU it found first')}; unset CUTE_DSL_ARCH"
+        )
+    seconds = time.monotonic() - start
+    logging.getLogger("cutlass_aot").warning("policy jit compiled %s in %.1f s", kernel.name, seconds)
+    warn_once(
+        kernel.digest,
+        f"the bundle has no kernel for a problem, so that {kernel.name} was compiled in {seconds:.1f} s "
+        "(policy jit): build it into the bundle",
+    )
+    return Compiled(kernel, function)
+
+
+def _batched(
+    constraint: OperandConstraint, operand: Any, description: OperandDescription, stream: int | None
+) -> Any:
+    """The operand as compiled code takes it: the batch first, strides that a descriptor can be built from.
+
+    An extent of 1 gets a stride that a compact tensor would have: no element has another address.
+    """
+    missing = len(constraint.extents) - len(description.shape)
+    shape = (1,) * missing + description.shape
+    strides = (0,) * missing + description.strides
+    contiguous = len(shape) + constraint.contiguous
+    modes = list(zip(shape, strides, strict=True))
+    span = max((extent * stride for extent, stride in modes if extent > 1), default=1)
+    beyond = -(-span // constraint.divisibility) * constraint.divisibility
+    steps = tuple(
+        stride if extent != 1 else 1 if mode == contiguous else beyond
+        for mode, (extent, stride) in enumerate(modes)
+    )
+    # Shapes and strides are in elements of ours, of which torch's FP4 holds two in one of its own.
+    if is_torch(operand) and DTYPES[description.dtype].torch_packs == 1:
+        return operand.as_strided(shape, steps)
+    return view(to_ffi(operand, stream), shape, steps, description.dtype)

@@ -1,0 +1,1 @@
+"""Linking: which kernels share a library, and libraries for every host."""

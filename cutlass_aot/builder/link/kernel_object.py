@@ -1,0 +1,147 @@
+"""What compiling one kernel leaves: its host code as LLVM text, good for every host, and its GPU code.
+
+The DSL exports host code as LLVM text that holds the GPU code, a fat binary, as one constant. That constant
+is taken out; in its place stands an exported slot, ``{pointer, size}``, which whoever loads the library fills
+before the first launch (``shim.c``). What says the host (``target`` lines) goes too, so that the same text is
+compiled for any.
+
+A kernel object is canonical msgpack::
+
+    kind, schema
+    host_code    the text
+    gpu_code     the fat binary
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from cutlass_aot.errors import ArtifactError, CorruptFile
+from cutlass_aot.schema.encoding import check_schema, decode, encode
+from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
+
+KIND = "cutlass-aot kernel object"
+SCHEMA = 1
+MAX_OBJECT_BYTES = 256 << 20
+
+_FATBIN = r"P\EDU\BA"
+"""The magic number of a fat binary, as LLVM writes it in a text."""
+# Names are quoted where they hold other characters than these.
+_NAME = r'@(?:[-\w.$]+|"[^"]*")'
+_CONSTANT = re.compile(
+    rf'^({_NAME}) = [\w ]*\bconstant \[(\d+) x i8\] c"({re.escape(_FATBIN)}[^"]*)"[^\n]*$', re.MULTILINE
+)
+_TARGET = re.compile(r"^target (?:datalayout|triple) = .*\n", re.MULTILINE)
+_FUNCTION = re.compile(rf"^(define|declare) ([^\n]*?)({_NAME})\(", re.MULTILINE)
+_VARIABLE = re.compile(rf"^({_NAME}) = ([\w ()\"]*?)\b(global|constant|alias|ifunc) ", re.MULTILINE)
+_HIDDEN = frozenset({"internal", "private", "hidden", "available_externally", "appending"})
+_EXTERNAL = frozenset({"external", "extern_weak"})
+
+
+class KernelObject(NamedTuple):
+    """One compiled kernel.
+
+    Attributes:
+        host_code: LLVM text.
+        gpu_code: a fat binary with one cubin or several of one target.
+    """
+
+    host_code: str
+    gpu_code: bytes
+
+    def to_bytes(self) -> bytes:
+        """The object's file. Equal objects give equal bytes."""
+        return encode(
+            {"kind": KIND, "schema": SCHEMA, "host_code": self.host_code, "gpu_code": self.gpu_code}
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KernelObject:
+        """Read what :meth:`to_bytes` gave.
+
+        Raises:
+            CorruptFile: if it is truncated, altered or another kind of file.
+            SchemaTooNew: if a newer release wrote it.
+        """
+        if len(data) > MAX_OBJECT_BYTES:
+            raise CorruptFile(f"the object has {len(data)} bytes; at most {MAX_OBJECT_BYTES} are read")
+        record = decode(data, "the object")
+        if not isinstance(record, dict) or record.get("kind") != KIND:
+            raise CorruptFile("the object is not a kernel object: build it again")
+        check_schema(record.get("schema"), SCHEMA, "the object")
+        host_code, gpu_code = record.get("host_code"), record.get("gpu_code")
+        if not isinstance(host_code, str) or not isinstance(gpu_code, bytes):
+            raise CorruptFile("the object lacks its host code or its GPU code: build it again")
+        return cls(host_code, gpu_code)
+
+    @classmethod
+    def from_llvm(cls, text: str, symbol: str) -> KernelObject:
+        """Take apart what the DSL exports.
+
+        Args:
+            text: LLVM text, as ``export_to_c`` writes it to a file that ends in ``.ll``.
+            symbol: the kernel's symbol, after which the slot is named.
+
+        Raises:
+            ArtifactError: if the text does not hold exactly one fat binary, of the length that it says.
+        """
+        found = _CONSTANT.findall(text)
+        if len(found) != 1:
+            raise ArtifactError(
+                f"{symbol}: its host code holds {len(found)} fat binaries of GPU code; expected one: "
+                "a kernel is one function that launches GPU code of one module"
+            )
+        name, size, escaped = found[0]
+        gpu_code = _bytes(escaped)
+        if len(gpu_code) != int(size):
+            raise ArtifactError(
+                f"{symbol}: its GPU code has {len(gpu_code)} bytes; its host code says {size}: "
+                "the DSL writes text in another way than the one that is known"
+            )
+        slot = f"@{CODE_PREFIX}{symbol}"
+        text = _CONSTANT.sub(f"{slot} = global [2 x i64] zeroinitializer, align 8", text)
+        text = re.sub(rf"{re.escape(name)}(?![-\w.$])", slot, text)
+        return cls(_TARGET.sub("", text), gpu_code)
+
+    def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What the host code leaves undefined, and what it defines for others to see.
+
+        Names of LLVM's own, which begin with ``llvm.``, are not among them, nor are those that are declared
+        and not used.
+        """
+        undefined: set[str] = set()
+        defined: set[str] = set()
+        used = Counter(re.findall(_NAME, self.host_code))
+        for kind, words, name in _FUNCTION.findall(self.host_code):
+            if kind == "declare":
+                if used[name] > 1:
+                    undefined.add(_unquoted(name))
+            elif not _HIDDEN & set(words.split()):
+                defined.add(_unquoted(name))
+        for name, words, _ in _VARIABLE.findall(self.host_code):
+            if _EXTERNAL & set(words.split()):
+                undefined.add(_unquoted(name))
+            elif not _HIDDEN & set(words.split()):
+                defined.add(_unquoted(name))
+        own = {name for name in undefined | defined if name.startswith("llvm.")}
+        return frozenset(undefined - own), frozenset(defined - own)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:].strip('"')
+
+
+def _bytes(escaped: str) -> bytes:
+    """The bytes of an LLVM string, in which a backslash stands before another one or two hexadecimal digits.
+
+    Source: LLVM Language Reference, "String constants".
+    """
+    return (
+        escaped.replace("\\\\", "\\5C")
+        .replace("\\", "\\x")
+        .encode("ascii")
+        .decode("unicode_escape")
+        .encode("latin-1")
+    )

@@ -1,0 +1,1 @@
+"""The plan of a build: which kernels, which of them are kept, and what is to be compiled."""

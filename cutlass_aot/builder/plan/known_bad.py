@@ -1,0 +1,96 @@
+"""Kernels that must not be built with some version of the DSL: a table, and the one rule that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from cutlass_aot.manifest.filters import DesignFilter
+from cutlass_aot.manifest.known_bad import KnownBad
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import MAX_OPERANDS, Kernel
+from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.versions import release
+
+TABLE = (
+    KnownBad(
+        generator="cutlass.operators",
+        design=(DesignFilter.make("family", ["TgvGemm"]),),
+        capability=(10, 3),
+        since="4.0",
+        reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
+    ),
+    # What follows is listed by nvidia-cutlass-operators 0.3.0 and does not compile: docs/build-results.md,
+    # by tools/check/catalogue.py.
+    KnownBad(
+        generator="cutlass.operators",
+        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        dtypes=(("*", "*", "f64"),),
+        since="4.8",
+        reason="the compiler cannot store an output of f64: can not handle acc/d type combination",
+    ),
+    KnownBad(
+        generator="cutlass.operators",
+        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        accumulator=("f16",),
+        dtypes=tuple(("*", "*", out) for out in sorted(DTYPES) if out not in ("bf16", "f16", "f64")),
+        since="4.8",
+        reason="the compiler stores an accumulator of f16 as f16 or bf16 alone: can not handle acc/d type "
+        "combination",
+    ),
+    KnownBad(
+        generator="cutlass.operators",
+        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        accumulator=("i32",),
+        dtypes=(("*", "*", "f8*"),),
+        since="4.8",
+        reason="the compiler cannot turn an accumulator of i32 into FP8: NVVM backend compilation failed",
+    ),
+    # Their code is that of i8: IGMMA.S8.S8 on sm_90a, signed in the descriptor on sm_100a; found by
+    # tools/check/coverage.py. Mixed-input kernels convert u8 as they should.
+    KnownBad(
+        generator="cutlass.operators",
+        dtypes=tuple(("u8", "u8", *("*",) * others) for others in range(1, MAX_OPERANDS - 1)),
+        since="4.8",
+        reason="the compiler multiplies u8 as if it were i8: elements from 128 on count as negative",
+    ),
+)
+"""What is known so far. Add a row with its source; take none away without a run that shows it good."""
+
+
+def known_bad(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad] = TABLE) -> str:
+    """Why a kernel is known to be bad with a version of the DSL, or ``""``."""
+    row = row_of(kernel, dsl_version, table)
+    return row.reason if row else ""
+
+
+def row_of(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad]) -> KnownBad | None:
+    """The first row of a table that a kernel falls under, with a version of the DSL."""
+    target = Target.parse(kernel.target)
+    design = dict(kernel.design)
+    dtypes = tuple(operand.dtype for operand in kernel.operands)
+    for row in table:
+        if (
+            kernel.generator == row.generator
+            and (not row.targets or kernel.target in row.targets)
+            and (row.capability is None or target.runs_on(row.capability))
+            and (not row.dtypes or any(_match(dtypes, patterns) for patterns in row.dtypes))
+            and (not row.accumulator or kernel.accumulator in row.accumulator)
+            and (not row.layouts or any(fnmatchcase(kernel.layouts, pattern) for pattern in row.layouts))
+            and all(design_filter.accepts(design) for design_filter in row.design)
+            and in_force(row, dsl_version)
+        ):
+            return row
+    return None
+
+
+def in_force(row: KnownBad, dsl_version: str) -> bool:
+    """Whether a row is about a version of the DSL."""
+    version = release(dsl_version)
+    return not (row.since and version < release(row.since)) and not (
+        row.until and release(row.until) <= version
+    )
+
+
+def _match(dtypes: Sequence[str], patterns: Sequence[str]) -> bool:
+    return len(dtypes) == len(patterns) and all(map(fnmatchcase, dtypes, patterns))

@@ -1,0 +1,341 @@
+"""Manifest and generators to a list of kernels: what is to build, what is present, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from cutlass_aot.builder.inputs.file_digests import Files
+from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
+from cutlass_aot.builder.plan.recipe import Origins
+from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
+from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
+from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
+from cutlass_aot.generators.registry import find, import_plugin, version_of
+from cutlass_aot.manifest.filters import DesignFilter, spread
+from cutlass_aot.manifest.known_bad import KnownBad
+from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
+from cutlass_aot.manifest.scales import Scales
+from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
+from cutlass_aot.schema.kernels.kernel import Kernel, key
+from cutlass_aot.store.artifacts import read_artifact, read_failure
+from cutlass_aot.store.store import Store
+
+
+def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
+    """Find the generators of a manifest, importing its plugins.
+
+    Args:
+        manifest: the manifest.
+        files: gives the digests of their sources; None reads them.
+
+    Raises:
+        GeneratorError: if one is unknown or cannot be imported.
+        ManifestError: if a table asks for an operation, target or design name that its generator lacks.
+    """
+    for module in manifest.plugins:
+        import_plugin(module)
+    sources = find_sources({table.generator for table in manifest.tables}, files)
+    for table in manifest.tables:
+        _check_table(table, sources.instances[table.generator])
+    for index, row in enumerate(manifest.known_bad):
+        generator = find(row.generator).load()
+        _check_filters(row.design, generator, f"known_bad[{index}].design", ())
+    return sources
+
+
+def find_sources(names: Collection[str], files: Files | None = None) -> Sources:
+    """Find generators by their names.
+
+    Args:
+        names: of the generators.
+        files: gives the digests of their sources; None reads them.
+
+    Raises:
+        GeneratorError: if one cannot be imported.
+        ManifestError: if one is unknown.
+    """
+    references = {name: find(name) for name in sorted(names)}
+    instances = {name: reference.load() for name, reference in references.items()}
+    file_digest = (files or Files()).digest
+    versions = {name: version_of(instance, file_digest) for name, instance in instances.items()}
+    return Sources(references, instances, versions)
+
+
+def _check_table(table: KernelTable, generator: Generator) -> None:
+    if table.operation not in generator.operations:
+        raise ManifestError(
+            f"{table.where}.operation: generator {generator.name!r} has no {table.operation!r}: "
+            f"expected one of {', '.join(generator.operations)}"
+        )
+    possible = generator.targets(table.operation)
+    for target in table.targets:
+        if target not in possible:
+            raise ManifestError(
+                f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
+                f"expected some of {', '.join(possible)}"
+            )
+    filters = (*table.filters, *(item for group in table.exclude for item in group))
+    _check_filters(filters, generator, table.where, TABLE_KEYS)
+
+
+def _check_filters(
+    filters: Iterable[DesignFilter], generator: Generator, where: str, others: Sequence[str]
+) -> None:
+    """Refuse filters on what the generator's kernels do not have."""
+    for design_filter in filters:
+        if full_name(design_filter.written, generator.design) not in generator.design:
+            short = {full: name for name, full in SHORT_NAMES.items()}
+            known = [short.get(name, name) for name in generator.design]
+            possible = f"one of {', '.join(others)}, or of" if others else "one of"
+            raise ManifestError(
+                f"{where}: unknown key {design_filter.written!r}: expected {possible} "
+                f"the design of {generator.name!r}: {', '.join(known)}"
+            )
+
+
+def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
+    """The questions whose answers make up the plan, in the manifest's order."""
+    return [
+        Enumeration(
+            table=index,
+            generator=sources.references[table.generator],
+            problem=Problem(table.operation, dtypes, layouts, accumulator, _requests(scales), table.epilogue),
+            target=target,
+        )
+        for index, table in enumerate(manifest.tables)
+        for dtypes, accumulator in table.combinations
+        for layouts in table.layouts
+        for scales in table.scales
+        for target in table.targets
+    ]
+
+
+def _requests(scales: Scales) -> tuple[ScaleRequest | None, ScaleRequest | None]:
+    a, b = (None if scale is None else ScaleRequest(*scale) for scale in scales)
+    return a, b
+
+
+def select(
+    manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]], dsl_version: str
+) -> Selection:
+    """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
+
+    Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
+    remark.
+
+    Raises:
+        ManifestError: if a table is left without kernels, saying which filter left nothing.
+    """
+    chosen: dict[str, Kernel] = {}
+    remarks: list[str] = []
+    known = (*TABLE, *manifest.known_bad)
+    hit: set[KnownBad] = set()
+    for index, table in enumerate(manifest.tables):
+        own = [(question, kernels) for question, kernels in answers if question.table == index]
+        found = [kernel for _, kernels in own for kernel in kernels]
+        kept = _filtered(table, found)
+        if not kept:
+            raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
+        rows = {kernel.digest: row for kernel in kept if (row := row_of(kernel, dsl_version, known))}
+        hit.update(rows.values())
+        bad = {kernel: row.reason for kernel, row in rows.items()}
+        for why in sorted(set(bad.values())):
+            count = sum(reason == why for reason in bad.values())
+            remarks.append(f"{table.where}: {count} left out as known to be bad: {why}")
+        kept = [kernel for kernel in kept if kernel.digest not in bad]
+        if not kept:
+            raise ManifestError(f"{table.where}: no kernel is left: {'; '.join(sorted(set(bad.values())))}")
+        groups: dict[str, list[Kernel]] = {}
+        for kernel in kept:
+            groups.setdefault(kernel.group, []).append(kernel)
+        for question, kernels in own:
+            if not _filtered(table, kernels):
+                why = "the generator has none" if not kernels else "the filters leave none"
+                remarks.append(f"{table.where}: {question.name}: {why}")
+        remarks += [f"{table.where}: {text}" for text in _matching_nothing(table, found)]
+        for members in groups.values():
+            members.sort(key=_design_order)
+            limit = table.max_per_group or len(members)
+            for position in spread(len(members), limit):
+                chosen[members[position].digest] = members[position]
+    for index, row in enumerate(manifest.known_bad):
+        if row not in hit and in_force(row, dsl_version):
+            remarks.append(f"known_bad[{index}] leaves nothing out")
+    kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
+    return Selection(tuple(kernels), tuple(remarks))
+
+
+def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
+    """The selection of somebody who has chosen kernels; one named twice counts once.
+
+    Raises:
+        CompileError: for a kernel that is known to be bad with this version of the DSL.
+    """
+    chosen = {kernel.digest: kernel for kernel in kernels}
+    for kernel in chosen.values():
+        why = known_bad(kernel, dsl_version)
+        if why:
+            raise CompileError(
+                f"{kernel.name} is known to be bad with nvidia-cutlass-dsl {dsl_version}: {why}; "
+                "choose another one"
+            )
+    return Selection(tuple(sorted(chosen.values(), key=lambda kernel: kernel.name)), ())
+
+
+def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
+    def wanted(kernel: Kernel) -> bool:
+        design = dict(kernel.design + kernel.parameters)
+        if not all(design_filter.accepts(design) for design_filter in table.filters):
+            return False
+        return not any(all(f.accepts(design) for f in group) for group in table.exclude)
+
+    return [kernel for kernel in kernels if wanted(kernel)]
+
+
+def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
+    """Values of filters, and exclusions, that no kernel of the table has: a slip, or meant for others."""
+    designs = [dict(kernel.design + kernel.parameters) for kernel in found]
+    texts = [
+        f"{single} matches nothing"
+        for item in table.filters
+        for single in item.singles()
+        if not any(single.accepts(design) for design in designs)
+    ]
+    texts += [
+        f"exclude {', '.join(map(str, group))} leaves nothing out"
+        for group in table.exclude
+        if not any(all(item.accepts(design) for item in group) for design in designs)
+    ]
+    return texts
+
+
+def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], str]:
+    """Order of kernels by their design: words first, then shapes and numbers as numbers, then the name."""
+    words = tuple(value for _, value in kernel.design if isinstance(value, str))
+    numbers = tuple(
+        value if isinstance(value, tuple) else (int(value),)
+        for _, value in kernel.design
+        if not isinstance(value, str)
+    )
+    return words, numbers, kernel.name
+
+
+def _reason(
+    table: KernelTable,
+    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    found: Sequence[Kernel],
+) -> str:
+    if not found:
+        asked = "; ".join(question.name for question, _ in own)
+        return f"generator {table.generator!r} has none for {asked}"
+    left = list(found)
+    for design_filter in table.filters:
+        matching = [
+            kernel for kernel in left if design_filter.accepts(dict(kernel.design + kernel.parameters))
+        ]
+        if not matching:
+            return f"{design_filter} matches nothing; " + _occurring(design_filter, left)
+        left = matching
+    return f"`exclude` leaves none of {len(left)}"
+
+
+def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
+    values = set()
+    for kernel in kernels:
+        described = dict(kernel.design + kernel.parameters)
+        value = described.get(full_name(design_filter.written, described))
+        if value is not None:
+            values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    if not values:
+        return f"no kernel that is left has {design_filter.name!r}"
+    shown = sorted(values)
+    return f"what is left has {', '.join(shown[:12])}" + (" and more" if len(shown) > 12 else "")
+
+
+def load_selection(store: Store, plan: str) -> Selection | None:
+    """The selection that an earlier plan of the same digest came to, if the store has it."""
+    body = store.get_record("plan", plan)
+    if body is None:
+        return None
+    try:
+        return Selection.from_record(body)
+    except CorruptFile:
+        return None
+
+
+def save_selection(store: Store, plan: str, selection: Selection) -> None:
+    """Keep a selection, so that the next build of the same manifest asks no generator."""
+    store.put_record("plan", plan, selection.to_record())
+
+
+def against_store(selection: Selection, keys: Sequence[str], store: Store | None) -> list[PlannedKernel]:
+    """Say of each kernel whether the store has it. An artifact counts only if its object verifies."""
+    if store is not None:
+        store.prefetch("kernel", keys)
+    planned = []
+    for kernel, kernel_key in zip(selection.kernels, keys, strict=True):
+        artifact, why = read_artifact(store, kernel_key, kernel)
+        failure = read_failure(store, kernel_key) if store and artifact is None else None
+        if failure is not None:
+            why = f"failed before with this toolchain: {failure.reason}"
+        planned.append(PlannedKernel(kernel, kernel_key, artifact, why, failure.reason if failure else ""))
+    return planned
+
+
+def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> list[str]:
+    """The key of each kernel in the store.
+
+    Args:
+        selection: the kernels.
+        versions: generator to version.
+        toolchain: the compiler's fingerprint.
+
+    Raises:
+        GeneratorError: if a kernel bears another generator's name.
+    """
+    keys = []
+    for kernel in selection.kernels:
+        version = versions.get(kernel.generator)
+        if version is None:
+            raise GeneratorError(
+                f"{kernel.name}: enumerated under generator {kernel.generator!r}, which the manifest does "
+                "not name: a generator writes its own name into its kernels"
+            )
+        keys.append(key(kernel, version, toolchain))
+    return keys
+
+
+def kernel_entries(
+    kernels: Sequence[Kernel],
+    keys: Sequence[str],
+    artifacts: Mapping[str, Artifact],
+    origins: Origins,
+    packed: Callable[[Kernel], tuple[CodeSpan, int]],
+) -> list[KernelEntry]:
+    """What a bundle's catalog says of each kernel.
+
+    Args:
+        kernels: the kernels.
+        keys: their keys, in their order.
+        artifacts: by key.
+        origins: what they come from.
+        packed: where a kernel's GPU code is, and in which of its group's libraries its host code.
+    """
+    return [
+        KernelEntry(
+            kernel=kernel,
+            object_sha256=artifacts[kernel_key].object_sha256,
+            facts=artifacts[kernel_key].facts,
+            provenance={
+                "generator": kernel.generator,
+                "generator_version": origins.generators[kernel.generator],
+                "toolchain": origins.toolchain,
+            },
+            code=span,
+            library=library,
+        )
+        for kernel, kernel_key in zip(kernels, keys, strict=True)
+        for span, library in (packed(kernel),)
+    ]

@@ -1,0 +1,367 @@
+"""Which kernels are likely the fastest: a heuristic ranks them, and ``keep`` leaves out the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from cutlass_aot.builder.compile.messages import problem_record
+from cutlass_aot.builder.compile.pool import Job, Pool
+from cutlass_aot.builder.records import Selection, Sources
+from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
+from cutlass_aot.manifest.keys import unknown
+from cutlass_aot.manifest.model import Manifest
+from cutlass_aot.runtime.selection.cost_model import sort_key
+from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.operands import packed, supports
+from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+
+MAX_RANKED = 8
+"""Most kernels that a ranking names for one problem: what comes behind is not chosen anyway."""
+
+_GEMM_EXTENTS = {"L", "M", "N", "K"}
+_OPERANDS_OF_A_GEMM = 3  # a, b and out
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A manifest's heuristic, as far as its name is resolved.
+
+    Attributes:
+        name: in the manifest.
+        heuristics: the one of this name, by the generator that has it.
+        gpus: target to the GPU model to rank for; targets whose GPU the heuristic does not know are missing.
+        remarks: on those.
+    """
+
+    name: str
+    heuristics: Mapping[str, Heuristic]
+    gpus: Mapping[str, str]
+    remarks: tuple[str, ...]
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """Packages and versions that a ranking follows from."""
+        return {item.package: item.version for item in self.heuristics.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question to a generator: which of these functionally equivalent kernels are the fastest.
+
+    Attributes:
+        group: digest of the kernels' group.
+        name: of the group.
+        generator: name of the generator.
+        target: GPU code target.
+        problem: operands of the kernels.
+        kernels: at least one.
+        shapes: problems that all of them support, at least one.
+        listed: number of problems that the manifest lists.
+    """
+
+    group: str
+    name: str
+    generator: str
+    target: str
+    problem: Problem
+    kernels: tuple[Kernel, ...]
+    shapes: tuple[Extents, ...]
+    listed: int
+
+
+def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, DeviceProfile]) -> Model | None:
+    """Resolve the manifest's heuristic; None if it names none.
+
+    Raises:
+        ManifestError: if no generator of the manifest has it, or a target's GPU is unknown or not its own.
+    """
+    settings = manifest.select
+    if not settings.heuristics:
+        return None
+    offered = {
+        name: generator.heuristics
+        for name, generator in sources.instances.items()
+        if isinstance(generator, Ranker)
+    }
+    found = {name: own[settings.heuristics] for name, own in offered.items() if settings.heuristics in own}
+    if not found:
+        names = sorted({name for own in offered.values() for name in own})
+        if not names:
+            raise ManifestError("select.heuristics: no generator of the manifest can rank its kernels")
+        raise ManifestError(unknown("select.heuristics", settings.heuristics, names))
+    known = {gpu: title for heuristic in found.values() for gpu, title in heuristic.gpus.items()}
+    gpus, remarks = {}, []
+    for target in manifest.targets:
+        gpu, remark = _gpu(target, settings.gpus.get(target), devices[target], known, settings.heuristics)
+        if gpu:
+            gpus[target] = gpu
+        else:
+            remarks.append(remark)
+    return Model(settings.heuristics, found, gpus, tuple(remarks))
+
+
+def _gpu(
+    target: str, wanted: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
+) -> tuple[str, str]:
+    """The GPU model to rank for on a target, or ``""`` with a remark that says why there is none."""
+    if wanted is not None:
+        if wanted not in known:
+            raise ManifestError(unknown(f"select.gpu.{target}", wanted, sorted(known)))
+        return wanted, ""
+    listed = ", ".join(f"{name} ({title})" for name, title in sorted(known.items()))
+    named = [name for name, title in sorted(known.items()) if title == device.gpu]
+    if not named:
+        return (
+            "",
+            f"select: {target} is not ranked and stays whole: {heuristic} models {listed}, not {device.gpu}",
+        )
+    if not Target.parse(target).runs_on(device.compute_capability):
+        capability = ".".join(map(str, device.compute_capability))
+        raise ManifestError(
+            f"select.gpu.{target}: missing, and the target's device profile {device.name!r} is of compute "
+            f"capability {capability}, where {target} does not run; name the GPU to rank for: {listed}"
+        )
+    return named[0], ""
+
+
+def rank(
+    selection: Selection,
+    manifest: Manifest,
+    model: Model,
+    sources: Sources,
+    devices: Mapping[str, DeviceProfile],
+    pool: Pool,
+) -> Selection:
+    """Have a selection's kernels ranked, and leave out what the manifest's ``keep`` does not keep.
+
+    Raises:
+        ToolchainError: if the package that the heuristic comes in is missing, or of another version.
+        GeneratorError: if a generator raises, or answers what cannot be.
+        ManifestError: if kernels are to be left out and nothing at all could be ranked.
+    """
+    for heuristic in model.heuristics.values():
+        _check_installed(heuristic)
+    questions, remarks = questions_of(selection.kernels, manifest.select.shapes.extents, model)
+    remarks = [*manifest.select.shapes.notes, *remarks]
+    answers = _ask(pool, model, sources, questions)
+    return choose(selection, questions, answers, model, devices, manifest.select.keep, remarks)
+
+
+def _check_installed(heuristic: Heuristic) -> None:
+    try:
+        installed = metadata.version(heuristic.package)
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    if installed != heuristic.version:
+        raise ToolchainError(
+            f"[select] needs {heuristic.package} {heuristic.version}, found {installed}: install it with "
+            f"pip install '{heuristic.package}=={heuristic.version}'"
+        )
+
+
+def questions_of(
+    kernels: Iterable[Kernel], shapes: Sequence[Extents], model: Model
+) -> tuple[list[Question], list[str]]:
+    """What to ask about some kernels, by the names of their groups, and remarks about what is not asked."""
+    groups: dict[str, dict[str, list[Kernel]]] = {}
+    for kernel in kernels:
+        groups.setdefault(kernel.group, {}).setdefault(kernel.generator, []).append(kernel)
+    questions = []
+    remarks = set()
+    for digest, by_generator in groups.items():
+        able = sorted(set(by_generator) & set(model.heuristics))
+        for name in sorted(set(by_generator) - set(model.heuristics)):
+            remarks.add(f"select: generator {name!r} has no heuristic {model.name!r}: its kernels stay")
+        if not able:
+            continue
+        members = by_generator[able[0]]
+        first = members[0]
+        if first.target not in model.gpus:
+            continue
+        accepted = supported(first.operands, shapes)
+        if len(able) > 1:
+            why = f"the rankings of {' and '.join(able)} cannot be compared"
+        elif not accepted:
+            why = f"it supports none of {len(shapes)} shapes"
+        else:
+            # What an epilogue adds is the same for all of a group.
+            count = _OPERANDS_OF_A_GEMM if first.epilogue else len(first.operands)
+            dtypes = tuple(operand.dtype for operand in first.operands[:count])
+            problem = Problem(first.operation, dtypes, first.layouts[:count], first.accumulator)
+            questions.append(
+                Question(
+                    group=digest,
+                    name=first.group_name,
+                    generator=able[0],
+                    target=first.target,
+                    problem=problem,
+                    kernels=tuple(members),
+                    shapes=accepted,
+                    listed=len(shapes),
+                )
+            )
+            continue
+        remarks.add(f"select: {first.group_name} is not ranked and stays whole: {why}")
+    return sorted(questions, key=lambda question: (question.name, question.group)), sorted(remarks)
+
+
+def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
+    """The shapes that a kernel of such operands accepts, packed; none if it is no GEMM."""
+    names = {
+        extent
+        for operand in operands
+        for extent in operand.extents
+        if operand.scale is None and isinstance(extent, str)
+    }
+    if not names <= _GEMM_EXTENTS:
+        return ()
+    return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
+
+
+def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Question]) -> list[Ranked]:
+    """Have the generators answer, in workers; answers in the order of the questions."""
+    jobs = [
+        Job(
+            name=question.name,
+            request={
+                "do": "rank",
+                "generator": [question.generator, sources.references[question.generator].location],
+                "problem": problem_record(question.problem),
+                "target": question.target,
+                "kernels": [kernel.to_record() for kernel in question.kernels],
+                "shapes": [[shape.batch, shape.m, shape.n, shape.k] for shape in question.shapes],
+                "heuristic": model.name,
+                "gpu": model.gpus[question.target],
+            },
+            tag=index,
+        )
+        for index, question in enumerate(questions)
+    ]
+    answers: dict[int, Ranked] = {}
+    for result in pool.run(jobs):
+        question = questions[result.job.tag]
+        if result.error:
+            raise GeneratorError(
+                f"generator {question.generator!r} failed to rank {question.name}: {result.error}\n"
+                + result.log.rstrip()
+            )
+        answers[result.job.tag] = read_answer(question, result.reply)
+    return [answers[index] for index in range(len(questions))]
+
+
+def read_answer(question: Question, reply: Mapping[str, Any]) -> Ranked:
+    """A generator's answer, held against the question.
+
+    Raises:
+        GeneratorError: if it speaks of other problems or kernels than the question.
+    """
+    own = {kernel.digest for kernel in question.kernels}
+    modelled = frozenset(reply["modelled"])
+    problems = tuple(tuple(tuple(equal) for equal in problem) for problem in reply["problems"])
+    sound = len(problems) == len(question.shapes) and modelled <= own
+    for problem in problems:
+        digests = [digest for equal in problem for digest in equal]
+        sound = sound and len(set(digests)) == len(digests) and modelled.issuperset(digests) and all(problem)
+    if not sound:
+        raise GeneratorError(
+            f"generator {question.generator!r} ranked {question.name} wrongly: expected an answer to each of "
+            f"{len(question.shapes)} problems that names kernels of the question, each once, all modelled"
+        )
+    return Ranked(modelled, problems, str(reply["reason"]))
+
+
+def best_first(
+    tied: Iterable[Sequence[str]], kernels: Mapping[str, Kernel], shape: Extents, sm_count: int
+) -> tuple[str, ...]:
+    """One kernel for each set that a heuristic cannot tell apart: the first in the default order.
+
+    The others of the set are as good to the heuristic; naming them would crowd out other designs.
+    """
+    return tuple(min(equal, key=lambda digest: sort_key(kernels[digest], shape, sm_count)) for equal in tied)
+
+
+def choose(
+    selection: Selection,
+    questions: Sequence[Question],
+    answers: Sequence[Ranked],
+    model: Model,
+    devices: Mapping[str, DeviceProfile],
+    keep: int | None,
+    remarks: Sequence[str] = (),
+) -> Selection:
+    """Add the rankings to a selection, and leave out what is not among the best ``keep`` of any problem.
+
+    A kernel is left out only if the heuristic models it: of the others it cannot say that they are slow.
+
+    Raises:
+        ManifestError: if kernels are to be left out and nothing at all is ranked.
+    """
+    left_out: set[str] = set()
+    rankings: list[Ranking] = []
+    told = [*model.remarks, *remarks]
+    for question, answer in zip(questions, answers, strict=True):
+        kernels = {kernel.digest: kernel for kernel in question.kernels}
+        sms = devices[question.target].sm_count
+        best = {
+            shape: best_first(tied, kernels, shape, sms)
+            for shape, tied in zip(question.shapes, answer.problems, strict=True)
+            if tied
+        }
+        if not best:
+            why = answer.reason or "the heuristic gives no reason"
+            told.append(f"select: {question.name} is not ranked and stays whole: {why}")
+            continue
+        unwanted: frozenset[str] = frozenset()
+        if keep is not None:
+            unwanted = answer.modelled.difference(*(ranked[:keep] for ranked in best.values()))
+        left_out |= unwanted
+        gpu, heuristic = model.gpus[question.target], model.heuristics[question.generator]
+        problems = tuple(
+            RankedProblem(shape, tuple(digest for digest in ranked if digest not in unwanted)[:MAX_RANKED])
+            for shape, ranked in sorted(best.items())
+        )
+        origin = f"{heuristic.title} {heuristic.version} for {gpu}"
+        rankings.append(Ranking(question.group, gpu, False, origin, problems))
+        told.append(f"select: {question.name}: " + _summary(question, answer, gpu, len(best), keep, unwanted))
+    if keep is not None and not rankings:
+        raise ManifestError(
+            "select.keep: no kernel can be ranked, so none is known to be best: " + "; ".join(told)
+        )
+    return Selection(
+        kernels=tuple(kernel for kernel in selection.kernels if kernel.digest not in left_out),
+        remarks=(*selection.remarks, *told),
+        rankings=tuple(sorted(rankings, key=lambda ranking: ranking.group)),
+    )
+
+
+def _summary(
+    question: Question, answer: Ranked, gpu: str, ranked: int, keep: int | None, unwanted: Container[str]
+) -> str:
+    """What came of one group, in words."""
+    words = f"{ranked} of {question.listed} shapes ranked for {gpu}"
+    reasons = []
+    if question.listed > len(question.shapes):
+        reasons.append(f"{question.listed - len(question.shapes)} not divisible as its operands have to be")
+    if ranked < len(question.shapes):
+        reasons.append(
+            f"{len(question.shapes) - ranked} without answer: {answer.reason or 'no reason given'}"
+        )
+    if reasons:
+        words += f" ({'; '.join(reasons)})"
+    if keep is not None:
+        stay = [kernel for kernel in question.kernels if kernel.digest not in unwanted]
+        words += (
+            f"; the best {keep} of each shape keep {len(stay)} of {len(question.kernels)} kernels, "
+            f"{len(question.kernels) - len(stay)} left out"
+        )
+        others = [kernel for kernel in stay if kernel.digest not in answer.modelled]
+        if others:
+            families = sorted({str(dict(kernel.design).get("family", "others")) for kernel in others})
+            words += f"; kept though not modelled: {len(others)} ({', '.join(families)})"
+    return words

@@ -1,0 +1,59 @@
+"""A manifest's tuning files: read, and held against what is planned and then against what was compiled."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.manifest.model import Manifest
+from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Ranking
+from cutlass_aot.schema.tuning.tuned import objects_of, rankings_of_manifest
+from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES, Tuning
+
+
+def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
+    """The tuning files that a manifest names, by their paths as written.
+
+    Raises:
+        ManifestError: if one is gone, or was changed since the manifest was read.
+        CorruptFile: if one is no tuning file, or damaged.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    found = {}
+    for name in manifest.select.tuning:
+        path = manifest.path.parent / name
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_TUNING_BYTES + 1)
+        except OSError as error:
+            raise ManifestError(f"select.tuning: {name}: cannot be read: {error.strerror}") from None
+        if hashlib.sha256(data).hexdigest() != manifest.select.inputs[name]:
+            # The bundle would be recorded as built from other bytes.
+            raise ManifestError(f"select.tuning: {name}: changed while the manifest was read: build again")
+        found[name] = Tuning.from_bytes(data, str(path))
+    return found
+
+
+def check_planned(
+    tunings: Mapping[str, Tuning], kernels: Iterable[Kernel], versions: Mapping[str, str]
+) -> None:
+    """Refuse tuning files before anything is compiled, by what can be known then.
+
+    Raises:
+        ManifestError: see :func:`cutlass_aot.schema.tuning.tuned.rankings_of_manifest`.
+    """
+    rankings_of_manifest(tunings, {kernel.digest: (kernel.group, None) for kernel in kernels}, versions)
+
+
+def measured_rankings(
+    tunings: Mapping[str, Tuning], entries: Sequence[KernelEntry], versions: Mapping[str, str]
+) -> tuple[Ranking, ...]:
+    """What the files say of the kernels as they were compiled.
+
+    Raises:
+        ManifestError: see :func:`cutlass_aot.schema.tuning.tuned.rankings_of_manifest`.
+    """
+    return rankings_of_manifest(tunings, objects_of(entries), versions)

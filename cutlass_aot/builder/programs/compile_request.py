@@ -1,0 +1,61 @@
+"""Compile one request of a program, in a fork of the program's process: trace, export, audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.builder.compile.audit import audit, inspect_object
+from cutlass_aot.builder.compile.export import export
+from cutlass_aot.errors import ArtifactError
+from cutlass_aot.programs.record.watched import compile_watched
+from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.requests.request import Request
+
+
+def compile_request(
+    request: Request,
+    compile: Callable[[], Any],
+    call: tuple[Any, Sequence[Any], Mapping[str, Any]],
+    path: Path,
+) -> dict[str, Any]:
+    """Compile, export and audit; the object goes to a file.
+
+    Args:
+        request: what is compiled.
+        compile: compiles it.
+        call: compiler, arguments and keywords of the call that made the request.
+        path: takes the object.
+
+    Returns:
+        What else is known of it, as plain data.
+
+    Raises:
+        RequestError: if the trace did what the request does not name.
+        ArtifactError: if the object is not what was asked for.
+        Exception: whatever the compiler raises.
+    """
+    start = time.monotonic()
+    known = known_variables(request.target, request.device)
+    compiled = compile_watched(request, compile, call[1], call[2], known)
+    if not hasattr(compiled.function, "export_to_c"):
+        kind = type(compiled.function).__qualname__
+        raise ArtifactError(f"cute.compile gave a {kind}, which cannot be exported")
+    kernel = request.kernel
+    data = export(compiled.function, kernel.symbol, path.with_suffix(".ll")).to_bytes()
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(data)
+    seconds = time.monotonic() - start
+    inspection = inspect_object(data)
+    audit(inspection, kernel.target, kernel.symbol)
+    new.replace(path)
+    return {
+        "sha256": digest(data),
+        "size": len(data),
+        "facts": inspection.facts.to_record(),
+        "seconds": seconds,
+        "call": None if compiled.call is None else compiled.call.to_record(),
+    }

@@ -1,0 +1,484 @@
+"""Run the programs of a manifest where there is no GPU, and keep what they ask ``cute.compile`` for.
+
+A recording is the requests of one run of a program for one target. It follows from the program's files and
+those of everything that it imports, from its environment, the device profile and the compiler: while all of
+that is what it was, the program is not run again. What a request compiles to is kept as any kernel's artifact
+is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlass_aot.builder.compile.failures import Trouble, is_the_machines
+from cutlass_aot.builder.compile.fork_client import PASSED_ON, read_log
+from cutlass_aot.builder.events import Ran, Running
+from cutlass_aot.builder.inputs.file_digests import from_rows, to_rows
+from cutlass_aot.builder.inputs.inputs import Inputs
+from cutlass_aot.builder.link.packages import license_notices
+from cutlass_aot.builder.records import Failure
+from cutlass_aot.builder.settings import Settings
+from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
+from cutlass_aot.generators.device_profiles import device_record
+from cutlass_aot.manifest.programs import ProgramTable
+from cutlass_aot.programs.describe.distributions import DSL
+from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.record.record import plan_of
+from cutlass_aot.programs.start.files import read_whole, refusals
+from cutlass_aot.programs.start.start import program_environment
+from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
+from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.kernel import key
+from cutlass_aot.schema.requests.recording import Recording
+from cutlass_aot.schema.requests.request import (
+    MAX_REQUEST_BYTES,
+    REQUEST_SCHEMA,
+    CallByName,
+    CompiledRequest,
+    Request,
+)
+from cutlass_aot.schema.targets import Target
+from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
+from cutlass_aot.store.build_state import read_note, write_note
+from cutlass_aot.store.store import Store
+from cutlass_aot.words import plural
+
+GENERATOR_VERSION = str(REQUEST_SCHEMA)
+"""What stands for a generator's version in the keys of kernels that programs ask for."""
+
+COMPILER = "cutlass_aot.builder.programs.compile_request"
+"""What forks of a program compile with. By name: the builder itself does not import it."""
+
+KIND = "recording"
+_MAX_FILE_BYTES = 256 << 20
+_MAX_REQUESTS = 100_000
+_LAST_LINES = 20
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program for one target.
+
+    Attributes:
+        table: of the manifest.
+        target: GPU code target.
+    """
+
+    table: ProgramTable
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.table.where} ({self.table.command}) for {self.target}"
+
+
+class Recorded(NamedTuple):
+    """What a program came to.
+
+    Attributes:
+        program: what was run, or was not, if nothing had changed; or what a recording is called.
+        recording: its requests.
+        failures: requests that did not compile.
+        compiled: how many were compiled now.
+    """
+
+    program: Program | str
+    recording: Recording
+    failures: tuple[Failure, ...] = ()
+    compiled: int = 0
+
+
+def programs_of(inputs: Inputs) -> list[Program]:
+    """Every program of a manifest, once for each of its targets.
+
+    Raises:
+        ManifestError: if the GPU that a program is to see cannot run the code of a target.
+    """
+    programs = [Program(table, target) for table in inputs.manifest.programs for target in table.targets]
+    for program in programs:
+        profile = inputs.devices[program.target]
+        if not Target.parse(program.target).runs_on(profile.compute_capability):
+            raise ManifestError(
+                f"{program}: the program would see the device profile {profile.name}, a GPU that cannot run "
+                f"code for {program.target}: name another one for this target under `device`"
+            )
+    return programs
+
+
+def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tuple[Recording | None, str]:
+    """What the last run of a program recorded, if nothing that it follows from has changed since.
+
+    Returns:
+        The recording of the last run, None if there is none; and why the program would be run again, ``""``
+        if it would not.
+    """
+    if store is None:
+        return None, "there is no store yet"
+    note = read_note(store.root, _note_name(program, inputs))
+    if note is None:
+        return None, "it was not run with this command, environment, profile and compiler"
+    recording = _recording(note, store)
+    if recording is None:
+        return None, "the store has lost what was recorded"
+    why = _changed(note, inputs)
+    for item in recording.requests if not why else ():
+        kernel = item.request.kernel
+        artifact, reason = read_artifact(store, kernel_key(item.request, inputs), kernel)
+        if artifact is None:
+            why = f"{kernel.name}: {reason}"
+    return recording, why
+
+
+def _changed(note: Any, inputs: Inputs) -> str:
+    """What a program follows from and has changed since its last run; ``""`` if nothing has."""
+    if note.get("own_sources") != inputs.tools.origins.own_sources:
+        return "cutlass-aot changed since its last run"
+    try:
+        files = from_rows(note["files"])
+    except MALFORMED:
+        return "its last run did not come to a good end"
+    changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more} changed since its last run" if changed else ""
+
+
+def _recording(note: Any, store: Store) -> Recording | None:
+    """What the last run recorded, as far as it came."""
+    try:
+        body = store.get_record(KIND, str(note["recording"]))
+        return None if body is None else Recording.from_record(body)
+    except (*MALFORMED, CutlassAotError):
+        return None
+
+
+def kernel_key(request: Request, inputs: Inputs) -> str:
+    """The key in the store of what a request compiles to."""
+    return key(request.kernel, GENERATOR_VERSION, inputs.tools.origins.toolchain)
+
+
+def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Recorded]:
+    """Know, or find out by running it, what each program of a manifest asks for.
+
+    Raises:
+        ProgramError: if a program fails or asks for nothing; what was recorded until then is kept.
+        StoreError: if the store cannot be written.
+    """
+    found: dict[Program, Recorded] = {}
+    waiting = []
+    for program in programs_of(inputs):
+        recording, why = known_recording(program, inputs, store)
+        if recording is None or why:
+            waiting.append(program)
+        else:
+            found[program] = Recorded(program, recording)
+    at_once = max(1, min(len(waiting), settings.jobs))
+    runs = _Runs(inputs, store, settings, max(1, settings.jobs // at_once))
+    errors = []
+    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="program") as pool:
+        futures = [pool.submit(runs.record, program) for program in waiting]
+        try:
+            for program, future in zip(waiting, futures, strict=True):
+                try:
+                    recorded = future.result()
+                    found[program] = recorded
+                except ProgramError as error:
+                    errors.append(str(error))
+        except BaseException:
+            # An interrupt, above all: nobody waits for programs to end.
+            runs.stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if errors:
+        raise ProgramError("\n".join(errors))
+    return [found[program] for program in programs_of(inputs)]
+
+
+def _note_name(program: Program, inputs: Inputs) -> str:
+    """A note is about one program and target, and what it follows from that is not a file of its own."""
+    table = program.table
+    return digest(
+        encode(
+            {
+                "what": "recording",
+                "run": table.run,
+                "folder": os.fspath(inputs.manifest.path.parent.absolute()),
+                "target": program.target,
+                "device": device_record(inputs.devices[program.target]),
+                "fake_tensors": table.fake_tensors,
+                "environment": dict(table.environment),
+                "toolchain": inputs.tools.origins.toolchain,
+                "python": sys.version,
+                "prefix": sys.prefix,
+            }
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """What all runs of programs have in common.
+
+    Attributes:
+        jobs: compiling forks of one program at once.
+        stop: set to have all programs ended.
+        lock: held where the store is written or an event told.
+    """
+
+    inputs: Inputs
+    store: Store
+    settings: Settings
+    jobs: int
+    stop: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def record(self, program: Program) -> Recorded:
+        """Run a program.
+
+        Raises:
+            ProgramError: if it fails, or asks for nothing.
+        """
+        with self.lock:
+            self.settings.tell(Running(program.table.command, program.target))
+        last = _recording(read_note(self.store.root, _note_name(program, self.inputs)), self.store)
+        calls = {
+            item.request.digest: item.call
+            for item in (last.requests if last else ())
+            if read_artifact(self.store, kernel_key(item.request, self.inputs), item.request.kernel)[0]
+            is not None
+        }
+        return _Run(
+            program, self.inputs, self.store, self.settings, self.jobs, self.stop, self.lock, calls
+        ).record()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a program.
+
+    Attributes:
+        known: requests that the store has compiled, by digest, with how they are called.
+    """
+
+    program: Program
+    inputs: Inputs
+    store: Store
+    settings: Settings
+    jobs: int
+    stop: threading.Event
+    lock: threading.Lock
+    known: Mapping[str, CallByName | None]
+
+    def record(self) -> Recorded:
+        with tempfile.TemporaryDirectory(prefix="cutlass-aot-program-", ignore_cleanup_errors=True) as folder:
+            found = Path(folder) / "found"
+            found.mkdir()
+            output = Path(folder) / "output"
+            problem = self._run(found, output)
+            recorded = self._collect(found)
+            if problem is None and not recorded.recording.requests and not recorded.failures:
+                problem = self._nothing(recorded.recording) + _tail(output)
+            # A run that failed is noted without its files, so that there is another one.
+            self._note(recorded.recording, () if problem or recorded.failures else _files(found))
+            if problem is not None:
+                kept = len(recorded.recording.requests)
+                raise ProgramError(
+                    f"{self.program} {problem}\n{plural(kept, 'request')} of it that compiled "
+                    f"{'is' if kept == 1 else 'are'} kept: the next build does not compile "
+                    f"{'it' if kept == 1 else 'them'} again"
+                )
+            table, counts = self.program.table, (len(recorded.recording.requests), recorded.compiled)
+            with self.lock:
+                self.settings.tell(Ran(table.command, self.program.target, *counts, len(recorded.failures)))
+            return recorded
+
+    def _run(self, found: Path, output: Path) -> str | None:
+        """Run the program to its end; says what went wrong, None if nothing did."""
+        table, target, profile = (
+            self.program.table,
+            self.program.target,
+            self.inputs.devices[self.program.target],
+        )
+        plan = plan_of(
+            found, target, device_record(profile), sorted(self.known), fake_tensors=table.fake_tensors,
+            compiler=COMPILER, jobs=self.jobs, timeout=self.settings.timeout,
+        )  # fmt: skip
+        own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        # The order of sets must not decide what a program compiles, nor in which order.
+        own |= {"PYTHONHASHSEED": "0", **pretend_gpu.environment(profile, target), **dict(table.environment)}
+        environment = program_environment(plan, found.parent, own)
+        command = [sys.executable if table.run[0] in ("python", "python3") else table.run[0], *table.run[1:]]
+        folder = self.inputs.manifest.path.parent
+        # Whoever writes to it still holds the other end: the program, its children, and its compiling forks.
+        ours, theirs = os.pipe()
+        try:
+            with output.open("wb") as log:
+                try:
+                    process = subprocess.Popen(
+                        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                        stderr=log, pass_fds=[theirs], start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    return f"cannot be run: {error.strerror or error}"
+                finally:
+                    os.close(theirs)
+            status = self._wait(process, ours, table.timeout)
+        finally:
+            os.close(ours)
+        if status is None:
+            return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(
+                output
+            )
+        # It may crash as Python takes down what packages hold, when all is done.
+        came_to_its_end = (found / f"{process.pid}.imported").exists()
+        if status < 0 and (not came_to_its_end or (found / f"{process.pid}.status").exists()):
+            return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
+        return f"ended with exit status {status}" + _tail(output) if status > 0 else None
+
+    def _wait(self, process: subprocess.Popen[bytes], pipe: int, timeout: float) -> int | None:
+        """The exit status of a program, when it and everything that it started has ended; None if it was
+        killed."""
+        deadline = time.monotonic() + timeout
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(pipe, selectors.EVENT_READ)
+                while time.monotonic() < deadline and not self.stop.is_set():
+                    # Readable when the last one has closed its end. Programs may close theirs early, too.
+                    if selector.select(_POLL_SECONDS):
+                        try:
+                            return process.wait(_POLL_SECONDS)
+                        except subprocess.TimeoutExpired:
+                            continue
+            return None
+        finally:
+            # Whatever is left of its session.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _collect(self, found: Path) -> Recorded:
+        """Take what was found into the store."""
+        requests, failures, compiled = [], [], 0
+        paths = sorted(found.glob("*.request"))
+        if len(paths) > _MAX_REQUESTS:
+            raise ProgramError(
+                f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}"
+            )
+        for path in paths:
+            request = Request.from_bytes(read_whole(path, MAX_REQUEST_BYTES), path.name)
+            if path.with_suffix(".result").exists():
+                requests.append(CompiledRequest(request, self._keep(request, path)))
+                compiled += 1
+            elif request.digest in self.known:
+                requests.append(CompiledRequest(request, self.known[request.digest]))
+            else:
+                failures.append(self._failure(request, path))
+        recording = Recording(tuple(requests), tuple(refusals(found)))
+        return Recorded(self.program, recording, tuple(failures), compiled)
+
+    def _keep(self, request: Request, path: Path) -> CallByName | None:
+        """Take what a request compiled to into the store; says how the compiled function is called."""
+        result = path.with_suffix(".result")
+        body = decode(read_whole(result, 1 << 20), result.name)
+        artifact = Artifact(
+            str(body["sha256"]), int(body["size"]), Facts.from_record(body["facts"]), float(body["seconds"])
+        )
+        with self.lock:
+            name = kernel_key(request, self.inputs)
+            keep_artifact(self.store, name, request.kernel, artifact, path.with_suffix(".object"))
+        return None if body["call"] is None else CallByName.from_record(body["call"])
+
+    def _failure(self, request: Request, path: Path) -> Failure:
+        try:
+            body = decode(read_whole(path.with_suffix(".failure"), 1 << 20), path.name)
+        except OSError:
+            body = {}
+        trouble = Trouble(
+            timed_out=float(body.get("timed_out", 0.0)), signal=int(body.get("signal", 0)),
+            status=int(body.get("status", 1)), raised=tuple(map(str, body.get("raised", ()))),
+            message=str(body.get("message", "")),
+        )  # fmt: skip
+        words = read_log(path.with_suffix(".log"))
+        kernel, machine = request.kernel, is_the_machines(trouble, words)
+        text = f"{kernel.name}\n{trouble.reason}\n\n{words.rstrip()}\n"
+        name = kernel_key(request, self.inputs)
+        with self.lock:
+            if machine:
+                log = self.store.put_log(name, text)
+            else:
+                log = keep_failure(
+                    self.store, name, kernel, trouble.reason, text, self.inputs.tools.origins.versions
+                )
+        return Failure(kernel, trouble.reason, log, machine)
+
+    def _note(self, recording: Recording, files: Sequence[str]) -> None:
+        with self.lock:
+            # Told of, so that a build with nothing to do looks at them too.
+            for path in files:
+                self.inputs.files.digest(Path(path))
+            seen = {path: self.inputs.files.used[path] for path in files}
+            self.store.put_record(KIND, recording.name, recording.to_record())
+            body: dict[str, Any] = {
+                "recording": recording.name,
+                "own_sources": self.inputs.tools.origins.own_sources,
+            }
+            body |= {"files": to_rows(seen)} if files else {}
+            write_note(self.store.root, _note_name(self.program, self.inputs), body)
+
+    def _nothing(self, recording: Recording) -> str:
+        if recording.refusals:
+            reasons = "\n".join(f"  {reason}" for reason in recording.refusals)
+            return f"made no request that can be keyed:\n{reasons}"
+        return (
+            "compiled nothing: no call of cute.compile was seen. It has to call the functions that are to be "
+            "prebuilt, with the package's own kernel cache off; cutlass-aot knows the switches of some "
+            "packages (docs/guides/programs.md)"
+        )
+
+
+def _tail(output: Path) -> str:
+    lines = read_log(output).rstrip().splitlines()[-_LAST_LINES:]
+    return ". Its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else " and said nothing"
+
+
+def _files(found: Path) -> list[str]:
+    """Files that the program's processes had imported, and the lists of what their distributions
+    installed."""
+    names: set[str] = set()
+    for path in sorted(found.glob("*.imported")):
+        names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
+    return sorted(name for name in names if name)
+
+
+def remarks(recorded: Sequence[Recorded]) -> list[str]:
+    """What programs asked for and will not get, and what the bundle lacks, in sentences without a full
+    stop."""
+    found = [
+        f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
+    ]
+    requests = [item.request for one in recorded for item in one.recording.requests]
+    return found + [
+        f"the bundle has no licence notice of {name} {version}, which is not installed here or carries none"
+        for name, version in sorted({pair for item in requests for pair in item.distributions.items()})
+        if name != DSL and not license_notices(name, version)
+    ]
+
+
+def merged(recorded: Sequence[Recorded]) -> dict[str, CompiledRequest]:
+    """The requests of all programs, each once, by the digest of their kernels."""
+    found: Mapping[str, CompiledRequest] = {
+        item.request.kernel.digest: item for one in recorded for item in one.recording.requests
+    }
+    return dict(sorted(found.items()))

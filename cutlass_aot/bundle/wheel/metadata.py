@@ -1,0 +1,240 @@
+"""Every name and text of a bundle's wheel but the bundle itself; they follow from the bundle's catalog.
+
+Formats: the binary distribution format and core metadata specifications of the Python Packaging Authority,
+https://packaging.python.org/en/latest/specifications/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from cutlass_aot import __version__
+from cutlass_aot.bundle.glibc import platform_tags
+from cutlass_aot.bundle.write import PART_NAME
+from cutlass_aot.errors import BundleError
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
+from cutlass_aot.schema.versions import major_minor
+from cutlass_aot.words import plural
+
+ENTRY_POINT_GROUP = "cutlass_aot.bundles"
+PREFIX = "cutlass-aot-bundle-"
+"""What the names of all distributions of bundles begin with."""
+
+_NUMBER = "(?:0|[1-9][0-9]*)"
+_VERSION = re.compile(
+    rf"(?:[1-9][0-9]*!)?{_NUMBER}(?:\.{_NUMBER})*(?:(?:a|b|rc){_NUMBER})?"
+    rf"(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
+)
+"""The normal form of a version. Source: version specifiers specification (PEP 440), "Normalization"."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelNames:
+    """Every name in a bundle's wheel.
+
+    Attributes:
+        distribution: project name, such as ``cutlass-aot-bundle-sm100-dense``.
+        version: of the bundle.
+        tags: compatibility tags, such as ``py3-none-manylinux_2_28_x86_64``.
+    """
+
+    distribution: str
+    version: str
+    tags: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        """Import name, such as ``cutlass_aot_bundle_sm100_dense``."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def dist_info(self) -> str:
+        """Directory of the metadata."""
+        return f"{self.package}-{self.version}.dist-info"
+
+    @property
+    def file_name(self) -> str:
+        """The wheel's own name, with all of its platforms."""
+        python, abi, _ = self.tags[0].split("-")
+        platforms = ".".join(tag.split("-")[2] for tag in self.tags)
+        return f"{self.package}-{self.version}-{python}-{abi}-{platforms}.whl"
+
+
+def wheel_names(catalog: Catalog) -> WheelNames:
+    """The names that follow from a bundle's catalog, or from that of a part.
+
+    Raises:
+        BundleError: if its name, version, hosts or glibc cannot be those of a wheel.
+    """
+    if len(catalog.hosts) != 1:
+        raise BundleError(
+            f"bundle {catalog.name!r} has libraries for {', '.join(catalog.hosts) or 'no host'}, a wheel is "
+            "for one host: pack it with cutlass-aot wheel, which makes a wheel for each"
+        )
+    if catalog.part and not PART_NAME.fullmatch(catalog.part):
+        raise BundleError(
+            f"part {catalog.part!r} of bundle {catalog.name!r} cannot name a wheel: expected lower-case "
+            "letters and digits, with '-' between them"
+        )
+    platforms = platform_tags(catalog.needs.glibc, catalog.hosts[0])
+    distribution = _distribution(catalog) + (f"-{catalog.part}" if catalog.part else "")
+    return WheelNames(distribution, catalog.version, tuple(f"py3-none-{platform}" for platform in platforms))
+
+
+def whole_names(catalog: Catalog) -> WheelNames:
+    """The names of the wheel that has nothing but the need for all parts of a bundle.
+
+    Args:
+        catalog: of one of the parts.
+
+    Raises:
+        BundleError: as :func:`wheel_names`.
+    """
+    return WheelNames(_distribution(catalog), catalog.version, ("py3-none-any",))
+
+
+def _distribution(catalog: Catalog) -> str:
+    if not BUNDLE_NAME.fullmatch(catalog.name):
+        raise BundleError(
+            f"bundle name {catalog.name!r} cannot name a wheel: expected lower-case letters, digits, '.', "
+            "'_' and '-', beginning and ending with a letter or a digit; change bundle.name in the manifest"
+        )
+    if not _VERSION.fullmatch(catalog.version):
+        raise BundleError(
+            f"bundle version {catalog.version!r} cannot be a wheel's: expected a normalised version such as "
+            "1.2.0, 1.2rc1, 1.2.post1 or 1.2+cu13 (PEP 440); change bundle.version in the manifest"
+        )
+    return distribution_of(catalog.name)
+
+
+def distribution_of(name: str) -> str:
+    """The project name of a whole bundle's wheel, by the bundle's name."""
+    # Names are compared in this form. Source: names and normalization specification (PEP 503).
+    return PREFIX + re.sub(r"[-_.]+", "-", name)
+
+
+def package_init(catalog: Catalog) -> bytes:
+    """The package's only module: a docstring."""
+    part = f"part {catalog.part} of " if catalog.part else ""
+    summary = f"Kernels of {part}the cutlass-aot bundle {catalog.name}; see cutlass_aot.open_installed."
+    return f'"""{summary}"""\n'.encode()
+
+
+WHOLE_INIT = re.compile(
+    rf'"""All parts of the cutlass-aot bundle ({BUNDLE_NAME.pattern}); see cutlass_aot.open_installed."""\n'
+)
+"""What :func:`whole_init` gives, with the name of the bundle."""
+
+
+def whole_init(name: str) -> bytes:
+    """The only module of the wheel that needs all parts of a bundle."""
+    return f'"""All parts of the cutlass-aot bundle {name}; see cutlass_aot.open_installed."""\n'.encode()
+
+
+def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
+    """The file by which ``open_installed`` finds the bundle."""
+    return f"[{ENTRY_POINT_GROUP}]\n{catalog.name} = {names.package}\n".encode()
+
+
+LICENSES_NAME = "LICENSES.txt"
+"""File of the licences, in the folder ``licenses`` of a wheel's metadata (PEP 639)."""
+
+
+def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
+    """The licences of what is linked in, one after the other, each under the name of its file.
+
+    The bundle has them as files of their own; the same file twice would be dead weight to a checker of
+    wheels, and a wheel's metadata has to have the texts.
+    """
+    return b"\n".join(
+        f"What is linked in, {name.removesuffix('.txt')}, is under these terms:\n\n".encode() + text
+        for name, text in sorted(licenses.items())
+    )
+
+
+def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str = __version__) -> bytes:
+    """METADATA of a bundle's wheel.
+
+    Args:
+        catalog: of the bundle.
+        names: that follow from it.
+        licensed: whether the bundle has texts of licences.
+        release: of this package, that packs it; what runs it has to share its minor version.
+
+    Raises:
+        BundleError: if what the catalog needs is no version.
+    """
+    count = plural(sum(group.count for group in catalog.groups), "kernel")
+    part = f", part {catalog.part}" if catalog.part else ""
+    summary = f"cutlass-aot bundle {catalog.name}{part}: {count} for {' '.join(catalog.targets)}"
+    requires = [
+        f"cutlass-aot{_same_minor(release, from_minor=True)}",
+        f"apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
+    ]
+    return _metadata(catalog.name, names, summary, requires, [LICENSES_NAME] if licensed else [])
+
+
+def whole_metadata(name: str, names: WheelNames, parts: Collection[str]) -> bytes:
+    """METADATA of the wheel that needs all parts of a bundle.
+
+    Args:
+        name: of the bundle.
+        names: of the wheel.
+        parts: distributions of the parts.
+    """
+    summary = f"cutlass-aot bundle {name}: all of its {len(parts)} parts"
+    return _metadata(name, names, summary, [f"{part}=={names.version}" for part in sorted(parts)], ())
+
+
+def _metadata(
+    name: str, names: WheelNames, summary: str, requires: Sequence[str], licenses: Sequence[str]
+) -> bytes:
+    lines = [
+        "Metadata-Version: 2.4",
+        f"Name: {names.distribution}",
+        f"Version: {names.version}",
+        f"Summary: {summary}",
+        "Classifier: Environment :: GPU :: NVIDIA CUDA",
+        "Classifier: Operating System :: POSIX :: Linux",
+        "Classifier: Programming Language :: Python :: 3 :: Only",
+        # No License-Expression: whose kernels these are, the manifest does not say.
+        *(f"License-File: {path}" for path in licenses),
+        "Requires-Python: >=3.10",
+        *(f"Requires-Dist: {requirement}" for requirement in requires),
+        "Description-Content-Type: text/plain",
+        "",
+        f"{summary}.",
+        "",
+        f"Open it with cutlass_aot.open_installed({name!r}). The package holds data alone.",
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def wheel_file(names: WheelNames, release: str = __version__) -> bytes:
+    """WHEEL: what kind of a wheel it is, and the release of this package that packed it."""
+    pure = str(names.tags == ("py3-none-any",)).lower()
+    tags = "".join(f"Tag: {tag}\n" for tag in names.tags)
+    return (f"Wheel-Version: 1.0\nGenerator: cutlass-aot {release}\nRoot-Is-Purelib: {pure}\n{tags}").encode()
+
+
+_GENERATOR = re.compile(rf"^Generator: cutlass-aot ({_VERSION.pattern})$", re.MULTILINE)
+_MAX_RELEASE = 64
+
+
+def release_of(wheel: str) -> str:
+    """The release of this package that packed a wheel, by its WHEEL, or this one if that names none."""
+    match = _GENERATOR.search(wheel)
+    # Numbers of any length would be made of it.
+    return match[1] if match and len(match[1]) <= _MAX_RELEASE else __version__
+
+
+def _same_minor(version: str, *, from_minor: bool = False) -> str:
+    """Version specifier for what shares the minor version, from its beginning or from ``version`` on."""
+    if not _VERSION.fullmatch(version):
+        raise BundleError(f"{version!r} is not a version: expected one such as 0.1.15; build again")
+    major, minor = major_minor(version)
+    # A local version cannot be compared with. Source: PEP 440, "Inclusive ordered comparison".
+    first = f"{major}.{minor}" if from_minor else version.split("+")[0]
+    return f">={first},<{major}.{minor + 1}"

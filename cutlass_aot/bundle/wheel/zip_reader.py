@@ -1,0 +1,178 @@
+"""Read a wheel's zip file that may have been made to harm: bounded, and nothing of it trusted.
+
+Format: PKWARE's APPNOTE.TXT. The size of the file's own index is bounded before it is read, by
+:func:`~cutlass_aot.bundle.wheel.catalog.check_directory`; what it lists is looked at before anything is
+unpacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import itertools
+import stat
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cutlass_aot.bundle.verify_directory import Problem
+from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, check_relative
+
+MAX_WHEEL_BYTES = 4 << 30
+MAX_METADATA_BYTES = 1 << 26
+MAX_NAME_BYTES = 1024
+"""Of a file's path in a wheel; those of a bundle's have a fraction of it."""
+MAX_NAME_PARTS = 32
+_READ_BYTES = 1 << 20
+_SHOWN = 64  # characters of a name that is too long
+_ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
+_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
+# What the standard library's reader raises for archives that were truncated, altered or made to harm.
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
+    RuntimeError, ValueError,
+)  # fmt: skip
+
+
+def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
+    """What is wrong with the archive's list of files: nothing of it is read before this is clean.
+
+    Args:
+        archive: the wheel.
+        size: bytes of its file.
+    """
+    infos = archive.infolist()
+    counts = Counter(info.filename for info in infos)
+    for name, count in sorted(counts.items()):
+        # First of all: a name may have 64 KB, and every beginning of one is looked for below.
+        if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES or name.count("/") >= MAX_NAME_PARTS:
+            found = f"a name of {len(name)} characters and {name.count('/') + 1} parts"
+            expected = f"at most {MAX_NAME_BYTES} bytes and {MAX_NAME_PARTS} parts"
+            yield Problem(f"{name[:_SHOWN]}...", found, expected)
+            continue
+        if count > 1:
+            yield Problem(name, f"{count} entries of this name", "one")
+        try:
+            check_relative(name)
+        except CorruptFile as error:
+            yield Problem(name, str(error), "a path in the wheel")
+            continue
+        parts = name.split("/")
+        if not all(part.isprintable() and part.isascii() for part in parts):
+            yield Problem(name, "a name with other characters", "printable ASCII")
+        if any("/".join(parts[:length]) in counts for length in range(1, len(parts))):
+            yield Problem(name, "a file below what is a file itself", "a directory above it")
+    for info in infos:
+        mode = info.external_attr >> 16
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            yield Problem(info.filename, f"file mode {mode:#o}", "a plain file")
+        if info.flag_bits & 1 or info.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):
+            yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
+            continue
+        # The archive's reader takes room for what an entry claims before it looks whether it is there.
+        if info.header_offset + info.compress_size > size:
+            yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"part of its {size}")
+            continue
+        most = info.compress_size * (_MOST_DEFLATED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
+        if info.file_size > MAX_FILE_BYTES:
+            yield Problem(info.filename, f"{info.file_size} bytes unpacked", f"at most {MAX_FILE_BYTES}")
+        elif info.file_size > most:
+            yield Problem(
+                info.filename,
+                f"{info.file_size} bytes unpacked of {info.compress_size} packed",
+                f"at most {most}",
+            )
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    for one, following in itertools.pairwise(ordered):
+        end = one.header_offset + _ENTRY_BYTES + len(one.filename.encode()) + one.compress_size
+        if end > following.header_offset:
+            yield Problem(following.filename, f"data that {one.filename} has too", "data of its own")
+    total = sum(info.file_size for info in infos)
+    if total > MAX_WHEEL_BYTES:
+        yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
+
+
+def digest_of(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
+    """Digest of one file, in RECORD's form; its bytes go to ``target`` if there is one.
+
+    The archive's reader stops at the size that its index gives, which was bounded before.
+    """
+    hasher = hashlib.sha256()
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(archive.open(name))
+        output = None
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(target.open("xb"))
+        while block := source.read(_READ_BYTES):
+            hasher.update(block)
+            if output is not None:
+                output.write(block)
+    return record_digest(hasher.digest())
+
+
+def text_of(archive: zipfile.ZipFile, name: str) -> str:
+    """A small text of the wheel.
+
+    Raises:
+        CorruptFile: if it is large, or no text, or cannot be unpacked.
+    """
+    try:
+        size = archive.getinfo(name).file_size
+        if size > MAX_METADATA_BYTES:
+            raise CorruptFile(f"{size} bytes, more than {MAX_METADATA_BYTES}")
+        return archive.read(name).decode()
+    except KeyError:
+        raise CorruptFile("no such file") from None
+    except ZIP_ERRORS as error:
+        raise CorruptFile(f"unreadable data ({error})") from None
+
+
+def record_problems(
+    archive: zipfile.ZipFile, record: str, sizes: Mapping[str, int], digests: Mapping[str, str]
+) -> Iterator[Problem]:
+    """What is wrong with RECORD, held against the files.
+
+    Args:
+        archive: the wheel.
+        record: path of RECORD.
+        sizes: of all files.
+        digests: of those that could be read, as RECORD writes them.
+    """
+    try:
+        text = text_of(archive, record)
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (csv.Error, CorruptFile) as error:
+        yield Problem(record, str(error), "rows of path, digest and size")
+        return
+    if text != record_to_text(rows):
+        yield Problem(record, "other bytes than its rows give", "its canonical form")
+    listed: set[str] = set()
+    for row in rows:
+        if len(row) != 3 or row[0] in listed:
+            yield Problem(record, f"the row {row!r}", "a path, digest and size, each path once")
+            continue
+        path, digest, size = row
+        listed.add(path)
+        if path not in sizes:
+            yield Problem(path, "nothing", "the file that RECORD lists")
+        elif path == record:
+            if digest or size:
+                yield Problem(record, "its own digest or size", "neither")
+        elif size != str(sizes[path]):
+            yield Problem(path, f"{sizes[path]} bytes", f"{size!r}, as RECORD says")
+        # What could not be read is a problem already.
+        elif path in digests and digest != digests[path]:
+            yield Problem(path, digests[path], f"{digest}, as RECORD says")
+    for path in sorted(set(sizes) - listed):
+        yield Problem(path, "a file that RECORD does not list", "no such file")

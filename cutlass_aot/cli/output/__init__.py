@@ -1,0 +1,1 @@
+"""What commands print: progress, events as JSON, tables, requests."""

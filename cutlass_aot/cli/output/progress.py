@@ -1,0 +1,351 @@
+"""What a build tells while it goes: bars on a terminal, plain lines elsewhere, notes alone beside JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from cutlass_aot.builder import events
+from cutlass_aot.builder.events import Event
+from cutlass_aot.builder.records import Failure
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.words import duration, plural
+
+_RECENT = 64
+"""Kernels that the rate is of: what is compiled last takes other times than what was compiled first."""
+_LEAST_BAR, _MOST_BAR = 10, 40
+"""Columns of a bar; words beside it go before it gets narrower."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a build is, from its events.
+
+    Attributes:
+        now: the clock, in seconds.
+        doing: what is done before there is a plan; ``""`` after.
+        since: when that began.
+        planned: whether there is a plan.
+        total: kernels that were to be compiled.
+        cached: kernels that were in the store before, or came into it from another builder.
+        compiled: kernels compiled here.
+        failed: kernels that failed.
+        libraries: how many are to be linked; 0 while it is not known.
+        linked: how many have been.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    doing: str = ""
+    since: float = 0.0
+    planned: bool = False
+    total: int = 0
+    cached: int = 0
+    compiled: int = 0
+    failed: int = 0
+    libraries: int = 0
+    linked: int = 0
+    _shared: int = 0
+    _begin: float = 0.0
+    _running: dict[str, tuple[Kernel, float]] = field(default_factory=dict)
+    _ended: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _slowest: tuple[str, float] | None = None
+
+    def take(self, event: Event) -> None:
+        """Count an event."""
+        if isinstance(event, events.Enumerating):
+            self.doing, self.since = f"enumerating {plural(event.problems, 'problem')}", self.now()
+        elif isinstance(event, events.Ranking):
+            self.doing, self.since = f"ranking for {plural(event.shapes, 'shape')}", self.now()
+        elif isinstance(event, events.Running):
+            self.doing, self.since = f"recording {event.command} for {event.target}", self.now()
+        elif isinstance(event, events.Planned):
+            self.doing, self.planned, self.total = "", True, event.missing
+            self.cached = len(event.kernels) - event.missing
+            self._begin = self.now()
+            self._ended.append(self._begin)
+        elif isinstance(event, events.Started):
+            self._running[event.kernel.digest] = (event.kernel, self.now())
+        elif isinstance(event, events.Compiled):
+            self.compiled += 1
+            seconds = event.artifact.seconds
+            if self._slowest is None or seconds > self._slowest[1]:
+                self._slowest = (event.kernel.name, seconds)
+            self._end(event.kernel)
+        elif isinstance(event, events.Shared):
+            self.cached += 1
+            self._shared += 1
+            self._end(event.kernel)
+        elif isinstance(event, events.Failed):
+            self.failed += 1
+            self._end(event.failure.kernel)
+        elif isinstance(event, events.Linking):
+            self.libraries = event.libraries
+        elif isinstance(event, events.Linked):
+            self.linked += 1
+
+    def _end(self, kernel: Kernel) -> None:
+        self._running.pop(kernel.digest, None)
+        self._ended.append(self.now())
+
+    @property
+    def done(self) -> int:
+        """How many of the kernels that were to be compiled need no more work."""
+        return self.compiled + self.failed + self._shared
+
+    @property
+    def seconds(self) -> float:
+        """How long compiling has taken so far, or took."""
+        over = self._ended and self.done == self.total
+        return (self._ended[-1] if over else self.now()) - self._begin
+
+    @property
+    def rate(self) -> float | None:
+        """Kernels a second of late; None before the first."""
+        passed = self.now() - self._ended[0] if self._ended else 0.0
+        return (len(self._ended) - 1) / passed if len(self._ended) > 1 and passed > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to go at that rate; None where it cannot be said."""
+        return (self.total - self.done) / self.rate if self.rate and self.done < self.total else None
+
+    @property
+    def running(self) -> tuple[Kernel, float, int] | None:
+        """The kernel that has been compiled for the longest, for how many seconds, and how many are being."""
+        if not self._running:
+            return None
+        kernel, began = min(self._running.values(), key=lambda item: (item[1], item[0].digest))
+        return kernel, self.now() - began, len(self._running)
+
+    def summary(self) -> str:
+        """What compiling came to, in one line."""
+        parts = [f"{plural(self.compiled, 'kernel')} compiled in {duration(self.seconds)}"]
+        parts += [f"{self.cached} present"] if self.cached else []
+        parts += [f"{self.failed} failed"] if self.failed else []
+        line = ", ".join(parts)
+        return f"{line}; slowest {self._slowest[1]:.1f} s: {self._slowest[0]}" if self._slowest else line
+
+
+class Notes:
+    """What goes to standard error whatever else is shown: remarks, failures, notices."""
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, events.Planned):
+            for remark in event.remarks:
+                self._say(f"note: {remark}")
+        elif isinstance(event, events.Failed):
+            self._say(_failure_line(event.failure))
+        elif isinstance(event, events.Notice):
+            self._say(f"note: {event.text}")
+
+    def _say(self, line: str) -> None:
+        click.echo(line, err=True)
+
+    def close(self) -> None:
+        """The build has ended, well or not."""
+
+
+class PlainReport(Notes):
+    """Lines on standard error: the plan, failures, one line for every tenth of the way, what it came to."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        super().__call__(event)
+        progress = self._progress
+        progress.take(event)
+        if isinstance(event, events.Enumerating):
+            self._say(f"enumerating: {plural(event.problems, 'problem')}")
+        elif isinstance(event, events.Ranking):
+            self._say(f"ranking: {plural(event.shapes, 'shape')}")
+        elif isinstance(event, events.Running):
+            self._say(f"recording: {event.command} for {event.target}")
+        elif isinstance(event, events.Ran):
+            failed = f", {event.failed} failed" if event.failed else ""
+            requests = plural(event.requests + event.failed, "request")
+            self._say(
+                f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}"
+            )
+        elif isinstance(event, events.Planned):
+            self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
+        elif isinstance(event, (events.Compiled, events.Shared, events.Failed)):
+            self._step()
+        elif isinstance(event, events.Linking):
+            self._say(f"linking: {plural(event.libraries, 'library')}")
+
+    def _step(self) -> None:
+        progress = self._progress
+        if not progress.total:
+            return  # Requests of programs, which were compiled before there was a plan.
+        if progress.done == progress.total:
+            self._say(f"finished: {progress.summary()}")
+        elif progress.done % math.ceil(progress.total / 10) == 0:
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            left = progress.seconds_left
+            rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""
+            took = duration(progress.seconds)
+            self._say(f"compiling: {progress.done}/{progress.total} in {took}{failed}{rest}")
+
+
+class BarReport(Notes):
+    """Bars that renew themselves while nothing happens, too; notes and failures are lines above them.
+
+    Args:
+        console: where to draw; standard error if left out.
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, console: Any = None, now: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console: Any = console or Console(stderr=True)
+        self._progress = Progress(now)
+        # The screen is drawn by a thread of its own.
+        self._lock = threading.Lock()
+        self._live: Any = Live(
+            get_renderable=self._picture, console=self._console, refresh_per_second=4, redirect_stdout=False,
+            redirect_stderr=False,
+        )  # fmt: skip
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        super().__call__(event)
+        progress = self._progress
+        with self._lock:
+            progress.take(event)
+            compiling = progress.planned and progress.total > 0
+        if progress.doing or compiling or progress.libraries:
+            self._live.start()
+        if isinstance(event, events.Planned):
+            self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
+        elif isinstance(event, events.Finished):
+            self.close()
+            if compiling:
+                self._say(progress.summary())
+
+    def _say(self, line: str) -> None:
+        """A line above the bars, as long as it is."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the bars as they stand."""
+        self._live.stop()
+
+    def _picture(self) -> Any:
+        from rich.console import Group
+
+        width = max(20, self._console.width)
+        with self._lock:
+            return Group(*self._rows(self._progress, width))
+
+    def _rows(self, progress: Progress, width: int) -> list[Any]:
+        from rich.text import Text
+
+        if progress.doing:
+            waited = duration(progress.now() - progress.since)
+            return [Text(f"{progress.doing}, {waited}", no_wrap=True, overflow="ellipsis")]
+        rows = []
+        if progress.total:
+            rows.append(_bar("compiling", progress.done, progress.total, _speed(progress), width))
+            rows += [
+                Text(line, no_wrap=True, overflow="ellipsis", style="dim") for line in _state(progress, width)
+            ]
+        if progress.libraries:
+            rows.append(_bar("linking", progress.linked, progress.libraries, ["libraries"], width))
+        return rows
+
+
+def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any:
+    """One line: a title, a bar, how far it is, and what else there is room for."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"{title:<9}"
+    text = f"{done}/{total}"
+    for word in words:
+        if len(title) + _LEAST_BAR + len(text) + len(word) + 4 <= width:
+            text += f"  {word}"
+    room = max(1, min(_MOST_BAR, width - len(title) - len(text) - 2))
+    grid = Table.grid(padding=(0, 1))
+    # The library's own colour is red, which reads as a failure.
+    bar = ProgressBar(total=total, completed=done, width=room, complete_style="cyan")
+    grid.add_row(title, bar, Text(text, no_wrap=True, overflow="ellipsis"))
+    return grid
+
+
+def _speed(progress: Progress) -> list[str]:
+    words = []
+    if progress.rate is not None:
+        rate = progress.rate
+        words.append(f"{rate:.1f}/s" if rate >= 1 else f"{60 * rate:.0f}/min")
+    if progress.seconds_left is not None:
+        words.append(f"{duration(progress.seconds_left)} left")
+    return words
+
+
+def _state(progress: Progress, width: int) -> list[str]:
+    """What the store had, what failed, and what is taking longest just now."""
+    line = f"{progress.cached} cached, {progress.failed} failed"
+    found = progress.running
+    if found is None:
+        return [line]
+    kernel, seconds, count = found
+    slowest = f"slowest now, {duration(seconds)}: "
+    return [f"{line}, {count} running", slowest + short_name(kernel, width - len(slowest))]
+
+
+def short_name(kernel: Kernel, width: int) -> str:
+    """A kernel in at most ``width`` characters, if the end of its name, by which it can be found, fits in.
+
+    Names begin with what many kernels share; here what tells them apart comes first, as far as it fits.
+    """
+    *words, end = kernel.name.removeprefix(f"{kernel.group_name}-").split("-")
+    dtypes = [operand.dtype for operand in kernel.operands]
+    types = dtypes[0] if len(set(dtypes)) == 1 else ".".join(dtypes)
+    family = [words.pop(0)] if words and "family" in dict(kernel.design) else []
+    text = ""
+    for word in (kernel.target, types, kernel.layouts, *words, *family):
+        if len(text) + len(word) + 1 + len(end) > width:
+            break
+        text += f"{word} "
+    return text + end
+
+
+def _failure_line(failure: Failure) -> str:
+    """One line of a failure; its log has the rest."""
+    reason = failure.reason.strip().partition("\n")[0].rstrip()
+    if reason.startswith("timed out after"):
+        reason += "; --timeout gives more"
+    return f"failed: {failure.kernel.name}: {reason or 'no reason given'} (log: {failure.log})"
+
+
+def make_report(*, quiet: bool = False) -> Notes:
+    """What a build tells on standard error.
+
+    Args:
+        quiet: notes and failures alone.
+
+    Returns:
+        Bars if standard error is a terminal and rich is installed, plain lines otherwise.
+    """
+    if quiet:
+        return Notes()
+    if sys.stderr.isatty():
+        try:
+            return BarReport()
+        except ImportError:
+            pass
+    return PlainReport()

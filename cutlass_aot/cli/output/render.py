@@ -1,0 +1,65 @@
+"""Shared pieces of output: tables, JSON, what is said of an interrupt and of signatures."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def json_option(function: Function) -> Function:
+    """The ``--json`` flag, the same on every query."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def resumable(function: Function) -> Function:
+    """Have an interrupt of a command that compiles say what becomes of what was compiled."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except KeyboardInterrupt:
+            # A terminal has shown ^C.
+            with contextlib.suppress(OSError):
+                click.echo(err=True)
+            raise click.Abort(
+                "what was compiled is in the store, and the next build goes on from there"
+            ) from None
+
+    return cast("Function", call)
+
+
+def tell_unchecked(bundle: Path) -> None:
+    """Say that a bundle's signatures were not checked, if it has any and they cannot be checked here."""
+    from cutlass_aot.runtime.files.signatures import is_signed, why_unchecked
+
+    if is_signed(bundle) and (unchecked := why_unchecked()):
+        click.echo(f"{bundle}: {unchecked}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON with sorted keys."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
+    """Columns padded to their widest cell; numbers are aligned to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+    lines = []
+    for row in cells:
+        padded = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,209 @@
+"""What tuning tells while it goes: lines on standard error, or events as JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
+from cutlass_aot.tuning.session import Job
+from cutlass_aot.words import duration, plural
+
+_TERMINAL_SECONDS = 0.2
+_LOG_SECONDS = 15.0
+
+
+class _Counts:
+    """How far it is."""
+
+    def __init__(self, jobs: Sequence[Job], gpu: str) -> None:
+        self.gpu = gpu
+        self.jobs = jobs
+        self.total = sum(len(job.problems) for job in jobs)
+        self.kept_before = 0
+        self.done = 0
+        self.left_out = 0
+        self.failures: dict[str, list[str]] = {}
+        self._begin = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._begin
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate, None as long as nothing was measured."""
+        remaining = self.total - self.done - self.left_out - self.kept_before
+        return self.elapsed / self.done * remaining if self.done else None
+
+    def count(self, job: Job, problem: TunedProblem, *, new: bool) -> None:
+        """Count a problem and its failures."""
+        if new:
+            self.done += 1
+        else:
+            self.kept_before += 1
+        names = {handle.digest: handle.name for handle in job.kernels}
+        for digest, reason in problem.failed:
+            self.failures.setdefault(names.get(digest, digest), []).append(f"{problem.extents}: {reason}")
+
+    def close(self) -> None:
+        """Whatever comes next on the screen begins on a line of its own."""
+
+
+class PlainReport(_Counts):
+    """A line that renews itself on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, jobs: Sequence[Job], gpu: str) -> None:
+        super().__init__(jobs, gpu)
+        self._terminal = sys.stderr.isatty()
+        self._told = 0.0
+
+    def begin(self, notes: Sequence[str]) -> None:
+        """It is known what is to be measured."""
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        kernels = sum(len(job.kernels) for job in self.jobs)
+        click.echo(
+            f"tuning on {self.gpu}: {plural(len(self.jobs), 'group')}, {plural(kernels, 'kernel')}, "
+            f"{plural(self.total, 'problem')}",
+            err=True,
+        )
+        if self._terminal:
+            # The first problem takes longest: its kernels are loaded.
+            click.echo(f"0/{self.total} problems", err=True, nl=False)
+
+    def measured(self, job: Job, problem: TunedProblem) -> None:
+        """A problem was measured."""
+        self.count(job, problem, new=True)
+        self._line()
+
+    def kept(self, job: Job, problem: TunedProblem) -> None:
+        """A problem had been measured before."""
+        self.count(job, problem, new=False)
+
+    def skipped(self, job: Job, extents: Extents, reason: str) -> None:
+        """A problem could not be measured."""
+        self.left_out += 1
+        self.close()
+        click.echo(f"note: {job.name}: {extents}: left out: {reason}", err=True)
+
+    def end(self, path: Path) -> None:
+        """All is done."""
+        self.close()
+        for name, reasons in sorted(self.failures.items()):
+            click.echo(f"failed: {name}: {reasons[0]}", err=True)
+            if len(reasons) > 1:
+                click.echo(
+                    f"  and on {plural(len(reasons) - 1, 'other problem')}; the file has all", err=True
+                )
+        state = f"{plural(self.done, 'problem')} measured in {duration(self.elapsed)}"
+        if self.kept_before:
+            state += f", {self.kept_before} measured before"
+        if self.left_out:
+            state += f", {self.left_out} left out"
+        if self.failures:
+            state += f"; {plural(len(self.failures), 'kernel')} failed, not ranked there"
+        click.echo(f"{path}: {state}")
+
+    def _line(self) -> None:
+        now = time.monotonic()
+        if now - self._told < (_TERMINAL_SECONDS if self._terminal else _LOG_SECONDS):
+            return
+        self._told = now
+        finished = self.done + self.kept_before + self.left_out
+        left = self.seconds_left
+        text = f"{finished}/{self.total} problems, {self.done / max(self.elapsed, 1e-9):.1f}/s"
+        if left is not None:
+            text += f", {duration(left)} left"
+        if self._terminal:
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        else:
+            click.echo(text, err=True)
+
+    def close(self) -> None:
+        """Take the line that renews itself off the screen."""
+        if self._terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+class JsonReport(_Counts):
+    """An event a line on standard output, each an object with ``event``."""
+
+    def begin(self, notes: Sequence[str]) -> None:
+        """It is known what is to be measured."""
+        groups = [
+            {"name": job.name, "kernels": len(job.kernels), "problems": len(job.problems)}
+            for job in self.jobs
+        ]
+        self._print("begin", gpu=self.gpu, groups=groups, problems=self.total, notes=list(notes))
+
+    def measured(self, job: Job, problem: TunedProblem) -> None:
+        """A problem was measured."""
+        self.count(job, problem, new=True)
+        self._problem("measured", job, problem)
+
+    def kept(self, job: Job, problem: TunedProblem) -> None:
+        """A problem had been measured before."""
+        self.count(job, problem, new=False)
+        self._problem("kept", job, problem)
+
+    def skipped(self, job: Job, extents: Extents, reason: str) -> None:
+        """A problem could not be measured."""
+        self.left_out += 1
+        self._print("skipped", group=job.name, extents=_record(extents), reason=reason)
+
+    def end(self, path: Path) -> None:
+        """All is done."""
+        self._print(
+            "end",
+            path=str(path),
+            measured=self.done,
+            kept=self.kept_before,
+            skipped=self.left_out,
+            failures=self.failures,
+            seconds=round(self.elapsed, 1),
+        )
+
+    def _problem(self, event: str, job: Job, problem: TunedProblem) -> None:
+        names = {handle.digest: handle.name for handle in job.kernels}
+        best = problem.ranked[0] if problem.ranked else None
+        left = self.seconds_left
+        self._print(
+            event,
+            group=job.name,
+            extents=_record(problem.extents),
+            best=None if best is None else names.get(best[0], best[0]),
+            microseconds=None if best is None else best[1],
+            ranked=len(problem.ranked),
+            stopped=len(problem.stopped),
+            failed=len(problem.failed),
+            done=self.done + self.kept_before + self.left_out,
+            problems=self.total,
+            seconds_left=None if left is None else round(left, 1),
+        )
+
+    def _print(self, event: str, **values: Any) -> None:
+        click.echo(json.dumps({"event": event, **values}, sort_keys=True))
+
+
+def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) -> None:
+    """A bundle has the results of a tuning file."""
+    problems = sum(bool(problem.ranked) for group in tuning.groups for problem in group.problems)
+    if as_json:
+        event = {"event": "applied", "gpu": tuning.gpu, "path": str(bundle), "problems": problems}
+        click.echo(json.dumps({**event, "written": written}, sort_keys=True))
+        return
+    state = "written" if written else "up to date"
+    click.echo(f"{bundle}: {plural(problems, 'problem')} tuned on {tuning.gpu}, {state}")
+
+
+def _record(extents: Extents) -> dict[str, int]:
+    return {"batch": extents.batch, "m": extents.m, "n": extents.n, "k": extents.k}

@@ -1,0 +1,122 @@
+"""Can a bundle be used on a machine? What ``cutlass-aot doctor BUNDLE`` answers, as plain data."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
+from cutlass_aot.doctor.facts import facts_record
+from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files.verified_read import read_catalog
+from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Wanted, decide
+from cutlass_aot.runtime.search_path import installed_bundles
+from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.schema.targets import Target
+
+
+class Found(NamedTuple):
+    """A bundle whose catalog was read.
+
+    Attributes:
+        where: its directory or its wheel.
+        catalog: its index.
+    """
+
+    where: str
+    catalog: Catalog
+
+
+def find_bundles(name: str) -> list[Found]:
+    """The bundle that a directory or a wheel is, or those that are installed under a name; at least one.
+
+    Raises:
+        BundleError: if there is nothing of that name, or it holds no bundle, or cannot be read.
+        CorruptFile: if its index is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    path, problem = Path(name), ""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        # It may be the name of an installed bundle nevertheless.
+        problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    else:
+        return [Found(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
+    installed = installed_bundles()
+    found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
+    if not found and problem:
+        raise BundleError(f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed")
+    if not found:
+        listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
+        raise BundleError(
+            f"{name!r} is no bundle: expected a directory, a wheel, or the name of an installed bundle "
+            f"(installed: {listed})"
+        )
+    return [Found(str(folder), read_catalog(folder)) for folder in found]
+
+
+def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
+    """The answer for a machine, as plain data.
+
+    Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
+    ``remarks``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
+    ``needs``, ``accepted``, ``reasons`` and ``gpus``. A reason has ``about``, ``problem`` and ``advice``;
+    a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
+    do) and ``reasons``.
+    """
+    answers = [
+        _answer(bundle, decide(facts, Wanted.of(bundle.catalog, _missing(bundle.catalog, bundles))))
+        for bundle in bundles
+    ]
+    return {
+        "accepted": any(answer["accepted"] for answer in answers),
+        "facts": facts_record(facts),
+        "bundles": answers,
+        "remarks": remarks(facts),
+    }
+
+
+def _missing(catalog: Catalog, bundles: list[Found]) -> list[str]:
+    """Names of the parts of a bundle that are not among those at hand."""
+    there = {
+        other.catalog.part
+        for other in bundles
+        if (other.catalog.name, other.catalog.version) == (catalog.name, catalog.version)
+    }
+    # A whole bundle of that name and version has them all.
+    return [] if "" in there else [part for part in catalog.parts if part not in there]
+
+
+def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:
+    catalog = bundle.catalog
+    return {
+        "name": catalog.name,
+        "version": catalog.version,
+        "where": bundle.where,
+        "targets": list(catalog.targets),
+        "hosts": list(catalog.hosts),
+        "needs": catalog.needs._asdict(),
+        "accepted": answer.accepted,
+        "reasons": [_reason(reason) for reason in answer.reasons],
+        "gpus": [_gpu(gpu) for gpu in answer.gpus],
+    }
+
+
+def _reason(reason: Reason) -> Mapping[str, str]:
+    return reason._asdict()
+
+
+def _gpu(answer: GpuAnswer) -> dict[str, Any]:
+    return {
+        "name": answer.gpu.name,
+        "target": answer.target,
+        "kind": answer.target and Target.parse(answer.target).kind,
+        "targets": list(answer.targets),
+        "reasons": [_reason(reason) for reason in answer.reasons],
+    }

@@ -1,0 +1,157 @@
+"""What this machine has, lacks, can build and can run, as plain data.
+
+It must answer where things are broken: with no GPU, no driver, no compiler and no build side. Nothing of the
+build side is imported; packages are asked for their versions alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+from cutlass_aot import __version__
+from cutlass_aot.doctor.dependencies import differing, expected_versions
+from cutlass_aot.doctor.facts import facts_record, this_machine
+from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.machine import cuda_driver, host
+from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
+from cutlass_aot.runtime.search_path import installed_bundles
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
+
+RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard")
+BUILD_PACKAGES = (
+    "jinja2",
+    "nvidia-cuda-crt",
+    "nvidia-cuda-cuobjdump",
+    "nvidia-cuda-nvdisasm",
+    "nvidia-cuda-runtime",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-operators",
+    "nvidia-matmul-heuristics",
+    "pyelftools",
+    "rich",
+    "torch",
+    "ziglang",
+)
+"""What the extra ``build`` installs, beside those; a test holds it against pyproject.toml."""
+
+
+def collect() -> dict[str, Any]:
+    """Facts about this machine; every value is plain data, and what could not be told says why.
+
+    Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``libc``, ``packages`` (``runtime`` and ``build``:
+    name to version or None), ``differing`` (packages of other versions than this release asks for),
+    ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
+    ``bundles``, ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked GPU
+    code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
+    (``possible``, ``problems``, ``targets``, ``remarks``), ``facts`` (what compatibility is decided by:
+    :mod:`cutlass_aot.doctor.facts`).
+    """
+    packages = {
+        "runtime": {name: host.installed_version(name) for name in RUNTIME_PACKAGES},
+        "build": {name: host.installed_version(name) for name in BUILD_PACKAGES},
+    }
+    driver = _driver()
+    gpus = _gpus()
+    here = this_machine()
+    return {
+        "cutlass_aot": __version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "host": os.uname().machine,
+        "glibc": host.glibc_version(),
+        "libc": here.libc,
+        "packages": packages,
+        "differing": differing({**packages["runtime"], **packages["build"]}, expected_versions()),
+        "driver": driver,
+        "gpus": gpus,
+        "bundles": [
+            {
+                "name": bundle.name,
+                "version": bundle.version,
+                "distribution": bundle.distribution,
+                "path": str(bundle.path) if bundle.path else None,
+            }
+            for bundle in installed_bundles()
+        ],
+        "unpacked": _unpacked(),
+        "build": _buildable(packages["build"]),
+        "run": _runnable(packages["runtime"], driver, gpus, here),
+        "facts": facts_record(here),
+    }
+
+
+def _unpacked() -> dict[str, Any]:
+    found = code_cache.state()
+    return {
+        "directory": str(found.directory) if found.directory else None,
+        "held_bytes": found.held,
+        "limit_bytes": found.limit,
+        "problem": found.problem,
+    }
+
+
+def _driver() -> dict[str, Any]:
+    try:
+        major, minor = cuda_driver.driver_version()
+    except CutlassAotError as error:
+        return {"problem": str(error)}
+    if not major:
+        return {"problem": "the driver answers no CUDA version: it is not loaded"}
+    return {"cuda": f"{major}.{minor}", "release": cuda_driver.driver_release()}
+
+
+def _gpus() -> dict[str, Any]:
+    try:
+        devices = []
+        for ordinal in range(cuda_driver.device_count()):
+            major, minor = cuda_driver.compute_capability(ordinal)
+            devices.append(
+                {
+                    "ordinal": ordinal,
+                    "name": cuda_driver.device_name(ordinal),
+                    "compute_capability": f"{major}.{minor}",
+                    "sm_count": cuda_driver.sm_count(ordinal),
+                    "memory_bytes": cuda_driver.device_memory(ordinal),
+                }
+            )
+    except CutlassAotError as error:
+        return {"problem": str(error)}
+    return {"devices": devices} if devices else {"problem": "there is no GPU that this process may use"}
+
+
+def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
+    missing = sorted(name for name, version in packages.items() if version is None)
+    return {
+        "possible": not missing,
+        "missing": missing,
+        "advice": 'pip install "cutlass-aot[build]"' if missing else "",
+        "targets": list(KNOWN_TARGETS) if not missing else [],
+        "hosts": sorted(HOSTS) if not missing else [],
+    }
+
+
+def _runnable(
+    packages: dict[str, str | None], driver: dict[str, Any], gpus: dict[str, Any], here: Machine
+) -> dict[str, Any]:
+    """What the rule says of all that this release builds, and packages that any launch needs."""
+    answer = decide(here, ANYTHING)
+    missing = [
+        f"{name} is not installed: pip install {name}"
+        for name, version in sorted(packages.items())
+        if version is None and name != "apache-tvm-ffi"
+    ]
+    # What the driver itself answers says more than that there is none.
+    own = {"driver": driver.get("problem"), "gpus": gpus.get("problem")}
+    reasons = [*answer.reasons, *(reason for gpu in answer.gpus for reason in gpu.reasons)]
+    problems = missing + [own.get(reason.about) or str(reason) for reason in reasons]
+    targets = {target for gpu in answer.gpus for target in gpu.targets}
+    return {
+        "possible": answer.accepted and not missing,
+        "problems": list(dict.fromkeys(problems)),
+        "targets": [name for name in KNOWN_TARGETS if name in targets],
+        "remarks": remarks(here) if answer.accepted else [],
+    }

@@ -1,0 +1,1 @@
+"""The built-in FP64 GEMM: its generator and its kernel."""

@@ -1,0 +1,106 @@
+"""The built-in FP64 GEMM: what it offers. The kernel itself is in ``simt_f64_gemm_kernel``.
+
+It is the reference for a generator of one's own (docs/bring-your-own-kernel.md): this module imports no DSL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, Kernel, OperandConstraint
+from cutlass_aot.schema.targets import KNOWN_TARGETS
+
+FAMILY = "SimtF64Gemm"
+TILE_SHAPES = ((16, 16), (32, 32))
+"""Rows and columns of a tile; a block has as many threads, and 1024 is the most it can have."""
+
+_CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
+_OPERANDS = (
+    ("a", ("L", "M", "K"), False),
+    ("b", ("L", "K", "N"), False),
+    ("out", ("L", "M", "N"), True),
+)
+
+
+class SimtF64Gemm:
+    """Generator of FP64 GEMMs that run on any GPU from sm_80 on."""
+
+    name = "simt_f64_gemm"
+    version = "1"
+    operations = ("gemm",)
+    modules = (
+        "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.simt_f64_gemm.generator",
+        "cutlass_aot.generators.simt_f64_gemm.kernel",
+    )
+    design: Mapping[str, str] = {
+        "family": f"always {FAMILY}",
+        "tile_shape": "rows and columns of a block's tile, one thread an element: 16x16 or 32x32",
+    }
+
+    def targets(self, operation: str) -> tuple[str, ...]:
+        """Every known GPU code target; none for an operation other than ``gemm``."""
+        return KNOWN_TARGETS if operation in self.operations else ()
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
+        """One kernel a tile shape if everything is ``f64``, in any of the eight layouts; else none."""
+        return _kernels(problem, target)
+
+    def compile(self, kernel: Kernel) -> CompiledFunction:
+        """Compile one kernel.
+
+        Raises:
+            GeneratorError: if the record is not one that :meth:`enumerate` gives.
+        """
+        # The DSL comes in here, in a worker; the command line imports this module without it.
+        from cutlass_aot.generators import dsl
+        from cutlass_aot.generators.simt_f64_gemm.kernel import gemm
+
+        problem = Problem(
+            kernel.operation,
+            tuple(operand.dtype for operand in kernel.operands),
+            kernel.layouts,
+            kernel.accumulator,
+        )
+        if kernel not in _kernels(problem, kernel.target):
+            raise GeneratorError(
+                f"{self.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
+            )
+        tile_shape = dict(kernel.design)["tile_shape"]
+        operands = dsl.fake_operands(kernel)
+        return dsl.compile_for(kernel.target, gemm, *operands, tile_shape, dsl.environment_stream())
+
+
+def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
+    wanted = (problem.operation, problem.dtypes, problem.accumulator)
+    if (
+        wanted != ("gemm", ("f64",) * len(_OPERANDS), "f64")
+        or len(problem.layouts) != len(_OPERANDS)
+        or problem.scales != (None, None)
+        or problem.epilogue is not None
+        or target not in KNOWN_TARGETS
+    ):
+        return
+    for tile_shape in TILE_SHAPES:
+        yield Kernel.make(
+            operation="gemm",
+            generator=SimtF64Gemm.name,
+            operands=tuple(
+                OperandConstraint(
+                    name=name,
+                    dtype="f64",
+                    extents=extents,
+                    contiguous=_CONTIGUOUS[letter],
+                    divisibility=1,
+                    alignment=8,
+                    written=written,
+                )
+                for (name, extents, written), letter in zip(_OPERANDS, problem.layouts, strict=True)
+            ),
+            accumulator="f64",
+            design={"family": FAMILY, "tile_shape": tile_shape},
+            target=target,
+        )

@@ -1,0 +1,1 @@
+"""The built-in SM90 GEMM: its generator, its plan of shared memory, its kernel and epilogue."""

@@ -1,0 +1,316 @@
+"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, its page docs/sm90-gemm.md.
+
+This module imports no DSL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
+
+FAMILY = "Sm90ClusterGemm"
+TARGET = "sm_90a"
+INPUTS = {
+    "bf16": ("bf16", "f32"),
+    "f16": ("f16", "f32"),
+    "f8e4m3": ("bf16", "f16", "f32"),
+}
+"""Element types of A and B, with those of the output."""
+LAYOUTS = ("tnt", "ttt")
+EPILOGUE_DTYPES = ("bf16", "f16", "f32")
+"""Element types of an epilogue's operands."""
+
+_ALIGNMENT = 16
+"""Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+_CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
+_OPERANDS = (
+    ("a", ("L", "M", "K"), False),
+    ("b", ("L", "K", "N"), False),
+    ("out", ("L", "M", "N"), True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """Extents are those of the output, whether the tensor core sees them exchanged or not."""
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    blocks: int
+    swap: bool
+    persistent: bool = False
+
+    def values(self) -> dict[str, DesignValue]:
+        return {
+            "family": FAMILY,
+            "tile_shape": self.tile,
+            "cluster_shape": self.cluster,
+            "blocks_per_sm": self.blocks,
+            "swap_operands": self.swap,
+            "persistent": self.persistent,
+        }
+
+    def constants(self, device: DeviceProfile) -> dict[str, int]:
+        """Numbers of the device profile that are compiled in: they bound the grid of a persistent kernel."""
+        if not self.persistent:
+            return {}
+        size = math.prod(self.cluster)
+        return {f"max_active_clusters_{size}": device.active_clusters(size)}
+
+    def plan(self, input_bits: int, output_bits: int, fused: bool, active: int) -> Plan:
+        tile, cluster = self.tile, self.cluster
+        if self.swap:
+            tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
+        return make_plan(
+            tile=tile,
+            cluster=cluster,
+            warp_groups=min(2, tile[0] // ROWS),
+            blocks=self.blocks,
+            swap=self.swap,
+            active=active,
+            input_bits=input_bits,
+            output_bits=output_bits,
+            fused=fused,
+        )
+
+
+_FEW_ROWS = {
+    (8, 64, 2): (("1x1x1", 2), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
+    (16, 64, 2): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
+    (32, 64, 2): (("1x1x1", 1), ("1x1x2", 1), ("1x1x4", 1)),
+    (64, 64, 1): (("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
+    (64, 128, 1): (("1x1x1", 2),),
+}
+"""Tiles with exchanged operands, deep in lines of 128 bytes: clusters, and blocks of a multiprocessor."""
+
+_TILES = {
+    (64, 72): "1x1x1 1x1x4",
+    (64, 80): "1x1x1",
+    (64, 96): "1x1x1",
+    (64, 112): "1x1x1",
+    (64, 128): "1x1x1",
+    (64, 144): "1x1x1 1x1x4",
+    (64, 192): "1x1x1 1x1x4",
+    (128, 56): "1x1x1",
+    (128, 64): "1x1x1 2x1x1 1x1x2",
+    (128, 72): "1x1x1 1x1x4",
+    (128, 80): "1x1x1",
+    (128, 96): "1x1x1 1x1x4 1x1x8",
+    (128, 112): "1x1x1",
+    (128, 128): "1x1x1 1x1x2",
+    (128, 136): "1x1x1",
+    (128, 144): "1x1x1",
+    (128, 160): "2x1x1",
+    (128, 192): "1x1x1 1x1x4",
+    (128, 224): "1x1x1",
+    (128, 256): "1x1x1",
+    (256, 112): "2x1x1",
+    (256, 136): "1x1x1",
+    (256, 144): "2x1x1",
+    (256, 160): "1x2x1",
+}
+"""Other tiles, one line deep, with clusters: widths that leave few of 132 multiprocessors without a tile."""
+
+
+_PERSISTENT = {
+    (64, 256): "1x1x1",
+    (128, 128): "1x1x1",
+    (128, 192): "1x1x1",
+    (128, 224): "1x1x1 1x2x1",
+    (128, 256): "1x1x1 2x1x1",
+    (256, 160): "2x1x1",
+}
+"""Tiles of persistent kernels, one line deep, with their clusters: for many tiles with a short sum."""
+
+
+def _designs(input_bits: int) -> Iterator[_Design]:
+    line = LINE_BYTES * 8 // input_bits
+    for (m, n, lines), choices in _FEW_ROWS.items():
+        for cluster, blocks in choices:
+            yield _Design((m, n, lines * line), _shape(cluster), blocks, True)
+    for (m, n), clusters in _TILES.items():
+        for cluster in clusters.split():
+            yield _Design((m, n, line), _shape(cluster), 1, False)
+    for (m, n), clusters in _PERSISTENT.items():
+        for cluster in clusters.split():
+            yield _Design((m, n, line), _shape(cluster), 1, False, True)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    m, n, k = map(int, text.split("x"))
+    return m, n, k
+
+
+class Sm90Gemm:
+    """Generator of GEMMs for sm_90a: bf16, f16 or FP8 operands, summed in f32, with an epilogue."""
+
+    name = "sm90_gemm"
+    version = "1"
+    operations = ("gemm",)
+    modules = (
+        "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.sm90_gemm.generator",
+        "cutlass_aot.generators.sm90_gemm.epilogue",
+        "cutlass_aot.generators.sm90_gemm.kernel",
+        "cutlass_aot.generators.sm90_gemm.plan",
+        "cutlass_aot.schema.kernels.epilogue",
+        "cutlass_aot.schema.kernels.formula",
+    )
+    design: Mapping[str, str] = {
+        "family": f"always {FAMILY}",
+        "tile_shape": "rows, columns and depth of a block's tile of the output",
+        "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
+        "blocks_per_sm": "blocks that one multiprocessor has room for",
+        "persistent": "whether a block computes tile after tile, for many tiles with a short sum",
+        "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
+    }
+
+    def targets(self, operation: str) -> tuple[str, ...]:
+        """sm_90a; none for an operation other than ``gemm``."""
+        return (TARGET,) if operation in self.operations else ()
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
+        """Every design that the operands allow; none for operands of other element types or layouts."""
+        for design in _offered(problem, target):
+            yield _kernel(problem, design, design.constants(device))
+
+    def compile(self, kernel: Kernel) -> CompiledFunction:
+        """Compile one kernel.
+
+        Raises:
+            GeneratorError: if the record is not one that :meth:`enumerate` gives.
+        """
+        # The DSL comes in here, in a worker; the command line imports this module without it.
+        from cutlass_aot.generators import dsl
+        from cutlass_aot.generators.sm90_gemm.kernel import gemm
+
+        # What is compiled in stands before the epilogue's operands, of which there can be any number.
+        operands, others = (fakes := dsl.fake_operands(kernel))[: len(_OPERANDS)], fakes[len(_OPERANDS) :]
+        return dsl.compile_for(
+            kernel.target,
+            gemm,
+            *operands,
+            epilogue_of(kernel),
+            plan_of(kernel),
+            *others,
+            dsl.environment_stream(),
+        )
+
+
+def plan_of(kernel: Kernel) -> Plan:
+    """What the design of a kernel means.
+
+    Raises:
+        GeneratorError: if the record is not one that the generator enumerates.
+    """
+    dtypes = tuple(operand.dtype for operand in kernel.operands[: len(_OPERANDS)])
+    problem = Problem(
+        kernel.operation,
+        dtypes,
+        kernel.layouts[: len(_OPERANDS)],
+        kernel.accumulator,
+        epilogue=epilogue_of(kernel),
+    )
+    bits, output_bits = DTYPES[dtypes[0]].bits, DTYPES[dtypes[-1]].bits
+    for design in _offered(problem, kernel.target):
+        if _kernel(problem, design, dict(kernel.constants)) == kernel:
+            return design.plan(bits, output_bits, bool(kernel.epilogue), sum(dict(kernel.constants).values()))
+    raise GeneratorError(
+        f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
+    )
+
+
+def epilogue_of(kernel: Kernel) -> Epilogue | None:
+    """The epilogue of a kernel, from its text and its operands."""
+    if not kernel.epilogue:
+        return None
+    operands = (
+        EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
+        for operand in kernel.operands[len(_OPERANDS) :]
+    )
+    return Epilogue(kernel.epilogue, tuple(operands))
+
+
+def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
+    matrix, number = operand.extents == MATRIX, operand.extents == NUMBER
+    bytes_ = DTYPES[operand.dtype].bytes
+    return OperandConstraint(
+        name=operand.name,
+        dtype=operand.dtype,
+        extents=operand.extents,
+        contiguous=0 if number else -1,
+        divisibility=_ALIGNMENT // bytes_ if matrix else 1,
+        alignment=bytes_ if operand.extents in (NUMBER, ELEMENT) else _ALIGNMENT,
+        written=operand.written,
+    )
+
+
+def _fusible(epilogue: Epilogue) -> bool:
+    """Whether an epilogue reads and writes what the kernel can: no reductions, matrices row-major."""
+    return all(
+        operand.dtype in EPILOGUE_DTYPES
+        and operand.layout in ("", "t")
+        and not operand.transport
+        and (operand.extents == MATRIX or not operand.written)
+        for operand in epilogue.operands
+    )
+
+
+def _offered(problem: Problem, target: str) -> Iterator[_Design]:
+    if problem.operation != "gemm" or len(problem.dtypes) != len(_OPERANDS) or target != TARGET:
+        return
+    a, b, out = problem.dtypes
+    if a not in INPUTS or b != a or out not in INPUTS[a] or problem.accumulator != "f32":
+        return
+    bits = DTYPES[a].bits
+    # Tensor cores take 8-bit operands with their elements contiguous along K alone.
+    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]) or problem.scales != (None, None):
+        return
+    if problem.epilogue is not None and not _fusible(problem.epilogue):
+        return
+    wide = DTYPES[out].bits == 32 or problem.epilogue is not None
+    for design in _designs(bits):
+        # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
+        if problem.layouts[1] != "n" and not design.swap and design.tile[1] % 32:
+            continue
+        # Results that stay f32 take registers on their way, which the largest tiles have not left.
+        if wide and design.tile[0] * design.tile[1] > 2 * THREADS * MOST_TOTALS:
+            continue
+        yield design
+
+
+def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> Kernel:
+    epilogue = problem.epilogue
+    return Kernel.make(
+        operation=problem.operation,
+        generator=Sm90Gemm.name,
+        operands=tuple(
+            OperandConstraint(
+                name=name,
+                dtype=dtype,
+                extents=extents,
+                contiguous=_CONTIGUOUS[letter],
+                divisibility=_ALIGNMENT * 8 // DTYPES[dtype].bits,
+                alignment=_ALIGNMENT,
+                written=written,
+            )
+            for (name, extents, written), dtype, letter in zip(
+                _OPERANDS, problem.dtypes, problem.layouts, strict=True
+            )
+        )
+        + (() if epilogue is None else tuple(map(_epilogue_constraint, epilogue.operands))),
+        accumulator=problem.accumulator,
+        epilogue="" if epilogue is None else epilogue.formula,
+        design=design.values(),
+        target=TARGET,
+        constants=constants,
+    )

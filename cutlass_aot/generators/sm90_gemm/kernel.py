@@ -1,0 +1,581 @@
+"""A tensor-core GEMM for sm_90a in CuTe DSL: TMA, warp specialisation, clusters along M, N and K.
+
+out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
+
+One block computes one tile of ``out``, or the part of it that a slice of K gives; a persistent one tile after
+tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one or
+two warp groups take them out with WGMMA. Blocks of a cluster share
+operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
+memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
+equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
+
+With few rows in ``a``, the roles are exchanged (``swap``): the rows of the weights fill the 64 rows that a
+tensor-core instruction has at least, and the rows of ``a`` its columns, of which there can be eight.
+
+Import it inside a worker only: it imports the DSL. docs/sm90-gemm.md says what each part brought.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.utils import LayoutEnum
+from cutlass.utils import hopper_helpers as hopper
+
+from cutlass_aot.generators.sm90_gemm import epilogue as fused
+from cutlass_aot.generators.sm90_gemm.plan import (
+    ALIGNMENT,
+    COMPUTING_REGISTERS,
+    LOADING_REGISTERS,
+    MAX_GRID_YZ,
+    ROWS,
+    THREADS,
+    WARPS,
+)
+
+LOADS = 6
+"""Vectors of results that a thread loads before it stores the first."""
+
+RESULTS_BARRIER = 1
+"""Named barrier of the warp groups that compute."""
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constexpr) -> Any:
+    """Row and column of a cluster, among clusters: down a group of rows, then on to the next column.
+
+    Clusters that run at the same time so share both operands in the L2 cache.
+    """
+    in_group = clusters_n * group
+    first = cluster // in_group * group
+    height = cutlass.min(clusters_m - first, group)
+    rest = cluster % in_group
+    return first + rest % height, rest // height
+
+
+def tiles_of(extent: Any, tile: int) -> Any:
+    """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
+    return (extent - 1) // tile + 1
+
+
+@cute.kernel  # type: ignore[untyped-decorator]
+def gemm_kernel(
+    load_a: cute.CopyAtom,
+    tensor_a: cute.Tensor,
+    load_b: cute.CopyAtom,
+    tensor_b: cute.Tensor,
+    out: cute.Tensor,
+    tiled_mma: cute.TiledMma,
+    part_mma: cute.TiledMma,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+    operands: Any,
+    dtype: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Compute this block's tile, or its part of one.
+
+    Args:
+        load_a: TMA atom of A.
+        tensor_a: (M, K, L), as TMA coordinates.
+        load_b: TMA atom of B.
+        tensor_b: (N, K, L), as TMA coordinates.
+        out: (L, M, N), whatever is exchanged.
+        tiled_mma: of all warp groups that compute.
+        part_mma: of them, over as many columns as lie in shared memory at once; for its layout alone.
+        layout_a: (M of a tile, K of a tile, stages) in shared memory.
+        layout_b: (N of a tile, K of a tile, stages) in shared memory.
+        operands: tensors and numbers that the epilogue reads and writes.
+        dtype: element type of A and B.
+        epilogue: formula, None to store the sums converted.
+        plan: everything else that is compiled in.
+    """
+    tile_m, tile_n, tile_k = plan.tile
+    cluster_m, cluster_n, split = plan.cluster
+    blocks = cluster_m * cluster_n * split
+    stages = plan.stages
+    mma_warps = plan.warp_groups * WARPS
+
+    thread, _, _ = cute.arch.thread_idx()
+    block, batch_low, batch_high = cute.arch.block_idx()
+    grid_x, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = cute.arch.lane_idx()
+
+    # Where this block stands in its cluster.
+    rank = cutlass.Int32(0)
+    if cutlass.const_expr(blocks > 1):
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    rank_m = rank % cluster_m
+    rank_n = rank // cluster_m % cluster_n
+    rank_k = rank // (cluster_m * cluster_n)
+    batches, rows, columns = out.shape
+    if cutlass.const_expr(plan.swap):
+        rows, columns = columns, rows
+    clusters_m = tiles_of(rows, tile_m * cluster_m)
+    clusters_n = tiles_of(columns, tile_n * cluster_n)
+    batch = batch_low + batch_high * MAX_GRID_YZ
+    # One tile a block, or, of a persistent one, every so many of them.
+    first = block // blocks
+    last = first + 1
+    step = cutlass.Int32(1)
+    if cutlass.const_expr(plan.active > 0):
+        last = clusters_m * clusters_n
+        step = grid_x // blocks
+    # Divisions take long: this is done while the launch before still runs.
+    first_row, first_column = place(first, clusters_m, clusters_n, plan.group)
+
+    # This block's slice of K, in tiles. A slice may have none: the sum is then zero.
+    tiles_k = tiles_of(tensor_a.shape[1], tile_k)
+    each = tiles_k // split
+    more = tiles_k % split
+    first_k = rank_k * each + cutlass.min(rank_k, more)
+    count_k = each
+    if rank_k < more:
+        count_k = each + 1
+    if batch >= batches:
+        count_k = cutlass.Int32(0)
+
+    # Shared memory: a full and an empty barrier a stage; the ring; the results, where the ring comes to hold
+    # other tiles, else they come to lie in it.
+    smem = cutlass.utils.SmemAllocator()
+    full = smem.allocate_array(cutlass.Int64, 2 * stages)
+    empty = full + stages
+    ring = smem.allocate(plan.shared_bytes, ALIGNMENT)
+    staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
+    staged = cute.recast_ptr(ring + plan.staged_offset, dtype=staged_dtype)
+    bytes_a = tile_m * tile_k * dtype.width // 8
+    shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
+    shared_b = cute.make_tensor(
+        cute.recast_ptr(ring + stages * bytes_a, layout_b.inner, dtype=dtype), layout_b.outer
+    )
+
+    # A stage is empty when every warp that computes has let go of it, in all blocks that share what is
+    # loaded into it: a block's loads go to those of its row and to those of its column in the cluster.
+    sharers = cluster_m + cluster_n - 1
+    if warp == 0:
+        with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(stages):
+                cute.arch.mbarrier_init(full + stage, 1)
+                cute.arch.mbarrier_init(empty + stage, mma_warps * sharers)
+        cute.arch.mbarrier_init_fence()
+    if warp == mma_warps:
+        cpasync.prefetch_descriptor(load_a)
+        cpasync.prefetch_descriptor(load_b)
+    if cutlass.const_expr(blocks > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+    # Up to here the launch before may still run, whose results may be operands. The one after may set up.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
+
+    if cutlass.const_expr(plan.hands_over):  # noqa: SIM102 (the other is known at run time)
+        if warp >= mma_warps:
+            cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
+    if warp == mma_warps:
+        blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (None, None, batch))
+        blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (None, None, batch))
+        to_a, from_a = cpasync.tma_partition(
+            load_a,
+            rank_n,
+            cute.make_layout(cluster_n),
+            cute.group_modes(shared_a, 0, 2),
+            cute.group_modes(blocks_a, 0, 2),
+        )
+        to_b, from_b = cpasync.tma_partition(
+            load_b,
+            rank_m,
+            cute.make_layout(cluster_m),
+            cute.group_modes(shared_b, 0, 2),
+            cute.group_modes(blocks_b, 0, 2),
+        )
+        # Bits of the ranks that share A, those of a row, and of those that share B, those of a column.
+        corner = rank_k * (cluster_m * cluster_n)
+        row_bits = sum(1 << (i * cluster_m) for i in range(cluster_n))
+        column_bits = sum(1 << i for i in range(cluster_m))
+        mask_a = cutlass.Int16(cutlass.Int32(row_bits) << (corner + rank_m))
+        mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + rank_n * cluster_m))
+        stage = cutlass.Int32(0)
+        phase = cutlass.Int32(1)
+        row_of_clusters, column_of_clusters = first_row, first_column
+        for cluster in cutlass.range(first, last, step, unroll=1):
+            tile_row = row_of_clusters * cluster_m + rank_m
+            tile_column = column_of_clusters * cluster_n + rank_n
+            for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
+                cute.arch.mbarrier_wait(empty + stage, phase)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.stage_bytes)
+                cute.copy(
+                    load_a,
+                    from_a[None, tile_row, index_k],
+                    to_a[None, stage],
+                    tma_bar_ptr=full + stage,
+                    mcast_mask=mask_a if cluster_n > 1 else None,
+                )
+                cute.copy(
+                    load_b,
+                    from_b[None, tile_column, index_k],
+                    to_b[None, stage],
+                    tma_bar_ptr=full + stage,
+                    mcast_mask=mask_b if cluster_m > 1 else None,
+                )
+                stage += 1
+                if stage == stages:
+                    stage = cutlass.Int32(0)
+                    phase = phase ^ 1
+            if cutlass.const_expr(plan.active > 0):
+                row_of_clusters, column_of_clusters = place(
+                    cluster + step, clusters_m, clusters_n, plan.group
+                )
+
+    if warp < mma_warps:
+        if cutlass.const_expr(plan.hands_over):
+            cute.arch.setmaxregister_increase(COMPUTING_REGISTERS)
+        group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS) * THREADS)
+        of_a = tiled_mma.make_fragment_A(group_mma.partition_A(shared_a))
+        of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
+        total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+
+        # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
+        sharer = rank
+        if cutlass.const_expr(sharers > 1):
+            corner = rank_k * (cluster_m * cluster_n)
+            sharer = corner + lane * cluster_m + rank_m
+            if lane >= cluster_n:
+                other = lane - cluster_n
+                if other >= rank_m:
+                    other = other + 1
+                sharer = corner + rank_n * cluster_m + other
+        # Where parts of the tile of results lie in shared memory, as this thread writes and reads them.
+        width = plan.staged_columns
+        lines = cute.make_layout(
+            (tile_m, width), stride=(1, plan.staged_stride) if plan.swap else (plan.staged_stride, 1)
+        )
+        writes = part_mma.get_slice(thread).partition_C(cute.make_tensor(staged, lines))
+
+        stage = cutlass.Int32(0)
+        phase = cutlass.Int32(0)
+        row_of_clusters, column_of_clusters = first_row, first_column
+        for cluster in cutlass.range(first, last, step, unroll=1):
+            total.fill(0.0)
+            before = stage
+            for index_k in cutlass.range(count_k, unroll=1):
+                cute.arch.mbarrier_wait(full + stage, phase)
+                warpgroup.fence()
+                for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                    at = (None, None, part, stage)
+                    cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+                warpgroup.commit_group()
+                # One tile's instructions stay in flight; those of the tile before are done.
+                warpgroup.wait_group(1)
+                if index_k > 0:
+                    release(empty + before, lane, sharer, sharers)
+                before = stage
+                stage += 1
+                if stage == stages:
+                    stage = cutlass.Int32(0)
+                    phase = phase ^ 1
+            warpgroup.wait_group(0)
+            if count_k > 0:
+                release(empty + before, lane, sharer, sharers)
+            # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
+            row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
+            column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
+            for part in cutlass.range_constexpr(tile_n // width):
+                # Every thread is done with what lay here: stages, or the part before.
+                meet(plan)
+                lay_down(total, writes, part, plan)
+                if cutlass.const_expr(split == 1):
+                    meet(plan)
+                    finish(
+                        staged,
+                        thread,
+                        rank,
+                        (row, column + part * width, batch),
+                        out,
+                        operands,
+                        epilogue,
+                        plan,
+                    )
+            if cutlass.const_expr(plan.active > 0):
+                row_of_clusters, column_of_clusters = place(
+                    cluster + step, clusters_m, clusters_n, plan.group
+                )
+
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        if warp < mma_warps:
+            row = cutlass.Int64(first_row * cluster_m + rank_m) * tile_m
+            column = cutlass.Int64(first_column * cluster_n + rank_n) * tile_n
+            finish(staged, thread, rank, (row, column, batch), out, operands, epilogue, plan)
+
+    if cutlass.const_expr(blocks > 1):
+        # A block stays until no other reads its shared memory or tells it that a stage is empty.
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def meet(plan: cutlass.Constexpr) -> None:
+    """Wait for all threads that compute."""
+    cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=plan.warp_groups * THREADS)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def lay_down(total: Any, writes: Any, part: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
+    """Convert some columns of a tile of sums into shared memory.
+
+    Args:
+        total: of this thread: two neighbours of each eight columns, in two of each 64 rows.
+        writes: where those of one part lie.
+        part: its number.
+        plan: everything else that is compiled in.
+    """
+    rows, columns, _ = plan.tile
+    count = plan.staged_columns // 2
+    for block in cutlass.range_constexpr(rows // (ROWS * plan.warp_groups)):
+        for index in cutlass.range_constexpr(0, count, 2):
+            first = block * (columns // 2) + part * count + index
+            pair = cute.make_rmem_tensor(2, cutlass.Float32)
+            pair[0], pair[1] = settled(total[first]), settled(total[first + 1])
+            converted = cute.make_rmem_tensor(2, writes.element_type)
+            converted.store(pair.load().to(writes.element_type))
+            place = block * count + index
+            if cutlass.const_expr(plan.swap):
+                writes[place], writes[place + 1] = converted[0], converted[1]
+            else:
+                target = writes.iterator + writes.layout(place)
+                cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout(2)))
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def finish(
+    staged: Any,
+    thread: Any,
+    rank: Any,
+    corner: Any,
+    out: Any,
+    operands: Any,
+    epilogue: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Store what lies in shared memory, or this block's part of what several blocks add up.
+
+    Args:
+        staged: results, or sums over slices of K, a line after the other.
+        thread: of those that compute.
+        rank: of the block in its cluster.
+        corner: row and column of the first element, and the batch.
+        out: (L, M, N).
+        operands: of the epilogue.
+        epilogue: formula, or None.
+        plan: everything else that is compiled in.
+    """
+    tile_m, width, vector = plan.tile[0], plan.staged_columns, plan.vector
+    in_plane = plan.cluster[0] * plan.cluster[1]
+    batches, rows, columns = out.shape
+    first_row, first_column, batch = corner
+    threads = plan.warp_groups * THREADS
+    along = (tile_m if plan.swap else width) // vector
+    vectors = tile_m * width // vector // plan.split
+    turns = (vectors + threads - 1) // threads
+    if cutlass.const_expr(plan.split == 1 and not plan.swap and plan.staged_bits == 32):
+        # The many places of wide results are the same for each tile. They are worked out anew: kept, they
+        # would take the registers of the sums.
+        thread = unknown(thread, cutlass.Int32, "=r,0")
+    for batch_of_turns in cutlass.range_constexpr((turns + LOADS - 1) // LOADS):
+        # All of a batch are loaded before any is stored: another block's memory is far away.
+        pending = []
+        for turn in cutlass.range_constexpr(batch_of_turns * LOADS, min(turns, (batch_of_turns + 1) * LOADS)):
+            mine = turn * threads + thread
+            whole = cutlass.const_expr((turn + 1) * threads <= vectors)
+            linear = rank // in_plane * vectors + (mine if whole else cutlass.min(mine, vectors - 1))
+            line = linear // along
+            place_in_line = linear % along * vector
+            if cutlass.const_expr(plan.swap):
+                row, column = first_column + line, first_row + place_in_line
+            else:
+                row, column = first_row + line, first_column + place_in_line
+            inside = (row < rows) & (column < columns) & (batch < batches)
+            if cutlass.const_expr(not whole):
+                inside = inside & (mine < vectors)
+            offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)
+            pending.append(
+                (inside, (row, column, cutlass.Int64(batch)), loaded(staged, offset, rank % in_plane, plan))
+            )
+        for inside, at, result in pending:
+            if inside:
+                if cutlass.const_expr(epilogue is None):
+                    fused.store(out, at, result)
+                else:
+                    targets = (out, *fused.stored(epilogue, operands))
+                    for target, value in zip(
+                        targets, fused.results(epilogue, result, operands, at), strict=True
+                    ):
+                        fused.store(target, at, value)
+
+
+def settled(value: Any) -> Any:
+    """A sum as it is here, for the compiler an unknown one.
+
+    To the compiler, the instruction that waits for the tensor cores has nothing to do with their results: it
+    moves the conversion of a result before the wait. The assembler sees that, and makes every tensor-core
+    instruction wait for the one before.
+    """
+    return unknown(value, cutlass.Float32, "=f,0")
+
+
+@dsl_user_op  # type: ignore[untyped-decorator]
+def unknown(value: Any, dtype: Any, registers: str, *, loc: Any = None, ip: Any = None) -> Any:
+    """A value that the compiler takes for a new one, where this stands; it emits no code."""
+    return dtype(
+        llvm.inline_asm(
+            dtype.mlir_type,
+            [dtype(value).ir_value(loc=loc, ip=ip)],
+            "",
+            registers,
+            has_side_effects=True,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def release(barrier: Any, lane: Any, sharer: Any, sharers: cutlass.Constexpr) -> None:
+    """Tell all blocks that load into a stage that this warp has done with it."""
+    if lane < sharers:
+        if cutlass.const_expr(sharers > 1):
+            cute.arch.mbarrier_arrive(barrier, sharer)
+        else:
+            cute.arch.mbarrier_arrive(barrier)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def loaded(staged: Any, offset: Any, rank_mn: Any, plan: cutlass.Constexpr) -> Any:
+    """Neighbouring results, or their sum over the blocks that share the sum along K, in the order of K."""
+    parts = []
+    for slice_k in cutlass.range_constexpr(plan.split):
+        memory = staged
+        if cutlass.const_expr(plan.split > 1):
+            memory = cute.arch.map_dsmem_ptr(staged, rank_mn + slice_k * plan.cluster[0] * plan.cluster[1])
+        part = cute.make_rmem_tensor(plan.vector, staged.dtype)
+        cute.autovec_copy(cute.make_tensor(memory + offset, cute.make_layout(plan.vector)), part)
+        parts.append(part.load())
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def gemm(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    out: cute.Tensor,
+    epilogue: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    *others: Any,
+) -> None:
+    """Launch the kernel.
+
+    Args:
+        a: (L, M, K).
+        b: (L, K, N).
+        out: (L, M, N).
+        epilogue: an :class:`~cutlass_aot.schema.kernels.epilogue.Epilogue`, or None.
+        plan: a :class:`~cutlass_aot.generators.sm90_gemm.plan.Plan`.
+        others: what the epilogue reads and writes, then the CUDA stream.
+    """
+    *operands, stream = others
+    left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
+    right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
+    batches, rows, columns = out.shape
+    if cutlass.const_expr(plan.swap):
+        left, right = right, left
+        rows, columns = columns, rows
+    dtype = a.element_type
+    major_a, major_b = LayoutEnum.from_tensor(left), LayoutEnum.from_tensor(right)
+    tile_m, tile_n, tile_k = plan.tile
+    layout_a = shared_layout(major_a, dtype, (tile_m, tile_k), plan.stages)
+    layout_b = shared_layout(major_b, dtype, (tile_n, tile_k), plan.stages)
+    cluster_m, cluster_n, _ = plan.cluster
+    blocks = cluster_m * cluster_n * plan.split
+    load_a, tensor_a = cpasync.make_tiled_tma_atom(
+        load_operation(cluster_n),
+        left,
+        shared_layout(major_a, dtype, (tile_m, tile_k), None),
+        (tile_m, tile_k),
+        cluster_n,
+    )
+    load_b, tensor_b = cpasync.make_tiled_tma_atom(
+        load_operation(cluster_m),
+        right,
+        shared_layout(major_b, dtype, (tile_n, tile_k), None),
+        (tile_n, tile_k),
+        cluster_m,
+    )
+    tiled_mma, part_mma = (
+        hopper.make_trivial_tiled_mma(
+            dtype,
+            dtype,
+            major_a.sm90_mma_major_mode(),
+            major_b.sm90_mma_major_mode(),
+            cutlass.Float32,
+            (plan.warp_groups, 1, 1),
+            (ROWS, width),
+        )
+        for width in (tile_n, plan.staged_columns)
+    )
+    clusters = tiles_of(rows, tile_m * cluster_m) * tiles_of(columns, tile_n * cluster_n)
+    if cutlass.const_expr(plan.active > 0):
+        clusters = cutlass.min(clusters, plan.active)
+    gemm_kernel(
+        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, tuple(operands),
+        dtype, epilogue, plan,
+    ).launch(
+        grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
+        block=(plan.threads, 1, 1),
+        cluster=(blocks, 1, 1) if blocks > 1 else None,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+        stream=stream,
+    )  # fmt: skip
+
+
+def shared_layout(major: Any, dtype: Any, tile: tuple[int, int], stages: int | None) -> Any:
+    """Layout of an operand's tile in shared memory, swizzled as TMA writes and WGMMA reads it.
+
+    Args:
+        major: layout of the operand, by its non-contracted mode and K.
+        dtype: element type.
+        tile: its extents.
+        stages: of them, in a third mode; None for one tile without it.
+    """
+    # The depth of a tile has whole lines of 128 bytes; along the other mode a line is what fits.
+    along_k = major.sm90_mma_major_mode() == cute.nvgpu.OperandMajorMode.K
+    atom = warpgroup.make_smem_layout_atom(
+        hopper.get_smem_layout_atom(major, dtype, tile[1] if along_k else tile[0]), dtype
+    )
+    order = (0, 1) if along_k else (1, 0)
+    if stages is None:
+        return cute.tile_to_shape(atom, tile, order)
+    return cute.tile_to_shape(atom, (*tile, stages), (*order, 2))
+
+
+def load_operation(sharers: int) -> Any:
+    """TMA load into one block, or into all blocks that share the operand."""
+    if sharers > 1:
+        return cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return cpasync.CopyBulkTensorTileG2SOp()

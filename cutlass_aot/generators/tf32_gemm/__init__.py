@@ -1,0 +1,1 @@
+"""The built-in TF32 GEMM: its generator, and its operators for SM90 and SM100."""

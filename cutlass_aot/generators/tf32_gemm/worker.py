@@ -1,0 +1,105 @@
+"""TF32 GEMMs: enumeration and compilation, inside a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from cutlass_aot.errors import CompileError
+from cutlass_aot.generators import dsl
+from cutlass_aot.generators.cutlass_operators import catalogue, records
+from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.tf32_gemm.generator import Tf32Gemm
+from cutlass_aot.generators.tf32_gemm.operators import OPERATORS, Sm90Tf32PersistentGemmOperator
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+
+_OUTPUTS = ("f32", "bf16", "f16")
+_ALIGNMENT = 16
+
+
+def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    """Every TF32 GEMM for ``problem`` on ``target``."""
+    for design in operators_of(problem, target):
+        yield Kernel.make(
+            operation="gemm",
+            generator=Tf32Gemm.name,
+            operands=_operands(problem),
+            accumulator="f32",
+            design=dict(design),
+            target=target,
+            constants=_constants(dict(design), device),
+        )
+
+
+def compile_kernel(kernel: Kernel) -> CompiledFunction:
+    """Compile one kernel.
+
+    Raises:
+        CompileError: if there is no such kernel any more.
+    """
+    dtypes = tuple(operand.dtype for operand in kernel.operands)
+    problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
+    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
+    operands = dsl.fake_operands(kernel)
+    stream = dsl.environment_stream()
+    clusters = next((value for _, value in kernel.constants), None)
+    if isinstance(operator, Sm90Tf32PersistentGemmOperator):
+        return dsl.compile_for(kernel.target, operator.impl, *operands, clusters, stream)
+    return dsl.compile_for(
+        kernel.target, operator.impl, *operands, stream, clusters, operator.impl.epilogue_op
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
+    """Operators for a problem by their design in record form; empty for one that is not theirs."""
+    if (
+        problem.operation != "gemm"
+        or problem.dtypes[:2] != ("tf32", "tf32")
+        or len(problem.dtypes) != 3
+        or problem.dtypes[2] not in _OUTPUTS
+        or problem.accumulator != "f32"
+        or problem.scales != (None, None)
+        or problem.epilogue is not None
+    ):
+        return {}
+    # f32 in torch, as in memory.
+    arguments = gemm_arguments(problem)
+    wanted = target.removeprefix("sm_")
+    return {
+        tuple(sorted(records.design(operator).items())): operator
+        for kind in OPERATORS
+        for operator in kind.generate_operators(None, args=arguments)
+        # A portable target is compiled for all it runs on, such as sm_100f for sm_103f.
+        if any(supported.is_portable_to(wanted) for supported in operator.metadata.supported_targets)
+    }
+
+
+def _operands(problem: Problem) -> tuple[OperandConstraint, ...]:
+    return tuple(
+        OperandConstraint(
+            name=name,
+            dtype=dtype,
+            extents=records.EXTENTS[name],
+            contiguous=-1 if layout == "t" else -2,
+            divisibility=_ALIGNMENT // DTYPES[dtype].bytes,
+            alignment=_ALIGNMENT,
+            written=name == "out",
+        )
+        for name, dtype, layout in zip(records.EXTENTS, problem.dtypes, problem.layouts, strict=True)
+    )
+
+
+def _constants(design: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
+    """Clusters that run at once, for static schedulers."""
+    if design.get("tile_scheduler") == "clc":
+        return {}
+    cluster = design["cluster_shape"]
+    if not isinstance(cluster, tuple):
+        raise CompileError(f"cluster shape {cluster!r}: expected a shape")
+    size = cluster[0] * cluster[1]
+    return {f"max_active_clusters_{size}": device.active_clusters(size)}

@@ -1,0 +1,228 @@
+"""Where functions and classes are defined: under which name of which module, within which decorators, and
+their source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import linecache
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cutlass_aot.programs.describe.distributions import origin_of
+from cutlass_aot.schema.requests.request import Value
+
+_MADE_BY_DATACLASSES = "__create_fn__.<locals>."
+
+
+def qualified_name(thing: Any) -> str:
+    """``module:qualified.name`` of a class or a function."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+_HEAP_TYPE = 1 << 9
+"""``Py_TPFLAGS_HEAPTYPE``: a class that was made as a program ran."""
+
+
+def is_reachable_by_name(thing: Any) -> bool:
+    """Whether its module has this very class or function under its qualified name, in another module than
+    ``__main__``.
+
+    Such a thing is described by its name: its module's source decides what it is.
+    """
+    if thing.__module__ == "__main__" or not _is_under_its_name(thing):
+        return False
+    # What a decorator's function closes over is found with the code that is reached from it.
+    return hasattr(thing, "__wrapped__") or not closes_over_values(thing)
+
+
+def is_made(kind: type) -> bool:
+    """Whether a class is made as a program runs: no module has it under its name.
+
+    It is described by what it is made of. The DSL's own are not: it makes them by their names.
+    """
+    module = kind.__module__ or ""
+    if module == "builtins" and not kind.__flags__ & _HEAP_TYPE:
+        return False  # Python's own, such as that of None.
+    return module.partition(".")[0] != "cutlass" and not _is_under_its_name(kind)
+
+
+def _is_under_its_name(thing: Any) -> bool:
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if found is None:
+        return False
+    for part in thing.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+    if isinstance(thing, types.FunctionType) and found is not None:
+        return unwrapped(found) is unwrapped(thing)
+    return found is thing
+
+
+def is_generated(thing: Any) -> bool:
+    """Whether a function was made from text, in a namespace that is no module: its code tells what it is."""
+    if not isinstance(thing, types.FunctionType) or sys.modules.get(thing.__module__ or "") is not None:
+        return False
+    # What Python makes for a named tuple follows from its fields.
+    return not (thing.__module__ or "").startswith("namedtuple_")
+
+
+def closes_over_values(thing: Any) -> bool:
+    """Whether a function has values of the function that made it, as a decorator's has: its name does not
+    tell them. A method that calls ``super()`` has its class alone."""
+    return isinstance(thing, types.FunctionType) and not {"__class__"}.issuperset(thing.__code__.co_freevars)
+
+
+def unwrapped(function: Any) -> Any:
+    """What a function's decorators were given, without those of the DSL, of frameworks and of Python's own
+    library. Those of the program are part of what a trace runs."""
+    while hasattr(function, "__wrapped__") and not _is_by_program(function):
+        function = function.__wrapped__
+    return function
+
+
+def layers(function: Any) -> Iterator[types.FunctionType]:
+    """A function, and those that its decorators made of it, from the outermost inwards."""
+    while isinstance(function, types.FunctionType):
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _is_by_program(function: Any) -> bool:
+    """Whether a decorator that the program brings made this function."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    # Its `__module__` is that of what it wraps.
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    if module is None or module.__name__ == "__main__":
+        return module is not None
+    origin = origin_of(module)
+    return origin is not None and not origin.is_neutral
+
+
+def is_of_dataclasses(member: Any) -> bool:
+    """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does.
+
+    Python 3.10 does not tell it from other code without a file, which is refused.
+    """
+    code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
+    name = getattr(code, "co_qualname", "")
+    return code is not None and code.co_filename == "<string>" and name.startswith(_MADE_BY_DATACLASSES)
+
+
+def source_lines(function: types.FunctionType) -> range:
+    """The lines of a function in its file, its decorators among them, numbered from 1.
+
+    The DSL replaces the code of what it has traced by one that begins at another line of the same function:
+    what decides is the function of this name that has the line.
+
+    Raises:
+        OSError: if there is no source, or no such function in it.
+        SyntaxError: if the source has changed since, and is none any more.
+    """
+    lines, _ = inspect.findsource(function)
+    first = function.__code__.co_firstlineno
+    found = _definitions("".join(lines)).get(function.__code__.co_name, ())
+    holding = [own for own in found if first in own]
+    if not holding:
+        raise OSError(f"line {first} is of no function {function.__code__.co_name}")
+    return max(holding, key=lambda own: own.start)
+
+
+def is_defined_at(file: str, name: str, line: int) -> bool:
+    """Whether the source of a file defines a function of a name around a line, numbered from 1."""
+    try:
+        return any(line in own for own in _definitions("".join(linecache.getlines(file))).get(name, ()))
+    except SyntaxError:
+        return False
+
+
+def source_of(function: types.FunctionType) -> str:
+    """The source of a function or a lambda, without the indentation and the rest of the line it stands in.
+
+    Raises:
+        OSError: if there is no source.
+        ValueError: if it cannot be told which of several lambdas of a line it is.
+        SyntaxError: if the source has changed since, and is none any more.
+    """
+    if function.__code__.co_name != "<lambda>":
+        own = source_lines(function)
+        lines, _ = inspect.findsource(function)
+        return textwrap.dedent("".join(lines[own.start - 1 : own.stop - 1]))
+    lines, _ = inspect.findsource(function)
+    first = function.__code__.co_firstlineno
+    found = {ast.unparse(node) for node in _lambdas("".join(lines)).get(first, ())}
+    if len(found) > 1:
+        found = {text for text in found if _compiles_to(text, function)}
+    if len(found) != 1:
+        raise ValueError(
+            f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own"
+        )
+    return found.pop()
+
+
+@functools.lru_cache(maxsize=64)
+def _definitions(text: str) -> Mapping[str, list[range]]:
+    """The lines of the functions of a file, by their names."""
+    found: dict[str, list[range]] = {}
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            found.setdefault(node.name, []).append(range(first, (node.end_lineno or 0) + 1))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _lambdas(text: str) -> Mapping[int, list[ast.Lambda]]:
+    """The lambdas of a file, by their lines."""
+    found: dict[int, list[ast.Lambda]] = {}
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Lambda):
+            found.setdefault(node.lineno, []).append(node)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _compiles_to(text: str, function: types.FunctionType) -> bool:
+    """Whether the text of a lambda, in a function that has its free variables, gives its code."""
+    names = function.__code__.co_freevars
+    inner = f"def outer({', '.join(names)}):\n return ({text})"
+    outer = next(c for c in compile(inner, "<lambda>", "exec").co_consts if isinstance(c, types.CodeType))
+    made = next((c for c in outer.co_consts if isinstance(c, types.CodeType)), None)
+    code = function.__code__
+    return made is not None and (made.co_code, made.co_names, _constants(made)) == (
+        code.co_code, code.co_names, _constants(code)
+    )  # fmt: skip
+
+
+def _constants(code: types.CodeType) -> list[Any]:
+    return [_constants(c) if isinstance(c, types.CodeType) else (type(c), c) for c in code.co_consts]
+
+
+def code_values(code: types.CodeType) -> Value:
+    """Byte code as a value of a request: another one by the minor version of Python."""
+    return [
+        importlib.util.MAGIC_NUMBER, code.co_code, list(code.co_names), list(code.co_varnames),
+        list(code.co_freevars), code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+        [_constant(constant) for constant in code.co_consts],
+    ]  # fmt: skip
+
+
+def _constant(constant: Any) -> Value:
+    if isinstance(constant, types.CodeType):
+        return code_values(constant)
+    if isinstance(constant, tuple):
+        return list(map(_constant, constant))
+    if isinstance(constant, frozenset):
+        return sorted(map(repr, constant))
+    return f"{type(constant).__name__} {constant!r}"

@@ -1,0 +1,233 @@
+"""Check a trace against the key of its request: what it ran, and which environment variables it read.
+
+A request names the code it follows from before anything is traced (:mod:`~.code_slice`), by
+names that code has. A trace that goes another way, through ``getattr`` or a table of modules, would run code
+that the request does not name: such a request is refused when it is recorded, so that no bundle has a kernel
+whose key says too little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe.code_slice import CodeSlice
+from cutlass_aot.programs.describe.definitions import is_defined_at, source_lines
+from cutlass_aot.programs.describe.distributions import in_standard_library, origin_of_file
+
+_TOOLS = (4, 3, 5, 2, 1, 0)
+"""Numbers of tools of ``sys.monitoring``, those first that no debugger or profiler has by agreement."""
+_OWN = f"{Path(__file__).resolve().parents[2]}/"
+
+
+class Trace:
+    """What a trace has done.
+
+    Attributes:
+        code: code that was run.
+        variables: environment variables that were read, to the file that read them.
+    """
+
+    def __init__(self) -> None:
+        self.code: set[CodeType] = set()
+        self.variables: dict[str, str] = {}
+        self._collecting = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Within the block: write down what this thread runs and which environment variables are read."""
+        environment = os.environ
+        kind = type(environment)
+        original = kind.__getitem__
+        thread = threading.get_ident()
+
+        def read(variables: Any, name: str) -> str:
+            if variables is environment and not self._collecting and threading.get_ident() == thread:
+                self.variables.setdefault(name, _reader())
+            return original(variables, name)
+
+        kind.__getitem__ = read  # type: ignore[method-assign]
+        try:
+            with self._without_collections(), self._watch_code():
+                yield
+        finally:
+            kind.__getitem__ = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _without_collections(self) -> Iterator[None]:
+        """Within the block: leave out what runs because garbage is collected, which may happen anywhere.
+
+        These are finalizers, and other packages' callbacks, which run between our first and our last one.
+        """
+
+        def begin(phase: str, information: Mapping[str, int]) -> None:
+            if phase == "start":
+                self._collecting = True
+
+        def end(phase: str, information: Mapping[str, int]) -> None:
+            if phase == "stop":
+                self._collecting = False
+
+        gc.callbacks.insert(0, begin)
+        gc.callbacks.append(end)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(begin)
+            gc.callbacks.remove(end)
+            self._collecting = False
+
+    @contextmanager
+    def _watch_code(self) -> Iterator[None]:
+        monitoring = getattr(sys, "monitoring", None)
+        if monitoring is not None:
+            thread = threading.get_ident()
+
+            # Events are those of all threads. Each code of this one is told of once, and costs nothing
+            # afterwards.
+            def started(code: CodeType, _offset: int) -> Any:
+                if self._collecting or threading.get_ident() != thread:
+                    return None
+                self.code.add(code)
+                return monitoring.DISABLE
+
+            tool = next((number for number in _TOOLS if monitoring.get_tool(number) is None), None)
+            if tool is None:
+                raise RequestError("every number of sys.monitoring is in use: end a debugger or a profiler")
+            monitoring.use_tool_id(tool, "cutlass-aot")
+            try:
+                monitoring.register_callback(tool, monitoring.events.PY_START, started)
+                monitoring.set_events(tool, monitoring.events.PY_START)
+                # Code that an earlier trace has been told of is told of again.
+                monitoring.restart_events()
+                yield
+            finally:
+                monitoring.set_events(tool, 0)
+                monitoring.free_tool_id(tool)
+            return
+        add = self.code.add
+
+        def called(frame: FrameType, event: str, argument: Any) -> None:
+            if not self._collecting:
+                add(frame.f_code)
+
+        before = sys.gettrace()
+        sys.settrace(called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def _reader() -> str:
+    """The file of the code that reads a variable, past Python's own library."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (
+        in_standard_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
+
+
+def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse a trace that went beyond the code that its request names.
+
+    Args:
+        trace: what it did.
+        code: what the request was made from.
+        keyed: names of the distributions and modules that the request names.
+        known: environment variables that say no more than the request's target does.
+
+    Raises:
+        RequestError: with the code, or the variable, and what to do.
+    """
+    names = {*code.code, *keyed}
+    followed = _followed(trace, code)
+    for item in sorted(trace.code, key=lambda item: (item.co_filename, item.co_firstlineno)):
+        file, line = item.co_filename, item.co_firstlineno
+        if _decides_nothing(file):
+            continue
+        if not item.co_flags & CO_OPTIMIZED:  # The body of a module or of a class.
+            origin = origin_of_file(file)
+            if origin is not None and origin.name not in names:
+                raise RequestError(
+                    f"compiling imported {file}, which does not follow from the kernel's code, so that an "
+                    "edit of it would go unnoticed: import it by name in the kernel's module"
+                )
+        elif item not in followed:
+            raise RequestError(
+                f"compiling ran {item.co_name} ({file}, line {line}), which does not follow from the "
+                "kernel's code, so that an edit of it would go unnoticed: it was reached by getattr, or was "
+                "put where it is as the program ran; import it by name in the kernel's module"
+            )
+    for item in trace.code:
+        if item in code.memories:
+            raise RequestError(
+                f"compiling ran {code.memories[item]} ({item.co_filename}, line {item.co_firstlineno}), "
+                "which holds more than plain values: call the function that it decorates, or pass what it "
+                "holds as an argument"
+            )
+    for name, file in sorted(trace.variables.items()):
+        if name not in code.variables and name not in known and not _decides_nothing(file):
+            raise RequestError(
+                f"compiling read the environment variable {name} ({file}), which the kernel's code does not "
+                "name: read it by os.environ.get with its name written out, in the function that uses it"
+            )
+
+
+def _followed(trace: Trace, code: CodeSlice) -> set[CodeType]:
+    """What a trace ran that is of functions which its request names."""
+    lines: dict[str, dict[int, str]] = {}
+    for thing in code.followed.values():
+        if isinstance(thing, FunctionType):
+            own = thing.__code__
+            lines.setdefault(own.co_filename, {}).update(dict.fromkeys(_lines(thing), own.co_name))
+    found: set[CodeType] = set()
+    work = [item for item in trace.code if _is_followed(item, lines.get(item.co_filename, {}))]
+    while work:
+        item = work.pop()
+        if item not in found:
+            found.add(item)
+            # What is defined within has, where the DSL made it, lines of no function.
+            work.extend(constant for constant in item.co_consts if isinstance(constant, CodeType))
+    return found
+
+
+def _lines(function: FunctionType) -> Iterable[int]:
+    if function.__code__.co_name != "<lambda>":
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            return source_lines(function)
+    return (function.__code__.co_firstlineno,)
+
+
+def _is_followed(item: CodeType, lines: Mapping[int, str]) -> bool:
+    """Whether code is of the functions that have some lines of its file."""
+    if item.co_firstlineno in lines:
+        return True
+    # What the DSL makes of a function that closes over something is numbered from 1.
+    return item.co_name in lines.values() and not is_defined_at(
+        item.co_filename, item.co_name, item.co_firstlineno
+    )
+
+
+def _decides_nothing(file: str) -> bool:
+    """Whether the code of a file is the DSL's, a framework's or this package's, or made without a file."""
+    if file.startswith(("<", _OWN)) or in_standard_library(file):
+        return True
+    package = getattr(sys.modules.get("cutlass"), "__file__", None)
+    if package and file.startswith(f"{Path(package).parent}/") and "/cutlass/operators/" not in file:
+        return True
+    if file == getattr(sys.modules.get("__main__"), "__file__", None):
+        return False
+    origin = origin_of_file(file)
+    return origin is None or origin.is_neutral

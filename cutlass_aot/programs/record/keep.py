@@ -1,0 +1,150 @@
+"""Keep what a program compiles on a GPU: its requests and the compiled objects, for a bundle that answers
+them.
+
+Each process of the program writes what it compiled into a private folder, at once, so that nothing is lost
+however it ends; :func:`gathered` makes recordings of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile, RequestError
+from cutlass_aot.programs.describe.profiles import device_numbers, profile_at_hand
+from cutlass_aot.programs.describe.request import Surroundings, request_of
+from cutlass_aot.programs.record.watched import compile_watched
+from cutlass_aot.programs.start.files import note_refusal, read_whole, refusals, write_whole
+from cutlass_aot.programs.start.interception import Compile, Interception
+from cutlass_aot.programs.start.packages import cache_environment, known_variables
+from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode
+from cutlass_aot.schema.requests.recording import MAX_OBJECT_BYTES, Recording
+from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
+
+MODULE = "cutlass_aot.programs.record.keep"
+_log = logging.getLogger("cutlass_aot")
+# By name: programs are not of the build side, and nobody else needs it.
+_EXPORT = "cutlass_aot.builder.compile.export"
+
+
+def begin(plan: Mapping[str, Any]) -> None:
+    """Keep what this process compiles.
+
+    Args:
+        plan: with the ``folder`` that takes it.
+    """
+    os.environ.update(cache_environment())
+    keeper = Keeper(Path(plan["folder"]))
+    numbers: dict[str, Mapping[str, int]] = {}
+
+    def device(target: str) -> Mapping[str, int]:
+        if target not in numbers:
+            numbers[target] = device_numbers(profile_at_hand(target))
+        return numbers[target]
+
+    surroundings = Surroundings(device, known_variables)
+
+    def answer(compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile) -> Any:
+        try:
+            request = request_of(compiler, arguments, keywords, surroundings)
+        except RequestError as error:
+            keeper.refuse(str(error))
+            return compile(*arguments, **keywords)
+        return keeper.compile(request, arguments, keywords, compile)
+
+    Interception(answer).begin()
+
+
+class Keeper:
+    """Keeps what is compiled in a folder. May be used from several threads.
+
+    Args:
+        folder: private, there already.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def compile(
+        self, request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        """Compile a request and keep it. What cannot be kept is noted, and never raised into the program.
+
+        Raises:
+            Exception: whatever the compiler raises.
+        """
+        problems: list[Exception] = []
+        known = known_variables(request.target, request.device)
+        try:
+            compiled = compile_watched(
+                request, lambda: compile(*arguments, **keywords), arguments, keywords, known,
+                keep_unsound=problems.append,
+            )  # fmt: skip
+        except Exception as error:
+            # It may be what this package does with it; if it is the compiler, it says so again.
+            self.refuse(f"{request.callable}: {error}")
+            return compile(*arguments, **keywords)
+        try:
+            if problems:
+                raise problems[0]
+            self._keep(request, compiled.function, compiled.call)
+        except Exception as error:  # Whatever it is: the program has its function, and goes on.
+            self.refuse(f"{request.callable}: {error}")
+        return as_asked(request, compiled.function)
+
+    def refuse(self, reason: str) -> None:
+        """Note a request that cannot be kept."""
+        try:
+            note_refusal(self._folder, reason)
+        except OSError as error:
+            _log.warning("not kept: %s; nor can that be noted: %s", reason, error)
+
+    def _keep(self, request: Request, function: Any, call: CallByName | None) -> None:
+        path = self._folder / request.digest
+        if path.with_suffix(".result").exists():
+            return
+        exporter = importlib.import_module(_EXPORT)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.ll")
+        data = exporter.export(function, request.kernel.symbol, scratch).to_bytes()
+        if len(data) > MAX_OBJECT_BYTES:
+            raise RequestError(f"its code has {len(data)} bytes, more than a recording takes")
+        write_whole(path.with_suffix(".object"), data)
+        write_whole(path.with_suffix(".request"), request.encoded())
+        # The last of the three says that they are whole.
+        write_whole(path.with_suffix(".result"), encode({"call": None if call is None else call.to_record()}))
+
+
+def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recording, dict[str, bytes]]]:
+    """What all processes of a program kept: recordings, at least one, each with the objects by the digests of
+    their requests.
+
+    Args:
+        folder: where they kept it.
+        most: bytes of objects in a recording; one that is larger has a recording of its own.
+
+    Raises:
+        CorruptFile: if a file is not what a process of the program wrote.
+    """
+    requests: list[CompiledRequest] = []
+    objects: dict[str, bytes] = {}
+    size, refused = 0, tuple(refusals(folder))
+    for path in sorted(folder.glob("*.result")):
+        request = Request.from_bytes(read_whole(path.with_suffix(".request"), MAX_REQUEST_BYTES), path.name)
+        try:
+            call = decode(read_whole(path, MAX_REQUEST_BYTES), path.name)["call"]
+        except MALFORMED as error:
+            raise CorruptFile(f"{path.name} is malformed: {error!r}") from None
+        data = read_whole(path.with_suffix(".object"), MAX_OBJECT_BYTES)
+        if requests and size + len(data) > most:
+            yield Recording(tuple(requests), refused), objects
+            requests, objects, size, refused = [], {}, 0, ()
+        requests.append(CompiledRequest(request, None if call is None else CallByName.from_record(call)))
+        objects[request.digest] = data
+        size += len(data)
+    yield Recording(tuple(requests), refused), objects

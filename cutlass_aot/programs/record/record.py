@@ -1,0 +1,342 @@
+"""Record what a program asks ``cute.compile`` for, in the program's own process.
+
+Each distinct request is compiled in a fork, in which the trace may do what it likes and a crash ends that
+request alone; the program gets a function that does nothing and goes on. What is found lies in a private
+folder as soon as it is known, so that nothing is lost however the program ends::
+
+    <digest>.claim      made by the process that compiles the request
+    <digest>.request    the request
+    <digest>.object     the compiled object, and
+    <digest>.result     what else is known of it; written last
+    <digest>.failure    why it did not compile, instead of the two
+    <digest>.log        what the compiler printed
+    <digest>.refusal    why a call makes no request; the digest is that of the reason
+    <process>.imported  files that the process has imported, once its program has come to its end
+    <process>.error     instead, if that end was an error that nothing has caught
+    <process>.status    there if the program has asked for an exit status other than 0
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import importlib
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.generators.device_profiles import device_from_record
+from cutlass_aot.programs.describe.distributions import in_standard_library
+from cutlass_aot.programs.describe.profiles import device_numbers
+from cutlass_aot.programs.describe.request import Surroundings, request_of
+from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.start.files import note_refusal, printable, write_whole
+from cutlass_aot.programs.start.interception import Compile, Interception
+from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.schema.encoding import encode
+from cutlass_aot.schema.requests.request import Request
+
+MODULE = "cutlass_aot.programs.record.record"
+_POLL_SECONDS = 0.02
+_SHUTDOWN_SECONDS = 5.0
+
+
+def begin(plan: Mapping[str, Any]) -> None:
+    """Record the requests of this process, and of those that it forks.
+
+    Args:
+        plan: see :func:`plan_of`.
+    """
+    if os.getppid() == plan["builder"]:
+        _end_with_parent()
+    profile = device_from_record(plan["device"])
+    pretend_gpu.install(profile, plan["target"], fake_tensors=bool(plan["fake_tensors"]))
+    recorder = Recorder(
+        folder=Path(plan["folder"]),
+        device=device_numbers(profile),
+        known=frozenset(plan["known"]),
+        compiler=str(plan["compiler"]),
+        jobs=int(plan["jobs"]),
+        timeout=float(plan["timeout"]),
+    )
+    _note_what_is_read(recorder)
+    Interception(recorder.answer).begin()
+    atexit.register(recorder.finish)
+    # Workers that `multiprocessing` forks end without exit handlers.
+    multiprocessing.util.register_after_fork(
+        Recorder, lambda _: multiprocessing.util.Finalize(None, recorder.finish, exitpriority=0)
+    )
+    _watch_the_end(recorder)
+
+
+def plan_of(
+    folder: Path,
+    target: str,
+    device: Mapping[str, Any],
+    known: Sequence[str],
+    *,
+    fake_tensors: bool,
+    compiler: str,
+    jobs: int,
+    timeout: float,
+) -> dict[str, Any]:
+    """What a program has to know to be recorded.
+
+    Args:
+        folder: private; takes what is found.
+        target: GPU code target to compile for.
+        device: record of the device profile.
+        known: digests of requests that need not be compiled.
+        fake_tensors: whether tensors on a GPU have shapes alone.
+        compiler: the module whose function ``compile_request`` compiles.
+        jobs: how many forks may compile at once.
+        timeout: seconds that one of them may take.
+    """
+    return {
+        "begin": MODULE, "folder": str(folder), "target": target, "device": dict(device),
+        "known": sorted(known), "fake_tensors": fake_tensors, "compiler": compiler, "jobs": jobs,
+        "timeout": timeout, "builder": os.getpid(),
+    }  # fmt: skip
+
+
+class Nothing:
+    """What a program gets in place of a compiled function where there is no GPU: it takes everything and does
+    nothing."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing."""
+
+    def __repr__(self) -> str:
+        return "<a compiled function that does nothing, as there is no GPU>"
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Answers ``cute.compile`` by noting the request.
+
+    Attributes:
+        folder: takes what is found.
+        device: numbers of the GPU that is pretended.
+        known: digests of requests that need not be compiled.
+        compiler: the module whose function ``compile_request`` compiles.
+        jobs: how many forks may compile at once.
+        timeout: seconds that one of them may take.
+        erred: whether an error that nothing has caught has ended the program.
+        status: exit status other than 0 that the program has asked for last; another function of it may have
+            caught that.
+        read: files that the program was started with, and those that it has read in the folder that it was
+            started in.
+    """
+
+    folder: Path
+    device: Mapping[str, int]
+    known: frozenset[str]
+    compiler: str
+    jobs: int
+    timeout: float
+    _seen: set[str] = field(default_factory=set)
+    _running: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock)
+    _process: int = field(default_factory=os.getpid)
+    erred: bool = False
+    status: Any = None
+    read: set[str] = field(default_factory=set)
+
+    def answer(
+        self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        """Note a call of ``cute.compile``, and compile it in a fork unless that was done."""
+        surroundings = Surroundings(lambda target: self.device, known_variables)
+        try:
+            request = request_of(compiler, arguments, keywords, surroundings)
+        except RequestError as error:
+            note_refusal(self.folder, str(error))
+            return Nothing()
+        with self._lock:
+            self._own_process()
+            if request.digest not in self._seen:
+                self._seen.add(request.digest)
+                self._note(request, lambda: compile(*arguments, **keywords), (compiler, arguments, keywords))
+        return Nothing()
+
+    def finish(self) -> None:
+        """Wait until everything is compiled."""
+        with self._lock:
+            self._own_process()
+            self._wait_for_forks(0)
+        if self.status is not None:
+            write_whole(self.folder / f"{os.getpid()}.status", b"")
+        name = f"{os.getpid()}.{'error' if self.erred else 'imported'}"
+        files = "\n".join(sorted({*imported_files(), *filter(os.path.isfile, tuple(self.read))}))
+        write_whole(self.folder / name, files.encode("utf-8", "surrogateescape"))
+
+    def _own_process(self) -> None:
+        """A child that the program has forked has no forks of its own yet."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._running.clear()
+
+    def _note(
+        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
+    ) -> None:
+        path = self.folder / request.digest
+        try:
+            # Whoever makes this file first compiles it: another process of the program may ask for the same.
+            with path.with_suffix(".claim").open("xb"):
+                pass
+        except FileExistsError:
+            return
+        write_whole(path.with_suffix(".request"), request.encoded())
+        if request.digest in self.known:
+            return
+        self._wait_for_forks(self.jobs - 1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._compile(request, compile, call)
+        self._running[pid] = request.digest, time.monotonic() + self.timeout
+
+    def _compile(
+        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
+    ) -> None:
+        """In the fork: compile, and end the process."""
+        path = self.folder / request.digest
+        status = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with path.with_suffix(".log").open("wb", buffering=0) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            try:
+                module = importlib.import_module(self.compiler)
+                write_whole(
+                    path.with_suffix(".result"),
+                    encode(module.compile_request(request, compile, call, path.with_suffix(".object"))),
+                )
+            except BaseException as error:
+                failure = {
+                    "raised": [kind.__name__ for kind in type(error).__mro__],
+                    "message": printable(f"{type(error).__name__}: {error}"),
+                }
+                traceback.print_exc()
+                write_whole(path.with_suffix(".failure"), encode(failure))
+            status = 0
+        finally:
+            # Not sys.exit: the exit handlers are the program's.
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _wait_for_forks(self, most: int) -> None:
+        """Wait until at most so many forks run: take note of those that have ended, kill those past their
+        time."""
+        while len(self._running) > most:
+            for pid, (name, deadline) in list(self._running.items()):
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    # The program waits for whatever child ends: the files tell what became of it.
+                    ended, status = pid, 0
+                if ended:
+                    del self._running[pid]
+                    self._ended(name, os.waitstatus_to_exitcode(status))
+                elif time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, 0)
+                    del self._running[pid]
+                    self._fail(name, {"timed_out": self.timeout})
+            if len(self._running) > most:
+                time.sleep(_POLL_SECONDS)
+
+    def _ended(self, name: str, status: int) -> None:
+        path = self.folder / name
+        if not path.with_suffix(".result").exists() and not path.with_suffix(".failure").exists():
+            self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
+
+    def _fail(self, name: str, failure: dict[str, Any]) -> None:
+        write_whole((self.folder / name).with_suffix(".failure"), encode(failure))
+
+
+def imported_files() -> list[str]:
+    """Files of the modules that this process has imported, but Python's own; and of the lists of their
+    distributions."""
+    files = {
+        str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
+    }
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    files.update([spec.origin] if spec is not None and spec.origin else [])
+    own = {os.path.abspath(file) for file in files if not in_standard_library(file)}  # noqa: PTH100
+    lists = {
+        str(path) for folder in {*sys.path} if folder for path in Path(folder).glob("*.dist-info/RECORD")
+    }
+    return sorted(own | lists)
+
+
+def _note_what_is_read(recorder: Recorder) -> None:
+    """Have the recorder know the files that decide what the program does, beside the modules that it imports:
+    its script, whose module has lost its file when exit handlers run, and data in its folder."""
+    folder = f"{Path.cwd()}/"
+    recorder.read.update(os.path.abspath(word) for word in sys.orig_argv[1:] if Path(word).is_file())  # noqa: PTH100
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[1], str):
+            return
+        with contextlib.suppress(OSError):  # What is raised here would be raised into the program.
+            path = os.path.abspath(arguments[0])  # noqa: PTH100
+            is_read = not set(arguments[1]) & set("wax+")
+            if is_read and path.startswith(folder) and "/site-packages/" not in path:
+                recorder.read.add(path)
+
+    sys.addaudithook(hear)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the builder ends, however that comes."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _watch_the_end(recorder: Recorder) -> None:
+    """Take note of how the program ends, and have its last error say what is missing, where it is data that a
+    tensor without memory does not have.
+
+    A process may still crash after its program's end, while the interpreter takes down what packages hold:
+    then its exit status does not say how the program ended.
+    """
+    shown = sys.excepthook
+    exit_class = builtins.SystemExit
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        recorder.erred = True
+        shown(kind, error, trace)
+        explained = pretend_gpu.explain_data_dependence(error)
+        if explained:
+            print(f"cutlass-aot: {explained}", file=sys.stderr)
+
+    class SystemExit(exit_class):  # type: ignore[misc, valid-type]
+        """The exception of the same name, which notes its status: no hook is told of it."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            recorder.status = None if self.code == 0 else self.code
+
+    def leave(status: Any = None) -> NoReturn:
+        raise SystemExit(status)
+
+    sys.excepthook = show
+    sys.exit = leave
+    builtins.SystemExit = SystemExit  # type: ignore[misc]

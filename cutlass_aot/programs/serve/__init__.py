@@ -1,0 +1,1 @@
+"""Serving requests: ``cute.compile`` is answered from bundles."""

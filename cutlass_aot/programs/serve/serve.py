@@ -1,0 +1,326 @@
+"""Answer ``cute.compile`` from bundles, in a program that knows nothing of it.
+
+:func:`serve` stands before ``cute.compile`` from when it is called: what a program asks for is looked up in
+the bundles, the newest first, and only what none of them has is compiled, if the policy lets it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing.util
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cutlass_aot import without_dsl
+from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, RequestNotFound
+from cutlass_aot.programs.describe.distributions import DSL, dsl_fingerprint
+from cutlass_aot.programs.describe.profiles import sm_count_at_hand
+from cutlass_aot.programs.describe.request import Surroundings, request_of
+from cutlass_aot.programs.record.keep import Keeper
+from cutlass_aot.programs.serve.explain import explain_miss
+from cutlass_aot.programs.serve.ledger import Ledger
+from cutlass_aot.programs.start.after_import import AfterImport
+from cutlass_aot.programs.start.files import write_whole
+from cutlass_aot.programs.start.interception import Compile, Interception
+from cutlass_aot.programs.start.packages import cache_environment, caches_left_on, known_variables
+from cutlass_aot.programs.start.start import SERVE_VARIABLE
+from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.runtime import policy
+from cutlass_aot.runtime.bundle import Bundle, open_bundle
+from cutlass_aot.runtime.installed import open_installed
+from cutlass_aot.runtime.requests import CompiledFunction
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
+from cutlass_aot.schema.requests.request import Request
+
+MODULE = "cutlass_aot.programs.serve.serve"
+_log = logging.getLogger("cutlass_aot")
+# Without one, a program that configures no logging would have each line on standard error.
+_log.addHandler(logging.NullHandler())
+_server: Server | None = None
+_lock = threading.Lock()
+
+
+class CompileWarning(UserWarning):
+    """A program compiled what no bundle at hand has."""
+
+
+def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
+    """Answer what this process asks ``cute.compile`` for from bundles, from now on.
+
+    Call it before the packages that compile are imported: their own caches of compiled kernels would answer
+    first. They are turned off for the process by environment variables, which are read at import.
+
+    ::
+
+        import cutlass_aot
+
+        cutlass_aot.serve("fa4")
+        from flash_attn.cute import flash_attn_func
+
+    Args:
+        bundles: names of installed bundles, directories, or open bundles. Those of a later call come before
+            those of an earlier one; within a call they are asked in the order given.
+
+    Returns:
+        What answers: how many requests it has answered, and which it could not.
+
+    Raises:
+        BundleError: if a bundle is missing or incomplete.
+        Incompatible: if this machine cannot load one.
+        ProgramError: if a package was imported that answers from its own cache first.
+    """
+    global _server
+    found = [opened(bundle) for bundle in bundles]
+    with _lock:
+        os.environ.update(cache_environment())
+        early = caches_left_on()
+        if early:
+            raise ProgramError(
+                f"{', '.join(early)} is on: the package was imported with its own cache of compiled kernels, "
+                "which would answer before a bundle does; call cutlass_aot.serve before importing it"
+            )
+        if _server is None:
+            _server = Server()
+            _server.begin()
+        _server.bundles = (*found, *_server.bundles)
+        _server.forget_devices()
+    return _server
+
+
+def begin(plan: Mapping[str, Any]) -> None:
+    """Serve a program that was started for it; an error ends the program.
+
+    Args:
+        plan: ``bundles`` to serve from, those of the environment variable if there are none; ``policy``;
+            ``ledger``, the folder that the ledger of each process is written to; and ``without_dsl``, whether
+            names alone stand for the DSL.
+    """
+    names = list(plan.get("bundles") or _bundles_of_environment())
+    where = "" if plan.get("bundles") else f"{SERVE_VARIABLE}: "
+    try:
+        if plan.get("policy"):
+            policy.set(str(plan["policy"]))
+        if plan.get("without_dsl"):
+            without_dsl.activate()
+        if not names:
+            raise ProgramError("it names no bundle: name one, or unset it")
+        server = serve(*names)
+    except CutlassAotError as error:
+        # What goes wrong as the interpreter starts is shown and forgotten: a server must not go on without
+        # its kernels.
+        print(f"error: {where}{error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+    if plan.get("keep"):
+        server.keeper = Keeper(Path(plan["keep"]))
+    if plan.get("ledger"):
+        _write_ledger_at_the_end(server, Path(plan["ledger"]))
+
+
+def _bundles_of_environment() -> list[str]:
+    """Bundles by the environment variable. Processes that are started elsewhere find the directories too."""
+    names = [name for name in os.environ.get(SERVE_VARIABLE, "").split(os.pathsep) if name]
+    names = [str(Path(name).absolute()) if is_directory(name) else name for name in names]
+    os.environ[SERVE_VARIABLE] = os.pathsep.join(names)
+    return names
+
+
+def _write_ledger_at_the_end(server: Server, folder: Path) -> None:
+    atexit.register(_write_ledger, server, folder)
+    # Workers that `multiprocessing` forks end without exit handlers.
+    multiprocessing.util.register_after_fork(
+        server, lambda own: multiprocessing.util.Finalize(None, _write_ledger, (own, folder), exitpriority=0)
+    )
+
+
+def _write_ledger(server: Server, folder: Path) -> None:
+    # A process may outlive the program, and the folder with it.
+    with contextlib.suppress(OSError):
+        write_whole(folder / f"{os.getpid()}.json", server.ledger().to_bytes())
+
+
+def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
+    """A bundle by its directory, or by its name if it is installed.
+
+    Raises:
+        BundleError: if it is missing or incomplete.
+        Incompatible: if this machine cannot load it.
+    """
+    if isinstance(bundle, Bundle):
+        return bundle
+    text = os.fspath(bundle)
+    return open_bundle(text) if not isinstance(bundle, str) or is_directory(text) else open_installed(text)
+
+
+def is_directory(bundle: str) -> bool:
+    """Whether a text is the directory of a bundle, and not the name of an installed one."""
+    return os.sep in bundle or (Path(bundle) / MANIFEST_NAME).exists()
+
+
+class Server:
+    """Answers ``cute.compile`` from bundles; made by :func:`serve`. May be used from several threads.
+
+    Attributes:
+        bundles: those that it asks, in this order.
+        keeper: keeps what is compiled under policies ``warn`` and ``jit``, if set.
+    """
+
+    def __init__(self) -> None:
+        self.bundles: tuple[Bundle, ...] = ()
+        self.keeper: Keeper | None = None
+        self._ledger = Ledger()
+        # What the parent has noted is the parent's, and its lock may be held.
+        os.register_at_fork(after_in_child=self._renew_ledger)
+        self._surroundings = Surroundings(self._device, known_variables, self._dsl)
+        self._devices: dict[str, Mapping[str, int]] = {}
+        self._interception = Interception(self._answer)
+        self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
+
+    def begin(self) -> None:
+        """Stand before ``cute.compile``."""
+        self._interception.begin()
+        self._hardware.begin()
+        without_dsl.take_fingerprint(self._bundles_dsl)
+
+    def forget_devices(self) -> None:
+        """Have the numbers of the GPU looked for again: further bundles may have its profile."""
+        self._devices.clear()
+
+    def _renew_ledger(self) -> None:
+        self._ledger = Ledger()
+
+    def ledger(self) -> Ledger:
+        """What was answered and what was missed until now, with the requests of the bundles that nobody asked
+        for."""
+        held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
+        return self._ledger.with_unused(held)
+
+    def request(self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Request:
+        """The request that a call of ``cute.compile`` makes here.
+
+        Raises:
+            RequestError: if it cannot be described soundly.
+        """
+        return request_of(compiler, arguments, keywords, self._surroundings)
+
+    def find(self, request: Request) -> Any | None:
+        """The prebuilt function for a request; None if no bundle has it. It is called as the compiled one is.
+
+        Raises:
+            Incompatible: if this machine cannot load a bundle's libraries.
+            CorruptFile: if a file is truncated, altered or foreign.
+            BundleError: if a file cannot be read, or a library mapped.
+        """
+        found = self._found(request)
+        return None if found is None else as_asked(request, found[1].function)
+
+    def _found(self, request: Request) -> tuple[Bundle, CompiledFunction] | None:
+        for bundle in self.bundles:
+            found = bundle.compiled(request)
+            if found is not None:
+                return bundle, found
+        return None
+
+    # -- one call ---------------------------------------------------------------------------------------
+
+    def _answer(
+        self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
+    ) -> Any:
+        start = time.perf_counter()
+        try:
+            request = self.request(compiler, arguments, keywords)
+        except RequestError as error:
+            return self._missed(None, error, arguments, keywords, compile)
+        found = self._found(request)
+        if found is not None:
+            bundle, compiled = found
+            code_bytes = compiled.kernel.entry.code.size
+            self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
+            return as_asked(request, compiled.function)
+        return self._missed(
+            request, RequestNotFound(explain_miss(request, self.bundles)), arguments, keywords, compile
+        )
+
+    def _missed(
+        self,
+        request: Request | None,
+        error: CutlassAotError,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        compile: Compile,
+    ) -> Any:
+        chosen = policy.get()
+        name = request.callable if request is not None else str(error).partition(":")[0]
+        policy.count_miss(name if request is None else f"{name} for {request.target}")
+        _log.warning("policy %s: %s", chosen, error)
+        if chosen == "required":
+            self._ledger.missed(request, str(error), 0.0)
+            raise error
+        if chosen == "warn":
+            warnings.warn(f"{error}; it is compiled now (policy warn)", CompileWarning, stacklevel=4)
+        start = time.perf_counter()
+        if request is not None and self.keeper is not None:
+            compiled = self.keeper.compile(request, arguments, keywords, compile)
+        else:
+            compiled = compile(*arguments, **keywords)
+        seconds = time.perf_counter() - start
+        self._ledger.missed(request, str(error), seconds)
+        _log.warning("compiled %s in %.1f s", name, seconds)
+        return compiled
+
+    # -- the GPU ----------------------------------------------------------------------------------------
+
+    def _device(self, target: str) -> Mapping[str, int]:
+        """The numbers of the GPU at hand: those of the bundles' profile for it, where they agree with what it
+        says."""
+        known = self._devices.get(target)
+        if known is None:
+            profiles = self._profiles(target)
+            count = sm_count_at_hand()
+            fitting = [profile for profile in profiles if count in (None, profile.get("sm_count"))]
+            known = fitting[0] if fitting else {"sm_count": count or 0}
+            self._devices[target] = known
+        return known
+
+    def _dsl(self) -> str:
+        """The fingerprint of the DSL: of the one at hand, or of the one that the bundles were built by."""
+        return without_dsl.fingerprint() if without_dsl.is_active() else dsl_fingerprint()
+
+    def _bundles_dsl(self) -> str:
+        """The fingerprint of the DSL in the first bundle that has requests; empty if none has."""
+        for bundle in self.bundles:
+            for request in bundle.requests.requests():
+                return request.code[DSL]
+        return ""
+
+    def _profiles(self, target: str) -> list[Mapping[str, int]]:
+        """The profiles that requests of the bundles were recorded with: one for each target of a bundle."""
+        found = []
+        for bundle in self.bundles:
+            for request in bundle.requests.requests():
+                if request.target == target and request.device not in found:
+                    found.append(request.device)
+                    break
+        return found
+
+    def _answer_hardware(self, module: ModuleType) -> None:
+        """Have the DSL count clusters by the profile: it would compile a kernel to ask the driver."""
+        kind = module.HardwareInfo
+        original = kind.get_max_active_clusters
+
+        def get_max_active_clusters(self_: Any, cluster_size: int, *more: Any, **named: Any) -> int:
+            target = str(sys.modules["cutlass.base_dsl.dsl"].BaseDSL._get_dsl().envar.arch)
+            count = self._device(target).get(f"max_active_clusters_{cluster_size}")
+            if count is None or more or named.get("stream") is not None:
+                return int(original(self_, cluster_size, *more, **named))
+            return count
+
+        kind.get_max_active_clusters = get_max_active_clusters

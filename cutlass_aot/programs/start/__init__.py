@@ -1,0 +1,1 @@
+"""Starting programs: begin a recording or serving in each of their Python processes."""

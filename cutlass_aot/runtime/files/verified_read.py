@@ -1,0 +1,272 @@
+"""Read a bundle's files: bounded, never through a symbolic link, and only as their digests say.
+
+``MANIFEST.json`` is written last and lists every other file::
+
+    {"schema": 5, "kind": "cutlass-aot bundle",
+     "files": {"catalog.msgpack": {"sha256": "<64 hexadecimal digits>", "size": 1234}, ...}}
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import BundleError, CorruptFile
+from cutlass_aot.schema.bundles.catalog import (
+    CATALOG_NAME,
+    MANIFEST_NAME,
+    MAX_FILE_BYTES,
+    MAX_INDEX_BYTES,
+    SCHEMA,
+    Catalog,
+    FileReference,
+    check_relative,
+)
+from cutlass_aot.schema.encoding import check_schema, digest, shown
+
+MANIFEST_KIND = "cutlass-aot bundle"
+MAX_MANIFEST_BYTES = 1 << 26
+_FETCH = "build or fetch the bundle again"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WHOLE = 1 << 20
+"""Bytes that are read at once of a file that is wanted whole: most files are smaller."""
+
+
+def open_beneath(root: Path, path: str) -> int:
+    """Open a regular file of a bundle for reading, and return its descriptor.
+
+    Every component below ``root`` is opened without following symbolic links, so that no file outside the
+    bundle can be read in the name of one inside.
+
+    Raises:
+        CorruptFile: if ``path`` would lead out of the bundle, or is not a regular file.
+        BundleError: if it is missing or unreadable.
+    """
+    check_relative(path)
+    folder = _open(root, os.fspath(root), None, os.O_DIRECTORY)
+    try:
+        *parents, name = path.split("/")
+        for parent in parents:
+            inner = _open(root, parent, folder, os.O_DIRECTORY | os.O_NOFOLLOW, path)
+            os.close(folder)
+            folder = inner
+        # Non-blocking, or opening a FIFO would wait for a writer.
+        file = _open(root, name, folder, os.O_NOFOLLOW | os.O_NONBLOCK, path)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CorruptFile(f"{root / path} is not a regular file: {_FETCH}")
+    return file
+
+
+def _open(root: Path, name: str, folder: int | None, flags: int, path: str = "") -> int:
+    where = root / path
+    try:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
+    except FileNotFoundError:
+        if not path:
+            raise BundleError(f"{where}: no such directory: expected a bundle") from None
+        raise BundleError(f"{where} is missing: the bundle is incomplete, {_FETCH}") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path:
+            raise CorruptFile(
+                f"{where} is reached through a symbolic link or something that is not a directory; "
+                "a bundle holds plain files: copy it with the links resolved (cp -rL)"
+            ) from None
+        if error.errno == errno.ENOTDIR:
+            raise BundleError(
+                f"{where} is not a directory: a bundle is one (install a wheel, and use open_installed)"
+            ) from None
+        raise BundleError(f"{where} cannot be read: {why_unreadable(error)}") from None
+    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    except ValueError as error:
+        raise BundleError(f"{os.fspath(where)!r} cannot be the path of a file: {error}") from None
+
+
+def why_unreadable(error: OSError) -> str:
+    """What the system says of a file that it does not give, and what to do where that is known."""
+    said = error.strerror or str(error)
+    if not_for_files(error):
+        return f"{said}: raise the limit (ulimit -n; for the whole system, fs.file-max)"
+    return said
+
+
+def not_for_files(error: OSError) -> bool:
+    """Whether it was for want of a descriptor. The loader's own errors have no number, only its text."""
+    numbers = errno.EMFILE, errno.ENFILE
+    return error.errno in numbers or any(str(error).endswith(os.strerror(number)) for number in numbers)
+
+
+def read_bounded(root: Path, path: str, limit: int) -> bytes:
+    """Read a whole file of a bundle, which is at most ``limit`` bytes long.
+
+    Raises:
+        CorruptFile: if it is larger, or no regular file of the bundle.
+        BundleError: if it is missing or unreadable.
+    """
+    return b"".join(_blocks(root, path, limit, _WHOLE))
+
+
+def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
+    """A file of at most ``limit`` bytes in pieces of at most ``size``."""
+    total = 0
+    with os.fdopen(open_beneath(root, path), "rb", buffering=0) as file:
+        while True:
+            try:
+                block = file.read(min(size, limit + 1 - total))
+            except OSError as error:
+                raise BundleError(f"{root / path} cannot be read: {why_unreadable(error)}") from None
+            if not block:
+                return
+            total += len(block)
+            if total > limit:
+                raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
+            yield block
+
+
+def read_file(root: Path, reference: FileReference) -> bytes:
+    """Read a file of a bundle and hold it against its size and digest.
+
+    Raises:
+        CorruptFile: if it differs.
+        BundleError: if it is missing or unreadable.
+    """
+    data = read_bounded(root, reference.path, reference.size)
+    _check(root, reference, len(data), digest(data))
+    return data
+
+
+def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
+    """Hold what was read against the reference."""
+    if size != reference.size:
+        raise CorruptFile(
+            f"{root / reference.path} has {size} bytes, expected {reference.size}: it is truncated, {_FETCH}"
+        )
+    if found != reference.sha256:
+        raise CorruptFile(
+            f"{root / reference.path} has SHA-256 {found}, expected {reference.sha256}: "
+            f"it was altered, {_FETCH}"
+        )
+
+
+def read_manifest(root: Path) -> dict[str, FileReference]:
+    """Read ``MANIFEST.json``: every other file of the bundle by its path.
+
+    Raises:
+        BundleError: if ``root`` is no bundle.
+        CorruptFile: if the file is malformed or of another kind.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    return parse_manifest(manifest_bytes(root), str(root / MANIFEST_NAME))
+
+
+def manifest_bytes(root: Path) -> bytes:
+    """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by.
+
+    Raises:
+        BundleError: if ``root`` is no bundle, or an incomplete one.
+        CorruptFile: if the file is larger than any manifest, or no plain file.
+    """
+    if _lacks(root, MANIFEST_NAME):
+        raise BundleError(
+            f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
+            "(which is written last); build it again"
+        )
+    return read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+
+
+def _lacks(root: Path, name: str) -> bool:
+    """Whether a directory is there, and has no such file. Of what cannot be told, reading it says why."""
+    try:
+        os.lstat(root / name)
+    except FileNotFoundError:
+        return root.is_dir()
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
+    """Read the bytes of a ``MANIFEST.json``; ``what`` is its name in an error.
+
+    Raises:
+        CorruptFile: if they are malformed or of another kind.
+        SchemaTooNew: if a newer release wrote them.
+    """
+    return {path: _reference(path, entry, what) for path, entry in sorted(_listed(data, what).items())}
+
+
+def _listed(data: bytes, what: str) -> dict[str, Any]:
+    """What a manifest lists, not yet looked at."""
+    try:
+        body = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(
+            f"{what} is not readable JSON ({error}); it is truncated or altered: {_FETCH}"
+        ) from None
+    if not isinstance(body, dict) or body.get("kind") != MANIFEST_KIND:
+        found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+        raise CorruptFile(f"{what} is not the manifest of a bundle (found kind {shown(found)})")
+    check_schema(body.get("schema"), SCHEMA, what)
+    files = body.get("files")
+    if not isinstance(files, dict):
+        raise CorruptFile(f"{what} lists no files: {_FETCH}")
+    return files
+
+
+def _reference(path: str, entry: Any, what: str) -> FileReference:
+    size = entry.get("size") if isinstance(entry, dict) else None
+    sha256 = entry.get("sha256") if isinstance(entry, dict) else None
+    if (
+        not isinstance(size, int)
+        or isinstance(size, bool)
+        or not 0 <= size <= MAX_FILE_BYTES
+        or not isinstance(sha256, str)
+        or not _SHA256.fullmatch(sha256)
+    ):
+        raise CorruptFile(f"{what}: the entry of {path!r} has no valid size and SHA-256: {_FETCH}")
+    check_relative(path)
+    return FileReference(path, size, sha256)
+
+
+def read_catalog(root: Path) -> Catalog:
+    """Read a bundle's parent index, verified against its manifest. Two files are read, no more.
+
+    Raises:
+        BundleError: if ``root`` is no bundle, or incomplete.
+        CorruptFile: if a file is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    return catalog_of(root, manifest_bytes(root))
+
+
+def catalog_of(root: Path, manifest: bytes) -> Catalog:
+    """Read the parent index of the bundle that has this manifest; ``MANIFEST.json`` is not read again.
+
+    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
+    other.
+
+    Args:
+        root: the bundle.
+        manifest: what :func:`manifest_bytes` gave, so that bytes that were found good are those that count.
+
+    Raises:
+        BundleError: if the catalog is missing or cannot be read.
+        CorruptFile: if it is not what the manifest says, or the manifest is malformed.
+        SchemaTooNew: if a newer release wrote either.
+    """
+    what = str(root / MANIFEST_NAME)
+    listed = _listed(manifest, what)
+    if CATALOG_NAME not in listed:
+        raise CorruptFile(f"{what} does not list {CATALOG_NAME}: {_FETCH}")
+    reference = _reference(CATALOG_NAME, listed[CATALOG_NAME], what)
+    if reference.size > MAX_INDEX_BYTES:
+        raise CorruptFile(f"{root / CATALOG_NAME}: impossible size {reference.size}: {_FETCH}")
+    return Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))

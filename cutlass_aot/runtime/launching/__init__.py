@@ -1,0 +1,1 @@
+"""From tensors to a launch: describe operands, map libraries, load GPU code, call."""

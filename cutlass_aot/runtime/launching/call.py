@@ -1,0 +1,155 @@
+"""Call native launch code: the stream a launch goes to, the workspace, errors into ours."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, OperandError
+from cutlass_aot.runtime.launching.streams import current_stream, stream_handle
+from cutlass_aot.runtime.launching.tensors import View, describe_operand, exported, is_torch, to_ffi
+
+WORKSPACE_ALIGNMENT = 128
+"""Bytes; the alignment that compiled code may expect of a workspace."""
+
+_CUDA_ERROR = re.compile(
+    r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device|"
+    r"NVIDIA driver"
+)
+_ARGUMENT = re.compile(r"argument #(\d+)")
+
+
+def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = None) -> Any:
+    """Call a ``tvm_ffi.Function`` on tensors of any kind, with the stream set in tvm_ffi's environment.
+
+    Args:
+        function: takes the arguments in their order.
+        arguments: torch tensors or objects of the DLPack protocol.
+        device: CUDA device ordinal of the stream.
+        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        OperandError: if an argument has no DLPack export, or the stream is none.
+        Exception: whatever the function raises.
+    """
+    if stream is None and all(map(exported, arguments)):
+        # torch's current stream is read, and set for the call, by native code.
+        return function(*arguments)
+    import tvm_ffi
+
+    handle = current_stream(arguments, device) if stream is None else stream_handle(stream, device)
+    where = tvm_ffi.device("cuda", device)
+    used = int(tvm_ffi.get_raw_stream(where)) if handle is None else handle
+    # Torch tensors too: they themselves would set torch's current stream.
+    tensors = [to_ffi(argument, used) for argument in arguments]
+    if handle is None:
+        return function(*tensors)
+    with tvm_ffi.use_raw_stream(where, handle):
+        return function(*tensors)
+
+
+def requires_gradient(operands: Sequence[Any]) -> bool:
+    """Whether autograd would have to follow what is done with the operands."""
+    # A loop: any() with a generator takes three times as long, and this is asked at each launch.
+    for operand in operands:  # noqa: SIM110
+        if getattr(operand, "requires_grad", False) is True:
+            return True
+    return False
+
+
+def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence[Any]:
+    """The operands as a launch may have them; refused where autograd would have to follow, as by ``out=``.
+
+    Raises:
+        OperandError: if an operand requires a gradient and gradients are enabled.
+    """
+    if not requires_gradient(operands):
+        return operands
+    if sys.modules["torch"].is_grad_enabled():
+        name = next(
+            name for name, operand in zip(names, operands, strict=False) if requires_gradient([operand])
+        )
+        raise OperandError(
+            f"operand `{name}` requires a gradient, which a launch cannot give: pass {name}.detach(), call "
+            "under torch.no_grad(), or use cutlass_aot.torch, whose operators have gradients"
+        )
+    return [
+        operand.detach() if is_torch(operand) or isinstance(operand, View) else operand
+        for operand in operands
+    ]
+
+
+def workspace_for(
+    size: int, kernel_name: str, operands: Sequence[Any], device: int, given: Any, stream: Any
+) -> Any:
+    """The caller's workspace after a check, or one from torch's allocator for its current stream.
+
+    Args:
+        size: bytes the kernel needs.
+        kernel_name: for messages.
+        operands: of the launch.
+        device: CUDA device ordinal of the operands.
+        given: the caller's, None for none.
+        stream: the caller's, None for torch's current one. torch would give the memory to others on its
+            current stream while another stream still used it.
+
+    Raises:
+        OperandError: if there is none, or it is too small or of the wrong kind.
+    """
+    if given is None:
+        tensors = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
+        tensors = [tensor for tensor in tensors if not isinstance(tensor, (int, float))]
+        if stream is not None or not all(map(is_torch, tensors)):
+            raise OperandError(
+                f"kernel {kernel_name} needs a workspace of {size} bytes: pass it "
+                "(it is allocated for you for torch tensors on torch's current stream alone)"
+            )
+        torch = sys.modules["torch"]
+        return torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+    found = describe_operand(given)
+    if (
+        found.dtype != "u8"
+        or len(found.shape) != 1
+        or found.strides != (1,)
+        or found.shape[0] < size
+        or found.device != device
+        or found.address % WORKSPACE_ALIGNMENT
+    ):
+        raise OperandError(
+            f"the workspace is unsupported: expected {size} or more bytes as a "
+            f"contiguous u8 tensor on CUDA device {device}, aligned to {WORKSPACE_ALIGNMENT} bytes, "
+            f"got {found.dtype} {found.shape} on device {found.device}"
+        )
+    return given
+
+
+def translated(error: Exception, kernel_name: str, names: Sequence[str]) -> CutlassAotError:
+    """Our error for one that came out of native code.
+
+    Args:
+        error: what was raised.
+        kernel_name: for messages.
+        names: the caller's names of the operands, in order.
+    """
+    if isinstance(error, CutlassAotError):
+        return error
+    text = str(error).strip() or type(error).__name__
+    if _CUDA_ERROR.search(text):
+        return DeviceError(
+            f"kernel {kernel_name} could not be launched: {text}; "
+            "cutlass-aot doctor shows the GPU and the driver"
+        )
+
+    def named(match: re.Match[str]) -> str:
+        position = int(match.group(1))
+        return f"operand `{names[position]}`" if position < len(names) else match.group()
+
+    return LaunchError(
+        f"kernel {kernel_name} refused the call with operands {', '.join(names)}: "
+        f"{_ARGUMENT.sub(named, text)}"
+    )

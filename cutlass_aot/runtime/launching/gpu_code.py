@@ -1,0 +1,99 @@
+"""GPU code of a bundle: unpacked when the first of it is needed, each kernel's verified when it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
+from cutlass_aot.schema.bundles.group_index import CodeSpan
+from cutlass_aot.schema.encoding import digest
+
+
+class Code:
+    """The GPU code of one group or several, which share a file.
+
+    It is unpacked into a file that processes share (:mod:`~.code_cache`), or else into memory
+    of this one. May be used from several threads, which may do the same twice.
+
+    Args:
+        root: the bundle.
+        reference: the packed file.
+    """
+
+    def __init__(self, root: Path, reference: FileReference) -> None:
+        self._root = root
+        self._reference = reference
+        # Without a lock, which a forked child could inherit held. The shared file is opened for each kernel:
+        # a descriptor that is kept could be closed by one thread while another reads, or be another file's
+        # where a program closes all it has.
+        self._kept: Path | None = None
+        self._unpacked: bytes | None = None
+
+    @property
+    def kept(self) -> Path | None:
+        """The file it is unpacked in; None if that is memory, or nothing was needed yet."""
+        return None if self._unpacked is not None else self._kept
+
+    def read(self, span: CodeSpan) -> bytes:
+        """The code of one kernel.
+
+        Raises:
+            CorruptFile: if the packed file is not what its digest says, or does not hold this.
+            BundleError: if it cannot be read.
+        """
+        unpacked = self._unpacked
+        if unpacked is None:
+            found = code_cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
+            if found is not None:
+                if digest(found.data) == span.sha256:
+                    self._kept = found.path
+                    return found.data
+                # Somebody has altered it: the bundle still has what is right.
+                code_cache.forget(found.path)
+            unpacked = self._unpacked = b"".join(self._pieces())
+        data = unpacked[span.offset : span.offset + span.size]
+        found_digest = digest(data)
+        if found_digest != span.sha256:
+            raise CorruptFile(
+                f"{self._root / self._reference.path}: GPU code at byte {span.offset} has SHA-256 "
+                f"{found_digest}, expected {span.sha256}: code and index do not belong together, build the "
+                "bundle again"
+            )
+        return data
+
+    def fill(self, folder: Path, spans: Iterable[CodeSpan], limit: int | None) -> Path:
+        """Unpack it into a directory, unless what is there has everything.
+
+        Args:
+            folder: to become what processes share.
+            spans: all of its kernels.
+            limit: most bytes that the directory is to hold; None for any number.
+
+        Returns:
+            The file.
+
+        Raises:
+            CorruptFile: if the packed file is not what its digest says.
+            BundleError: if it cannot be read, or the directory cannot be written.
+        """
+        parts = [(span.offset, span.size, span.sha256) for span in spans]
+        return code_cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """What the packed file holds, from bytes that were verified."""
+        # Here, and not above: what is in the shared directory needs no zstandard.
+        import io
+
+        from cutlass_aot.schema.compression import decompress
+
+        data = read_file(self._root, self._reference)
+        try:
+            yield from decompress(io.BytesIO(data), MAX_FILE_BYTES)
+        except CorruptFile as error:
+            raise CorruptFile(
+                f"{self._root / self._reference.path}: {error}: build or fetch the bundle again"
+            ) from None

@@ -1,0 +1,235 @@
+"""Map a bundle's libraries: read once, verified, and mapped from the very bytes that were verified."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cutlass_aot.errors import BundleError, CorruptFile
+from cutlass_aot.runtime.files.verified_read import not_for_files, read_file, why_unreadable
+from cutlass_aot.schema.bundles.catalog import MAX_LIBRARY_BYTES, FileReference
+from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+
+_ELF = b"\x7fELF"
+_serial = itertools.count(1)
+
+
+class _Mapping:
+    """What one process has of a library."""
+
+    __slots__ = ("codes", "functions", "library", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.library: ctypes.CDLL | None = None
+        self.functions: dict[str, Any] = {}
+        # What slots of the library point to, by symbol: never freed, as the library is never unmapped.
+        self.codes: dict[str, ctypes.Array[ctypes.c_char]] = {}
+
+
+class Library:
+    """One library of a bundle; unpacked and mapped when its first function is asked for, and never unmapped.
+
+    Args:
+        root: the bundle.
+        reference: the packed library's path in it, size and digest.
+    """
+
+    def __init__(self, root: Path, reference: FileReference) -> None:
+        self._root = root
+        self._reference = reference
+        # By process: a child that was forked while another thread held the lock must not wait for it.
+        self._mappings: dict[int, _Mapping] = {}
+
+    def function(self, symbol: str) -> Any:
+        """The ``tvm_ffi.Function`` of an exported function.
+
+        Args:
+            symbol: its name, such as :attr:`cutlass_aot.schema.kernels.kernel.Kernel.symbol`.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
+        mapping = self._mapping()
+        function = mapping.functions.get(symbol)
+        if function is None:
+            import tvm_ffi
+
+            made = tvm_ffi.Function.__from_extern_c__(self.address(symbol), keep_alive_object=mapping.library)
+            # Two threads may both come here: then one of two equal functions stays.
+            function = mapping.functions.setdefault(symbol, made)
+        return function
+
+    def address(self, symbol: str) -> int:
+        """The address of an exported function of TVM-FFI's calling convention, in this process.
+
+        Args:
+            symbol: as for :meth:`function`.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
+        return self.raw_address(EXPORT_PREFIX + symbol)
+
+    def provide(self, symbol: str, code: Callable[[], bytes]) -> None:
+        """Give a kernel its GPU code, unless it has it: it must before its function is called.
+
+        Args:
+            symbol: as for :meth:`function`.
+            code: gives the code, verified.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the kernel's slot.
+            BundleError: if it cannot be read or mapped.
+            Exception: what ``code`` raises.
+        """
+        mapping = self._mapping()
+        if symbol in mapping.codes:
+            return
+        slot = (ctypes.c_uint64 * 2).from_address(self.raw_address(CODE_PREFIX + symbol))
+        data = code()
+        with mapping.lock:
+            # Two threads may both come here: the first one's copy stays. A third launches as soon as it sees
+            # that the symbol has its code, so the slot comes first.
+            if symbol not in mapping.codes:
+                held = ctypes.create_string_buffer(data, len(data))
+                slot[1] = len(held)
+                slot[0] = ctypes.addressof(held)
+                mapping.codes[symbol] = held
+
+    def raw_address(self, name: str) -> int:
+        """The address of what the library exports under a name, in this process.
+
+        Raises:
+            CorruptFile: if the file is not what its digest says, or lacks the symbol.
+            BundleError: if it cannot be read or mapped.
+        """
+        mapping = self._mapping()
+        if mapping.library is None:
+            with mapping.lock:
+                if mapping.library is None:
+                    mapping.library = self._map()
+        try:
+            function = getattr(mapping.library, name)
+        except AttributeError:
+            raise CorruptFile(
+                f"{self._root / self._reference.path} has no symbol {name}: "
+                "catalog and library do not belong together, build the bundle again"
+            ) from None
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def _mapping(self) -> _Mapping:
+        process = os.getpid()
+        return self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
+
+    def _map(self) -> ctypes.CDLL:
+        # Before the library, which names libtvm_ffi.so as a need: it resolves to the one that is loaded.
+        import tvm_ffi  # noqa: F401
+
+        path = self._root / self._reference.path
+        try:
+            return map_library(self._copy)
+        except OSError as error:
+            if not_for_files(error):
+                # Each library that is mapped keeps one.
+                raise BundleError(f"{path} cannot be mapped: {why_unreadable(error)}") from error
+            raise BundleError(
+                f"{path} cannot be mapped: {error}; see cutlass-aot doctor for what this machine has"
+            ) from error
+
+    def _copy(self, descriptor: int) -> None:
+        """Unpack the library into a file, from bytes that were verified."""
+        # Here, and not above: opening a bundle and looking kernels up needs no zstandard.
+        from cutlass_aot.schema.compression import decompressed
+
+        path = self._root / self._reference.path
+        packed = read_file(self._root, self._reference)
+        try:
+            data = decompressed(packed, MAX_LIBRARY_BYTES)
+        except CorruptFile as error:
+            raise CorruptFile(f"{path}: {error}: build or fetch the bundle again") from None
+        if not data.startswith(_ELF):
+            raise CorruptFile(f"{path} is not a shared library")
+        _write(descriptor, data)
+
+
+def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:
+    """Map a shared library from a copy in memory, so that nobody can exchange it after it was verified.
+
+    Args:
+        copy: writes the library to a descriptor, and raises if it is not what it should be.
+
+    Raises:
+        OSError: if the loader refuses it.
+        Exception: what ``copy`` raises.
+    """
+    mappers: tuple[Callable[[Callable[[int], None]], ctypes.CDLL], ...] = (_map_memfd, _map_temporary_file)
+    if not hasattr(os, "memfd_create"):
+        mappers = mappers[1:]
+    for mapper in mappers[:-1]:
+        try:
+            return mapper(copy)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Nor would there be a descriptor for a file, whose directory could not even be removed.
+                raise
+            # No /proc, or a policy against mapping such memory; the loader's own refusals come up again.
+            continue
+    return mappers[-1](copy)
+
+
+def _map_memfd(copy: Callable[[int], None]) -> ctypes.CDLL:
+    descriptor = os.memfd_create("cutlass-aot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        copy(descriptor)
+        fcntl.fcntl(
+            descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+        )
+        # The descriptor stays open as long as the library is mapped, which is for ever: whoever goes by the
+        # library's path later, as the code that writes the backtrace of an error does, must not come to
+        # whatever file has the number then. An empty one there ends the process with SIGBUS.
+        return ctypes.CDLL(f"/proc/self/fd/{_unique_steps()}{descriptor}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _unique_steps() -> str:
+    """Path steps that lead nowhere, different at every call.
+
+    The loader takes a path it has seen for the library it has mapped, and numbers of descriptors are used
+    again where a program closes all of them. The bits of a serial number, written as ``./`` and ``.//``, make
+    each path a new one.
+    """
+    return "".join("./" if bit == "0" else ".//" for bit in f"{next(_serial):b}")
+
+
+def _map_temporary_file(copy: Callable[[int], None]) -> ctypes.CDLL:
+    # Imported here: it imports a good deal, for what few machines come to.
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="cutlass-aot-") as folder:
+        path = Path(folder) / "library.so"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o500)
+        try:
+            copy(descriptor)
+        finally:
+            os.close(descriptor)
+        return ctypes.CDLL(os.fspath(path))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,242 @@
+"""Describe the operands a caller has, and hand them over to native code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.dtypes import BY_DLPACK, BY_TORCH, DTYPES
+from cutlass_aot.schema.kernels.operands import MAX_EXTENT, OperandDescription, read_as
+
+CUDA_DEVICES = (2, 13)
+"""DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
+
+_BY_TORCH = {f"torch.{torch}": name for torch, name in BY_TORCH.items()}
+
+
+class View:
+    """A tensor, and what its memory is to be read as; made by :func:`cutlass_aot.view_as`.
+
+    Attributes:
+        tensor: a torch tensor or another object of the DLPack protocol.
+        dtype: element type.
+    """
+
+    __slots__ = ("dtype", "tensor")
+
+    def __init__(self, tensor: Any, dtype: str) -> None:
+        self.tensor: Any = tensor.tensor if isinstance(tensor, View) else tensor
+        self.dtype = dtype
+
+    @property
+    def description(self) -> OperandDescription:
+        """The tensor as it is now, with shape and strides in elements of the type that is read.
+
+        Raises:
+            OperandError: if its memory does not hold whole elements.
+        """
+        return read_as(describe_operand(self.tensor), self.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows the tensor."""
+        return getattr(self.tensor, "requires_grad", False) is True
+
+    def detach(self) -> View:
+        """The same memory, which autograd does not follow."""
+        return View(self.tensor.detach(), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"<View {self.dtype} {self.description.shape}>"
+
+
+def describe_operand(operand: Any) -> OperandDescription:
+    """Describe a torch tensor, any other object of the DLPack protocol, a number, or a description (itself).
+
+    A torch tensor on the ``meta`` device has no memory: it is described as being on no device.
+
+    A whole number counts as ``i32``, another one as ``f32``.
+
+    Nothing is copied, synchronised or imported that the operand's own library has not imported already,
+    except tvm_ffi for an object that is none of a torch tensor, a number and a description.
+
+    Raises:
+        OperandError: if it is none of these, or its element type is not supported.
+    """
+    if isinstance(operand, OperandDescription):
+        return operand
+    if isinstance(operand, View):
+        return operand.description
+    if is_torch(operand):
+        return _describe_torch(operand)
+    if isinstance(operand, (int, float)):
+        return _describe_number(operand)
+    tensor = to_ffi(operand)
+    device_type, ordinal = tensor.__dlpack_device__()
+    name = BY_DLPACK.get((tensor.dtype.type_code, tensor.dtype.bits))
+    if name is None:
+        raise _unknown_dtype(str(tensor.dtype))
+    shape, strides = _unpacked(tensor.shape, tensor.strides, tensor.dtype.lanes)
+    return OperandDescription(
+        name, shape, strides, tensor.data_ptr(), ordinal if device_type in CUDA_DEVICES else -1
+    )
+
+
+def _describe_number(number: float) -> OperandDescription:
+    if isinstance(number, bool):
+        raise OperandError(f"expected a tensor or a number, got {number}")
+    if isinstance(number, int) and not -MAX_EXTENT - 1 <= number <= MAX_EXTENT:
+        raise OperandError(f"expected a whole number of 32 bits, or a float, got {number}")
+    return OperandDescription("i32" if isinstance(number, int) else "f32", (), (), is_number=True)
+
+
+def _unpacked(
+    shape: Sequence[int], strides: Sequence[int], packs: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in elements, of a tensor whose own elements hold ``packs`` of them."""
+    if packs == 1:
+        return tuple(shape), tuple(strides)
+    inner = next((mode for mode in reversed(range(len(shape))) if strides[mode] == 1), len(shape) - 1)
+    return (
+        tuple(extent * packs if mode == inner else extent for mode, extent in enumerate(shape)),
+        tuple(stride if mode == inner else stride * packs for mode, stride in enumerate(strides)),
+    )
+
+
+def _describe_torch(tensor: Any) -> OperandDescription:
+    name = _BY_TORCH.get(str(tensor.dtype))
+    if name is None:
+        raise _unknown_dtype(str(tensor.dtype))
+    try:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        if DTYPES[name].torch_packs != 1:
+            shape, strides = _unpacked(shape, strides, DTYPES[name].torch_packs)
+        if tensor.is_meta:
+            return OperandDescription(name, shape, strides)
+        return OperandDescription(
+            name,
+            shape,
+            strides,
+            tensor.data_ptr(),
+            tensor.get_device() if tensor.is_cuda else -1,
+        )
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise OperandError(
+            f"a torch tensor without plain strided memory is not supported ({error}): pass a dense tensor"
+        ) from error
+
+
+def _unknown_dtype(name: str) -> OperandError:
+    return OperandError(f"element type {name} is not supported: expected one of {', '.join(DTYPES)}")
+
+
+def is_torch(operand: Any) -> bool:
+    """Whether it is a torch tensor. torch is not imported: who has a tensor has imported it."""
+    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_class is not None and isinstance(operand, tensor_class)
+
+
+def is_cupy(operand: Any) -> bool:
+    """Whether it is a CuPy array. CuPy is not imported."""
+    array_class = getattr(sys.modules.get("cupy"), "ndarray", None)
+    return array_class is not None and isinstance(operand, array_class)
+
+
+def to_ffi(operand: Any, stream: int | None = None) -> Any:
+    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as it is.
+
+    Args:
+        operand: a torch tensor or any other object of the DLPack protocol.
+        stream: stream that the memory will be used on, for the producer to order its own work before it;
+            None where it is only looked at, or where the caller uses the producer's current stream.
+
+    Raises:
+        OperandError: if it has no DLPack export, or refuses it.
+    """
+    import tvm_ffi
+
+    if isinstance(operand, (tvm_ffi.Tensor, int, float)):
+        return operand
+    if isinstance(operand, View):
+        from cutlass_aot.runtime.launching.dlpack import view
+
+        found = operand.description
+        return view(to_ffi(operand.tensor, stream), found.shape, found.strides, found.dtype)
+    try:
+        if is_torch(operand):
+            return _torch_to_ffi(operand)
+        device_type, _ = operand.__dlpack_device__()
+        if device_type not in CUDA_DEVICES:
+            return tvm_ffi.from_dlpack(operand)
+        # Of the array API standard: -1 asks for no synchronisation, 1 is the legacy default stream
+        # (0 is refused as ambiguous).
+        return tvm_ffi.from_dlpack(operand.__dlpack__(stream=-1 if stream is None else stream or 1))
+    except OperandError:
+        raise
+    except Exception as error:
+        if not hasattr(operand, "__dlpack__") or not hasattr(operand, "__dlpack_device__"):
+            raise OperandError(
+                f"expected a torch tensor, an object of the DLPack protocol or a description, got "
+                f"{type(operand).__module__}.{type(operand).__qualname__}"
+            ) from None
+        raise OperandError(
+            f"{type(operand).__module__}.{type(operand).__qualname__} refuses its DLPack export: {error}"
+        ) from error
+
+
+def _torch_to_ffi(tensor: Any) -> Any:
+    import torch
+    import tvm_ffi
+
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not exports(tensor):
+        name = _BY_TORCH[str(tensor.dtype)]
+        from cutlass_aot.runtime.launching.dlpack import view
+
+        found = _describe_torch(tensor)
+        return view(_torch_to_ffi(tensor.view(torch.uint8)), found.shape, found.strides, name)
+    if hasattr(tensor, "__dlpack_c_exchange_api__"):
+        return tvm_ffi.from_dlpack(tensor)
+    # torch's own __dlpack__ makes streams wait for each other, which a stream capture does not allow.
+    return tvm_ffi.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
+
+
+def exports(tensor: Any) -> bool:
+    """Whether this release of torch exports tensors of this element type through DLPack."""
+    name = _BY_TORCH.get(str(tensor.dtype), "")
+    return not name.startswith(("f8", "f4")) or _torch_exports(name)
+
+
+def exported(operand: Any) -> bool:
+    """Whether native code can take it from torch itself."""
+    return is_torch(operand) and exports(operand)
+
+
+@cache
+def _torch_exports(name: str) -> bool:
+    import torch
+
+    try:
+        # Older releases know no DLPack code for FP8 and FP4; which one knows it is asked, not looked up.
+        torch.utils.dlpack.to_dlpack(torch.empty(1, dtype=getattr(torch, DTYPES[name].torch)))
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def native_classes() -> frozenset[type]:
+    """Classes whose instances native code takes as they are, together with their framework's current stream.
+
+    Only for element types that the installed torch exports: see :func:`exports`. Empty without torch.
+    """
+    torch = sys.modules.get("torch")
+    return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def common_device(descriptions: Sequence[OperandDescription]) -> int:
+    """CUDA device ordinal of the first operand that is on one, else -1."""
+    return next((d.device for d in descriptions if d.device is not None and d.device >= 0), -1)

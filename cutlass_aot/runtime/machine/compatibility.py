@@ -1,0 +1,376 @@
+"""Can a bundle be used on a machine? The one rule that decides it: pure, over facts, with every reason.
+
+:func:`decide` is asked wherever something is opened, launched or described: by a bundle for the machine that
+it is on, by ``cutlass-aot doctor`` for that one or another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from cutlass_aot.schema.bundles.catalog import Catalog, Needs
+from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
+from cutlass_aot.schema.versions import is_version, major_minor, order, release
+
+MINIMUM_PYTHON = "3.10"
+"""Oldest Python of this package."""
+
+GLIBC, MUSL = "glibc", "musl"
+
+_SHOWN = 3  # parts of a bundle, in advice
+
+
+class Gpu(NamedTuple):
+    """A GPU, as its driver describes it.
+
+    Attributes:
+        name: of its model; how it is called in reasons.
+        capability: compute capability; None to go by the model.
+    """
+
+    name: str
+    capability: tuple[int, int] | None = None
+
+
+class Driver(NamedTuple):
+    """An NVIDIA driver. One of the two is enough.
+
+    Attributes:
+        cuda: newest CUDA version that it supports, as it says itself.
+        release: its own version, such as ``580.159.04``.
+    """
+
+    cuda: tuple[int, int] | None = None
+    release: str | None = None
+
+
+class Machine(NamedTuple):
+    """What has to be known of a machine.
+
+    Attributes:
+        host: CPU architecture, as ``uname -m`` names it.
+        libc: the C library, such as ``glibc 2.36`` or ``musl``; None if it is another.
+        tvm_ffi: version of apache-tvm-ffi; None if it is not installed.
+        python: version of Python; None if it is not known, which refuses nothing.
+        torch: version of torch; None if it is not installed, which refuses nothing.
+        torch_cuda: CUDA version that torch was built for; None if it is not known, or for none.
+        driver: None if there is none.
+        gpus: those that a process may use; None if they were not looked for, and are no part of the question.
+    """
+
+    host: str
+    libc: str | None
+    tvm_ffi: str | None
+    python: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] | None = None
+
+
+class Wanted(NamedTuple):
+    """What is to be used on a machine.
+
+    Attributes:
+        targets: GPU code targets that there are kernels for.
+        hosts: CPU architectures that there are libraries for.
+        needs: lowest versions.
+        name: how it is called in reasons.
+        missing: names of the parts of it that are not at hand, which may be what a GPU needs.
+    """
+
+    targets: Sequence[str]
+    hosts: Sequence[str]
+    needs: Needs
+    name: str = "the bundle"
+    missing: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, catalog: Catalog, missing: Sequence[str] = ()) -> Wanted:
+        """A bundle, as its catalog describes it."""
+        return cls(catalog.targets, catalog.hosts, catalog.needs, missing=missing)
+
+
+ANYTHING = Wanted(
+    KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"), "a bundle"
+)
+"""All that this release builds: for a machine to be asked what it could use."""
+
+
+class Reason(NamedTuple):
+    """Why something cannot be used.
+
+    Attributes:
+        about: the fact that is in the way: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``, ``gpus``,
+            or ``gpu`` for that of one of them.
+        problem: what was found and what is needed; a sentence without a full stop.
+        advice: what to do next.
+    """
+
+    about: str
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.advice}"
+
+
+class GpuAnswer(NamedTuple):
+    """What one GPU can be served with.
+
+    Attributes:
+        gpu: which.
+        targets: those that run on it with the machine's driver, best first: exact, family, portable.
+        reasons: why there are none; empty if there are.
+    """
+
+    gpu: Gpu
+    targets: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def target(self) -> str | None:
+        """The target that serves it; None if none does."""
+        return self.targets[0] if self.targets else None
+
+
+class Answer(NamedTuple):
+    """Whether something can be used on a machine.
+
+    Attributes:
+        reasons: what refuses the machine as a whole.
+        gpus: each GPU, in the order of the facts; empty if they are no part of the question.
+    """
+
+    reasons: tuple[Reason, ...]
+    gpus: tuple[GpuAnswer, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nothing refuses the machine, and at least one of its GPUs is served."""
+        return not self.reasons and (not self.gpus or any(gpu.targets for gpu in self.gpus))
+
+    @property
+    def why(self) -> str:
+        """All reasons in one line; empty if there are none."""
+        found = [*self.reasons, *(reason for gpu in self.gpus for reason in gpu.reasons)]
+        return "; ".join(dict.fromkeys(map(str, found)))
+
+
+def decide(machine: Machine, wanted: Wanted) -> Answer:
+    """Whether what is wanted can be used on a machine, on which GPUs, and if not why: every reason.
+
+    Pure: nothing is asked of the machine that this runs on. Versions compare as numbers, and one that cannot
+    be read is a reason.
+
+    Args:
+        machine: facts about it.
+        wanted: what a bundle has and needs.
+    """
+    reasons = [
+        *_host(machine.host, wanted),
+        *_tvm_ffi(machine.tvm_ffi, wanted),
+        *_libc(machine.libc, wanted),
+        *_python(machine.python),
+    ]
+    if machine.gpus is None:
+        return Answer(tuple(reasons), ())
+    cuda = driver_cuda(machine.driver)
+    reasons += _driver(machine, cuda, wanted)
+    # Without a driver, nothing could see a GPU.
+    if not machine.gpus and machine.driver is not None:
+        problem = "there is no GPU that a process may use"
+        reasons.append(Reason("gpus", problem, "see nvidia-smi, and CUDA_VISIBLE_DEVICES"))
+    gpus = tuple(_gpu(gpu, cuda, wanted) for gpu in machine.gpus)
+    return Answer(tuple(reasons), gpus)
+
+
+def runnable_targets(targets: Iterable[str], capability: tuple[int, int]) -> list[str]:
+    """Targets whose cubins run on a GPU of this compute capability: exact, then family, then portable.
+
+    A name that is none of a target that is known here runs nowhere.
+    """
+    parsed = {}
+    for name in targets:
+        with contextlib.suppress(ValueError):
+            parsed[name] = Target.parse(name)
+    return sorted(
+        (name for name, target in parsed.items() if target.runs_on(capability)),
+        key=lambda name: (parsed[name].preference(capability), name),
+    )
+
+
+def driver_cuda(driver: Driver | None) -> tuple[int, int] | None:
+    """Newest CUDA version that a driver supports, as it says, else by its release; None if neither tells."""
+    if driver is None:
+        return None
+    if driver.cuda is not None:
+        return driver.cuda
+    from cutlass_aot.schema.drivers import cuda_of_driver
+
+    try:
+        return cuda_of_driver(driver.release or "")
+    except ValueError:
+        return None
+
+
+def _host(found: str, wanted: Wanted) -> Iterator[Reason]:
+    if found not in wanted.hosts:
+        hosts = ", ".join(wanted.hosts) or "no host"
+        problem = f"this machine is {found}, {wanted.name} has libraries for {hosts}"
+        advice = f"build it with {found} among its hosts"
+        if found not in HOSTS:
+            advice = f"use a machine of {' or '.join(HOSTS)}"
+        yield Reason("host", problem, advice)
+
+
+def _tvm_ffi(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+    """The ABI changed within 0.1.x, so major and minor have to agree, and an older release is refused."""
+    needed = _without_post(wanted.needs.tvm_ffi)
+    major, minor = major_minor(needed)
+    range_ = f"{wanted.name} needs {major}.{minor}.x from {needed} on"
+    advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
+    if found is None:
+        yield Reason("tvm_ffi", f"apache-tvm-ffi is not installed, {range_}", advice)
+        return
+    if not is_version(found):
+        yield Reason("tvm_ffi", f"apache-tvm-ffi has the unreadable version {found!r}, {range_}", advice)
+    elif major_minor(found) != (major, minor) or order(found) < order(needed):
+        yield Reason("tvm_ffi", f"apache-tvm-ffi {found} is installed, {range_}", advice)
+
+
+def _without_post(version: str) -> str:
+    """The release that a version is of, which its post releases count for; a pre-release is itself."""
+    first = version.partition("+")[0].partition(".post")[0]
+    return first if is_version(first) else ".".join(map(str, release(version)))
+
+
+def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+    needed = wanted.needs.glibc
+    name, _, text = (found or "").partition(" ")
+    needs = f"{wanted.name} needs glibc {needed} or newer"
+    if name != GLIBC:
+        problem = "the C library is not glibc" if name != MUSL else "the C library is musl"
+        advice = "use a system with glibc, such as Debian, Ubuntu or Red Hat"
+        yield Reason("libc", f"{problem}, {needs}", advice)
+        return
+    version = version_of(text)
+    if version is None:
+        yield Reason("libc", f"glibc has the unreadable version {text!r}, {needs}", "see ldd --version")
+    elif version < release(needed):
+        yield Reason(
+            "libc",
+            f"glibc {text} is installed, {wanted.name} needs {needed} or newer",
+            "build it for an older glibc, or use a newer system",
+        )
+
+
+def _python(found: str | None) -> Iterator[Reason]:
+    if found is None:
+        return
+    version = version_of(found)
+    if version is None or version < release(MINIMUM_PYTHON):
+        problem = f"Python {found} is installed, cutlass-aot needs {MINIMUM_PYTHON} or newer"
+        yield Reason("python", problem, "use a newer Python")
+
+
+def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> Iterator[Reason]:
+    lowest = major_minor(wanted.needs.cuda_driver)
+    if cuda is not None and cuda >= lowest:
+        return
+    needs = f"{wanted.name} needs one for CUDA {text_of(lowest)} or newer"
+    if machine.driver is None:
+        problem = f"there is no NVIDIA driver, {needs}"
+    elif cuda is not None:
+        problem = f"{_supports(cuda)}, {needs}"
+    else:
+        problem = (
+            f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {needs}"
+        )
+    # Not an upgrade that has to be followed by another.
+    running = [runnable_targets(wanted.targets, c) for c in map(_capability, machine.gpus or ()) if c]
+    enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
+    yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
+
+
+def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Wanted) -> GpuAnswer:
+    capability = _capability(gpu)
+    if capability is None:
+        problem = f"the compute capability of {gpu.name} is not known"
+        return GpuAnswer(gpu, (), (Reason("gpu", problem, "add compute_capability to its facts"),))
+    running = runnable_targets(wanted.targets, capability)
+    if not running:
+        return GpuAnswer(gpu, (), (_no_target(gpu.name, capability, wanted),))
+    # Without a driver the machine is refused as a whole.
+    known = [name for name in running if cuda is None or minimum_cuda(Target.parse(name)) <= cuda]
+    if cuda is None or known:
+        return GpuAnswer(gpu, tuple(known), ())
+    # Enough for one of them is enough.
+    nearest, lowest = _nearest(running)
+    problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
+    lowest = max(lowest, major_minor(wanted.needs.cuda_driver))
+    return GpuAnswer(gpu, (), (Reason("driver", problem, upgrade_to(lowest)),))
+
+
+def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
+    """The first of the targets that ask least of a driver, and the CUDA version that it asks for."""
+    return min(((name, minimum_cuda(Target.parse(name))) for name in targets), key=lambda item: item[1])
+
+
+def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason:
+    problem = (
+        f"{name} has compute capability {text_of(capability)}, {wanted.name} has kernels for "
+        f"{', '.join(wanted.targets) or 'no target'}"
+    )
+    buildable = runnable_targets(KNOWN_TARGETS, capability)
+    advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"
+    parts = _parts_for(buildable, wanted.missing)
+    if parts:
+        more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+        advice = f"install what is missing of it, part {', '.join(parts[:_SHOWN])}{more}"
+    return Reason("gpu", problem if buildable else f"{problem}, and this release builds none for it", advice)
+
+
+def _parts_for(targets: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """Parts of a bundle that may have kernels for one of the targets, as far as their names say."""
+    labels = {name.replace("_", "") for name in targets}
+    labels |= {f"sm{Target.parse(name).major}x" for name in targets}
+    # Of a bundle that was split by size alone no name says what is in a part.
+    return [part for part in parts if targets and re.sub(r"-?part[0-9]+\Z", "", part) in {"", *labels}]
+
+
+def _capability(gpu: Gpu) -> tuple[int, int] | None:
+    if gpu.capability is not None:
+        return gpu.capability
+    from cutlass_aot.schema.drivers import compute_capability_of
+
+    return compute_capability_of(gpu.name)
+
+
+def _supports(cuda: tuple[int, int]) -> str:
+    return f"the driver supports CUDA {text_of(cuda)}"
+
+
+def upgrade_to(cuda: tuple[int, int], what: str = "upgrade") -> str:
+    """What to do to have a driver for a CUDA version; ``what`` is ``upgrade`` or ``install``."""
+    from cutlass_aot.schema.drivers import first_driver
+
+    first = first_driver(cuda)
+    to = "to" if what == "upgrade" else "release"
+    return f"{what} the GPU driver, {to} {first} or newer" if first else f"{what} the GPU driver"
+
+
+def text_of(version: tuple[int, int]) -> str:
+    """A version as it is written, such as ``12.8``."""
+    return f"{version[0]}.{version[1]}"
+
+
+def version_of(text: str) -> tuple[int, ...] | None:
+    """The numbers of a version; None for text that is none."""
+    try:
+        return release(text)
+    except ValueError:
+        return None

@@ -1,0 +1,186 @@
+"""One directory of an open bundle: its catalog, groups and libraries, each loaded when first needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutlass_aot.errors import Incompatible
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.files.verified_read import catalog_of, manifest_bytes
+from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.runtime.launching.library import Library
+from cutlass_aot.runtime.machine import compatibility, cuda_driver, host
+from cutlass_aot.runtime.opened.group import Group
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.bundles.catalog import Catalog, FileReference, GroupEntry
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.files.signatures import PublicKey
+
+
+def open_part(
+    path: Path, *, rankings: bool = True, place: int = 0, keys: trust.KeyFiles | None = None
+) -> Part:
+    """Open a directory with a bundle's files: the one way to do so, which holds it against required keys.
+
+    Args:
+        path: the directory.
+        rankings: as for :class:`Part`.
+        place: likewise.
+        keys: what the caller requires, beside what :mod:`cutlass_aot.runtime.files.trust` knows of.
+
+    Raises:
+        BundleError: if there is no bundle, or an incomplete one.
+        CorruptFile: if a file is truncated, altered or foreign.
+        SchemaTooNew: if a newer release wrote it.
+        UntrustedBundle: if keys are required and none of them has signed it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
+    """
+    # Read once: what was signed is what everything that is loaded later follows from.
+    manifest = manifest_bytes(path)
+    keys = trust.read_once(keys)
+    signers = trust.check(path, manifest, keys)
+    catalog = catalog_of(path, manifest)
+    # Before anybody has it: from now on `trust` knows of it, whatever becomes of the part.
+    signers = trust.note_opened(catalog.name, path, manifest, signers, keys)
+    return Part(path, catalog, rankings=rankings, place=place, signers=signers)
+
+
+class Part:
+    """A directory with a bundle's files; made by :func:`open_part`. May be used from several threads.
+
+    Args:
+        path: the directory.
+        catalog: what was read there.
+        rankings: whether the speeds that it knows are to be used.
+        place: where on the search path it was found, 0 first.
+        signers: the required keys that have signed it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        catalog: Catalog,
+        *,
+        rankings: bool = True,
+        place: int = 0,
+        signers: tuple[PublicKey, ...] = (),
+    ) -> None:
+        self.path = path
+        self.catalog = catalog
+        self.uses_rankings = rankings
+        self.place = place
+        self.signers = signers
+        self._host = os.uname().machine
+        # Each made when it is first needed, without a lock: what two threads make at once is equal.
+        self._codes: dict[FileReference, Code] = {}
+        self._libraries: dict[FileReference, Library] = {}
+        self._groups: dict[str, Group] = {}
+        self._handles: dict[str, tuple[KernelHandle, ...]] = {}
+        self._machine: compatibility.Machine | None = None
+        self._runs: set[tuple[int, str, int]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Part {self.path}>"
+
+    def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
+        """The kernels of one of its groups, in the order of the group's index."""
+        handles = self._handles.get(entry.name)
+        if handles is None:
+            group = self.group(entry)
+            handles = tuple(KernelHandle(group, position) for position in range(len(group.index)))
+            handles = self._handles.setdefault(entry.name, handles)
+        return handles
+
+    def group(self, entry: GroupEntry) -> Group:
+        """One of its groups, open."""
+        group = self._groups.get(entry.name)
+        if group is None:
+            made = Group(
+                self.path,
+                entry,
+                self._code(entry.code),
+                [self._library(reference) for reference in entry.libraries.get(self._host, ())],
+                self.launcher(),
+                self.require,
+                self.uses_rankings,
+            )
+            group = self._groups.setdefault(entry.name, made)
+        return group
+
+    def launcher(self) -> Library | None:
+        """The library through which its kernels are launched; None if it has none for this host."""
+        reference = self.catalog.launchers.get(self._host)
+        return None if reference is None else self._library(reference)
+
+    def _code(self, reference: FileReference) -> Code:
+        # Groups of one target may share it, which is then unpacked once.
+        code = self._codes.get(reference)
+        return code or self._codes.setdefault(reference, Code(self.path, reference))
+
+    def _library(self, reference: FileReference) -> Library:
+        # Groups of one target may share a library, which is then mapped once.
+        library = self._libraries.get(reference)
+        return library or self._libraries.setdefault(reference, Library(self.path, reference))
+
+    def check_machine(self) -> None:
+        """Refuse a machine on which its libraries cannot be loaded; no GPU is looked for.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+        """
+        if self._machine is None:
+            here = self._here()
+            self._decide(here, self.catalog.targets)
+            self._machine = here
+
+    def require(self, target: str, ordinal: int | None) -> None:
+        """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
+
+        Args:
+            target: GPU code target.
+            ordinal: of the GPU; None looks at the machine alone.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        if ordinal is None:
+            self.check_machine()
+            return
+        seen = (os.getpid(), target, ordinal)
+        if seen in self._runs:
+            return
+        self.check_machine()
+        self.require_any((target,), ordinal)
+        self._runs.add(seen)
+
+    def require_any(self, targets: Sequence[str], ordinal: int) -> None:
+        """Refuse a GPU that none of some targets can be used on, with every reason.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        gpu = compatibility.Gpu(f"GPU {ordinal}", cuda_driver.compute_capability(ordinal))
+        driver = compatibility.Driver(cuda_driver.driver_version())
+        self._decide(self._here()._replace(gpus=(gpu,), driver=driver), targets)
+
+    def _here(self) -> compatibility.Machine:
+        """This machine, as far as it can be told without a GPU."""
+        if self._machine is not None:
+            return self._machine
+        return compatibility.Machine(
+            host=self._host,
+            libc=host.c_library(),
+            tvm_ffi=host.installed_version("apache-tvm-ffi"),
+        )
+
+    def _decide(self, facts: compatibility.Machine, targets: Sequence[str]) -> None:
+        wanted = compatibility.Wanted(targets, self.catalog.hosts, self.catalog.needs)
+        answer = compatibility.decide(facts, wanted)
+        if not answer.accepted:
+            raise Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}")

@@ -1,0 +1,164 @@
+"""Pick kernels of a bundle by what they are: filters for a listing, and one kernel by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.design import full_name, matches
+from cutlass_aot.schema.kernels.kernel import DesignValue
+
+Filters = Mapping[str, "str | Sequence[str]"]
+
+_OF_GROUP: Mapping[str, Callable[[GroupEntry], str]] = {
+    "accumulator": lambda group: group.accumulator,
+    "dtypes": lambda group: ".".join(operand.dtype for operand in group.operands),
+    "epilogue": lambda group: group.epilogue,
+    "group": lambda group: group.name,
+    "layouts": lambda group: group.layouts,
+    "operation": lambda group: group.operation,
+    "target": lambda group: group.target,
+}
+_OF_KERNEL: Mapping[str, Callable[[KernelHandle], str]] = {
+    "generator": lambda handle: handle.kernel.generator,
+    "name": lambda handle: handle.name,
+}
+_FIRST = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
+"""What a listing is sorted by in the design before everything else."""
+
+GENERAL_FILTERS = tuple(sorted({*_OF_GROUP, *_OF_KERNEL}))
+"""Filters that every kernel has; all others are names in a design, or of parameters."""
+
+
+def group_matches(group: GroupEntry, filters: Filters) -> bool:
+    """Whether a group passes the filters that speak of groups, so that its index is worth reading."""
+    return all(
+        _any(patterns, _OF_GROUP[name](group)) for name, patterns in filters.items() if name in _OF_GROUP
+    )
+
+
+def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHandle]:
+    """Kernels, of groups that match, that pass the other filters too; in the order of a listing.
+
+    Raises:
+        BundleError: for a filter that none of them has.
+    """
+    wanted = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
+    if handles:
+        _check_names(handles, wanted)
+    return sorted((handle for handle in handles if _kernel_matches(handle, wanted)), key=_position)
+
+
+def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
+    """What a filter can be asked for: each value that kernels have, once, numbers by their size.
+
+    Raises:
+        BundleError: for a filter that none of them has.
+    """
+    if name in _OF_GROUP:
+        return sorted({_OF_GROUP[name](handle.group) for handle in handles})
+    if name in _OF_KERNEL:
+        return sorted({_OF_KERNEL[name](handle) for handle in handles})
+    _check_names(handles, (name,))
+    # A switch is true in one kernel and 1 in none, so values of one type stay apart from another's.
+    described = [_described(handle) for handle in handles]
+    each = [names[full] for names in described if (full := full_name(name, names)) in names]
+    found = {(type(value), value) for value in each}
+    return [_text(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
+
+
+def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
+    known = {name for handle in handles for name in _described(handle)}
+    for name in sorted(names):
+        if full_name(name, known) not in known and name not in _OF_KERNEL:
+            raise BundleError(
+                f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design "
+                f"and the parameters: {', '.join(sorted(known))}"
+            )
+
+
+def _described(handle: KernelHandle) -> Mapping[str, DesignValue]:
+    """What a kernel says of itself by names of its own: its design, and its parameters."""
+    parameters = handle.group.parameters
+    return {**handle.design, **dict(parameters)} if parameters else handle.design
+
+
+def _position(handle: KernelHandle) -> tuple[Any, ...]:
+    design = _described(handle)
+    first = [_comparable(design[name]) if name in design else () for name in _FIRST]
+    rest = [(name, _comparable(design[name])) for name in sorted(design) if name not in _FIRST]
+    return handle.group.name, first, rest, handle.name
+
+
+def _comparable(value: DesignValue) -> tuple[Any, ...]:
+    """A design value as a sort key: numbers and shapes by size, and apart from text."""
+    if isinstance(value, str):
+        return (1, value)
+    return (0, *value) if isinstance(value, tuple) else (0, value)
+
+
+def _text(value: DesignValue) -> str:
+    """A design value as a filter reads it."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kernel_matches(handle: KernelHandle, filters: Filters) -> bool:
+    design = _described(handle)
+    for name, patterns in filters.items():
+        if name in _OF_KERNEL:
+            if not _any(patterns, _OF_KERNEL[name](handle)):
+                return False
+        else:
+            full = full_name(name, design)
+            if full not in design or not _any_value(patterns, design[full]):
+                return False
+    return True
+
+
+def _any(patterns: str | Sequence[str], text: str) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in _several(patterns))
+
+
+def _any_value(patterns: str | Sequence[str], value: DesignValue) -> bool:
+    return any(matches(pattern, value) for pattern in _several(patterns))
+
+
+def _several(patterns: str | Sequence[str]) -> Sequence[str]:
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+def _begins(handle: KernelHandle, name: str) -> bool:
+    if handle.name.startswith(name) or handle.digest.startswith(name.lower()):
+        return True
+    return handle.group.requests is not None and str(handle.design["request"]).startswith(name.lower())
+
+
+def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
+    """One kernel by its name, or by the beginning of its name, its digest, or its request's digest.
+
+    Raises:
+        BundleError: if there is none, or more than one.
+    """
+    for handle in handles:
+        if name in (handle.name, handle.digest):
+            return handle
+    # Two directories may both have the kernel of one request.
+    found = list({handle.digest: handle for handle in handles if name and _begins(handle, name)}.values())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise BundleError(
+            f"bundle {bundle} has no kernel whose name or digest begins with {name!r}: "
+            "cutlass-aot ls shows what it has"
+        )
+    shown = ", ".join(handle.name for handle in found[:5])
+    raise BundleError(
+        f"{name!r} is the beginning of {len(found)} kernels of bundle {bundle} ({shown}"
+        f"{', ...' if len(found) > 5 else ''}): give more of the name or of the digest"
+    )

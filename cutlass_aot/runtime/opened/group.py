@@ -1,0 +1,227 @@
+"""One group of an open bundle: its index, its library and its rankings, each loaded when first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutlass_aot.errors import CorruptFile, Incompatible
+from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.runtime.launching.library import Library
+from cutlass_aot.runtime.selection.cost_model import DECISIVE, Candidate, Candidates
+from cutlass_aot.runtime.selection.ranking import Ranked
+from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
+from cutlass_aot.schema.bundles.group_index import GroupIndex, KernelEntry, group_from_bytes
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import SWIZZLE_32X4X4, OperandConstraint
+from cutlass_aot.schema.tuning.ranking import Ranking, holds_for, without
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.requests.request_index import RequestIndex
+
+# Flags of an operand in builder/native/launcher.c.
+_WRITTEN, _BATCH, _COMPACT, _SCALE, _TILED = 1, 2, 4, 8, 16
+
+
+class Group:
+    """A group's index, library and rankings.
+
+    Args:
+        root: the bundle.
+        entry: the group's entry in the parent index.
+        code: GPU code of its kernels.
+        libraries: what has their host code on this machine's CPU architecture, empty if nothing has.
+        launcher: the bundle's launcher for this machine, None if there is none.
+        require: called with a target and a device (None for no device) before anything is mapped; raises
+            where it cannot run.
+        rankings: whether its rankings are to be used.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        entry: GroupEntry,
+        code: Code,
+        libraries: Sequence[Library],
+        launcher: Library | None,
+        require: Callable[[str, int | None], None],
+        rankings: bool = True,
+    ) -> None:
+        self.entry = entry
+        self.rankings = entry.rankings if rankings else ()
+        self._root = root
+        self._require = require
+        self.launcher = launcher
+        self._code = code
+        self._libraries = tuple(libraries)
+        # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
+        self._index: GroupIndex | None = None
+        self._requests: RequestIndex | None = None
+        self._candidates: Candidates | None = None
+        self._rankings: dict[RankingReference, Ranked] = {}
+
+    @property
+    def index(self) -> GroupIndex:
+        """The group's kernels, in order of name; read once.
+
+        Raises:
+            CorruptFile: if the index is not what the parent says.
+            BundleError: if it cannot be read.
+        """
+        if self._index is None:
+            entry = self.entry
+            what = str(self._root / entry.child.path)
+            index = group_from_bytes(read_file(self._root, entry.child), entry, what)
+            if len(index) != entry.count:
+                raise CorruptFile(
+                    f"{what} has {len(index)} kernels, the catalog says {entry.count}: build the bundle again"
+                )
+            self._index = index
+        return self._index
+
+    @property
+    def requests(self) -> RequestIndex:
+        """The requests of a program that its kernels answer, in the order of the index; read once.
+
+        Raises:
+            CorruptFile: if they are not what the parent says, or there are none.
+            BundleError: if they cannot be read.
+        """
+        if self._requests is None:
+            # Here, and not above: kernels that operands find need none of it.
+            from cutlass_aot.schema.requests.request_index import requests_from_bytes
+
+            reference = self.entry.requests
+            if reference is None:
+                raise CorruptFile(
+                    f"{self._root}: group {self.entry.name} has no requests: build the bundle again"
+                )
+            data = read_file(self._root, reference)
+            self._requests = requests_from_bytes(data, self.entry, str(self._root / reference.path))
+        return self._requests
+
+    @property
+    def candidates(self) -> Candidates:
+        """What choosing needs of its kernels; the order of the index decides where nothing else does."""
+        if self._candidates is None:
+            shared: dict[object, Candidate] = {}
+            found = {}
+            for digest, values, constants in self.index.columns(DECISIVE):
+                key = repr((values, constants))
+                candidate = shared.get(key)
+                if candidate is None:
+                    candidate = shared[key] = Candidate.make(values, constants)
+                found[digest] = candidate
+            self._candidates = Candidates(found)
+        return self._candidates
+
+    def ranking(self, reference: RankingReference) -> Ranked:
+        """One of the group's rankings, read once; what it says of foreign kernels is left out.
+
+        Raises:
+            CorruptFile: if it is not what the parent says.
+            BundleError: if it cannot be read.
+        """
+        found = self._rankings.get(reference)
+        if found is None:
+            what = str(self._root / reference.file.path)
+            ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
+            if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
+                raise CorruptFile(
+                    f"{what} is for {holds_for(ranking.gpu, ranking.measured)}, the catalog says "
+                    f"{holds_for(reference.gpu, reference.measured)}: build the bundle again"
+                )
+            foreign = {
+                digest
+                for problem in ranking.problems
+                for digest in problem.kernels
+                if self.index.position(digest) is None
+            }
+            problems = (
+                [without(problem, foreign) for problem in ranking.problems] if foreign else ranking.problems
+            )
+            found = self._rankings[reference] = Ranked([p for p in problems if p is not None])
+        return found
+
+    def compiled(self, position: int, device: int | None) -> Any:
+        """The ``tvm_ffi.Function`` of compiled code itself, which takes operands with the batch alone.
+
+        Args:
+            position: of the kernel in the index.
+            device: CUDA device ordinal that it is to run on; None asks no GPU.
+
+        Raises:
+            Incompatible: if it cannot run on this machine and device.
+            CorruptFile: if the library is not what the catalog says.
+            BundleError: if the library cannot be read or mapped.
+        """
+        return self._ready(position, device).function(self.index[position].kernel.symbol)
+
+    def function(self, position: int, device: int) -> Any:
+        """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without.
+
+        Raises:
+            Incompatible: if it cannot run on this machine and device.
+            CorruptFile: if the library is not what the catalog says.
+            BundleError: if the library cannot be read or mapped.
+        """
+        library = self._ready(position, device)
+        if self.launcher is None:
+            raise self._foreign_host()
+        address = library.address(self.index[position].kernel.symbol)
+        numbers = launcher_numbers(self.entry.operands)
+        return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
+
+    def require(self, device: int | None) -> None:
+        """Refuse a device that the group's kernels cannot run on; of None, a machine that cannot load them.
+
+        Raises:
+            Incompatible: with what was found and what is needed.
+            DeviceError: if there is no driver or no such GPU.
+        """
+        self._require(self.entry.target, device)
+
+    def _ready(self, position: int, device: int | None) -> Library:
+        """The library of a kernel, which has its GPU code by then."""
+        self.require(device)
+        if not self._libraries:
+            raise self._foreign_host()
+        entry: KernelEntry = self.index[position]
+        library = self._libraries[entry.library]
+        library.provide(entry.kernel.symbol, partial(self._code.read, entry.code))
+        return library
+
+    def _foreign_host(self) -> Incompatible:
+        return Incompatible(
+            f"{self._root}: group {self.entry.name} has no library for this machine, only for "
+            f"{', '.join(sorted(self.entry.libraries)) or 'no host'}"
+        )
+
+
+def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
+    """What ``builder/native/launcher.c`` asks for of each operand, one after the other."""
+    places = {operand.name: index for index, operand in enumerate(operands)}
+    numbers = []
+    for operand in operands:
+        flags = _WRITTEN * operand.written | _BATCH * operand.has_batch | _COMPACT * operand.compact
+        of = along = block = 0
+        if operand.scale is not None:
+            scaled = operands[places[operand.scale.of]]
+            flags |= _SCALE | _TILED * (operand.scale.swizzle == SWIZZLE_32X4X4)
+            of, block = places[scaled.name], operand.scale.block
+            along = len(scaled.extents) - scaled.extents.index(operand.scale.along)
+        numbers += [
+            len(operand.extents),
+            -operand.contiguous,
+            operand.divisibility,
+            DTYPES[operand.dtype].bits,
+            DTYPES[operand.dtype].dlpack[0],
+            flags,
+            of,
+            along,
+            block,
+        ]
+    return numbers

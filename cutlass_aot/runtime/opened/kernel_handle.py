@@ -1,0 +1,270 @@
+"""A kernel of an open bundle: what it is, what it supports, and how to launch it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
+from cutlass_aot.runtime.launching import fast_path
+from cutlass_aot.runtime.launching.call import call, translated, without_gradients, workspace_for
+from cutlass_aot.runtime.launching.tensors import describe_operand, exported
+from cutlass_aot.runtime.opened.group import Group
+from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.requests.request import CompiledRequest
+
+
+class Launch(Protocol):
+    """How :attr:`KernelHandle.launch` is called."""
+
+    def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        """See :attr:`KernelHandle.launch`."""
+
+
+class _LaunchAttribute:
+    """Makes a kernel's short way when it is first asked for, which then stands in its place.
+
+    ``functools.cached_property`` would do, but for the lock that it holds before Python 3.12, for all kernels
+    at once: a child that is forked meanwhile would wait for it for ever.
+    """
+
+    def __init__(self, make: Callable[[KernelHandle], Launch]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> _LaunchAttribute: ...
+
+    @overload
+    def __get__(self, instance: KernelHandle, owner: type) -> Launch: ...
+
+    def __get__(self, instance: KernelHandle | None, owner: type) -> _LaunchAttribute | Launch:
+        if instance is None:
+            return self
+        made: Launch = instance.__dict__.setdefault("launch", self._make(instance))
+        return made
+
+
+class KernelHandle:
+    """A kernel of an open bundle. Bundles make these; they may be kept, and used from several threads."""
+
+    def __init__(self, group: Group, position: int) -> None:
+        self._group = group
+        self._position = position
+        self._function: Any = None
+        self._opened = False
+
+    @property
+    def entry(self) -> KernelEntry:
+        """Its entry in the group's index."""
+        entry: KernelEntry = self._group.index[self._position]
+        return entry
+
+    @property
+    def kernel(self) -> Kernel:
+        """The whole record."""
+        return self.entry.kernel
+
+    @property
+    def name(self) -> str:
+        """Readable name."""
+        return self.kernel.name
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the record."""
+        return self._group.index.digest(self._position)
+
+    @property
+    def group(self) -> GroupEntry:
+        """The group of functionally equivalent kernels it is one of."""
+        return self._group.entry
+
+    @property
+    def target(self) -> str:
+        """GPU code target, such as ``sm_90a``."""
+        return self._group.entry.target
+
+    @property
+    def design(self) -> Mapping[str, DesignValue]:
+        """How it computes: tile shape, cluster shape and so on."""
+        return self._group.index.design(self._position)
+
+    @property
+    def facts(self) -> Facts:
+        """What was read back from its compiled code: registers, spills, sizes."""
+        return self.entry.facts
+
+    @property
+    def request(self) -> CompiledRequest | None:
+        """The request of a program that it answers; None for a kernel that operands find.
+
+        Raises:
+            CorruptFile: if the group's requests are not what the bundle says.
+            BundleError: if they cannot be read.
+        """
+        if self.group.requests is None:
+            return None
+        request: CompiledRequest = self._group.requests[self._position]
+        return request
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that a launch needs beside the operands; 0 for most kernels."""
+        return self.kernel.workspace_bytes
+
+    def __repr__(self) -> str:
+        return f"<KernelHandle {self.name}>"
+
+    def supports(self, *operands: Any) -> Verdict:
+        """Whether it can be launched on these operands, by their descriptions.
+
+        Args:
+            operands: torch tensors, DLPack objects or descriptions, in the order of the call: a, b, out.
+
+        Returns:
+            A value that is true, or one that is false with a ``reason``.
+
+        Raises:
+            OperandError: if an operand cannot be described.
+        """
+        return supports(self.group.operands, [describe_operand(operand) for operand in operands])
+
+    @_LaunchAttribute
+    def launch(self) -> Launch:
+        """Launch it: ``launch(*operands, stream=None, workspace=None)``.
+
+        It returns as soon as the work is queued. Nothing of Python stands between a repeated call on torch
+        tensors and native code.
+
+        Args:
+            operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch
+                or with the batch first. What is written must not share memory with another operand: that is
+                not looked for. They have to stay alive until the stream is done with them, as for
+                any launch on a stream that their allocator does not know of.
+            stream: a torch or CuPy stream, an object with ``__cuda_stream__``, or a ``cudaStream_t`` as a
+                number. None is the current stream of the operands' framework (torch, CuPy), and for
+                other objects that of tvm_ffi's environment. 0 is the legacy default stream.
+            workspace: where :attr:`workspace_bytes` is not 0, that many bytes as a contiguous u8 tensor on
+                the operands' device, passed to the kernel after its operands. May be left out for torch
+                tensors on torch's current stream.
+
+        Raises:
+            OperandError: if the operands are not supported (see :meth:`supports`), or have no memory.
+            Incompatible: if the kernel cannot run on the operands' device.
+            LaunchError: if compiled code refuses the call.
+            DeviceError: if there is no driver, or it refuses the launch.
+        """
+        launcher = self._group.launcher
+        if launcher is None or self.workspace_bytes or self.group.requests is not None:
+            return self._launch
+        try:
+            made: Launch = fast_path.make(launcher, self._launch, self._raise)
+        except CutlassAotError:
+            # A launch says so too, after what is wrong with its operands.
+            return self._launch
+        return made
+
+    def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+        """A first launch, or one that the short way does not serve."""
+        if self.group.requests is not None:
+            raise LaunchError(
+                f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
+                "cutlass_aot.serve answer the program, or call what Bundle.compiled gives for the request"
+            )
+        names = [constraint.name for constraint in self.group.operands]
+        taken: Sequence[Any] = operands
+        try:
+            taken = without_gradients(names, operands)
+            device = self._device(taken)
+            arguments = list(taken)
+            if self.workspace_bytes:
+                given = workspace_for(self.workspace_bytes, self.name, taken, device, workspace, stream)
+                arguments.append(given)
+            call(self.native_function(device), arguments, device, stream)
+        except Exception as error:
+            raise self.failure(error, taken) from error
+        if not self._opened and all(map(exported, taken)):
+            self._open()
+
+    def _open(self) -> None:
+        """Open the short way for torch tensors, whose element types torch exports."""
+        launcher = self._group.launcher
+        if launcher is not None and not self.workspace_bytes:
+            torch = sys.modules["torch"]
+            fast_path.open_way(launcher, self.launch, self._function, torch.Tensor, torch.is_grad_enabled)
+        self._opened = True
+
+    def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
+        if not isinstance(error, Exception):
+            # An interrupt that came while native code took the operands.
+            raise error
+        raise self.failure(error, operands) from error
+
+    def native_function(self, device: int) -> Any:
+        """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.
+
+        Args:
+            device: CUDA device ordinal that it is to run on.
+
+        Raises:
+            Incompatible: if the kernel cannot run there.
+            BundleError: if its library cannot be read or mapped.
+        """
+        if self._function is None:
+            self._function = self._group.function(self._position, device)
+        else:
+            self._group.require(device)
+        return self._function
+
+    def compiled_function(self, device: int) -> Any:
+        """The ``tvm_ffi.Function`` of the compiled code itself: operands have the batch first, always.
+
+        Args:
+            device: CUDA device ordinal that it is to run on.
+
+        Raises:
+            Incompatible: if the kernel cannot run there.
+            BundleError: if its library cannot be read or mapped.
+        """
+        return self._group.compiled(self._position, device)
+
+    def _device(self, operands: Sequence[Any]) -> int:
+        """The CUDA device of the first operand that is on one; native code looks at all of them."""
+        if not operands or isinstance(operands[0], OperandDescription):
+            raise OperandError("there is no tensor to launch on")
+        for operand in operands:
+            device = describe_operand(operand).device
+            if device is not None and device >= 0:
+                return device
+        return -1
+
+    def failure(self, error: Exception, operands: Sequence[Any]) -> CutlassAotError:
+        """Our error for one that a launch on these operands raised: the first of these that there is one for.
+
+        A refusal of the operands, a description among them, a device it cannot run on, what native code said.
+        """
+        try:
+            descriptions = [describe_operand(operand) for operand in operands]
+            verdict = supports(self.group.operands, descriptions)
+            if not verdict:
+                return OperandError(f"kernel {self.name}: {verdict.reason}")
+            for constraint, operand, found in zip(self.group.operands, operands, descriptions, strict=True):
+                without_memory = found.device is None and not found.is_number
+                if isinstance(operand, OperandDescription) or without_memory:
+                    return OperandError(
+                        f"operand `{constraint.name}` is a description without memory: "
+                        "descriptions serve find, supports and explain; launch on tensors"
+                    )
+            if not isinstance(error, CutlassAotError):
+                self._group.require(self._device(operands))
+        except CutlassAotError as found:
+            return found
+        return translated(error, self.name, [constraint.name for constraint in self.group.operands])

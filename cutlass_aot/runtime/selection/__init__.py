@@ -1,0 +1,1 @@
+"""Choosing kernels: pure functions over what a caller asks and what the catalog says."""

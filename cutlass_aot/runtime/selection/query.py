@@ -1,0 +1,114 @@
+"""What a caller asks a bundle for, less the operands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import ManifestError, OperandError
+from cutlass_aot.runtime.launching.tensors import View
+from cutlass_aot.runtime.selection.match import Request
+from cutlass_aot.schema.kernels.kernel import NO_VALUES, DesignValue, Values, is_value
+from cutlass_aot.schema.kernels.operands import OperandDescription
+
+Parameters = Mapping[str, DesignValue]
+"""What an operation leaves open, by name."""
+
+
+@functools.lru_cache(maxsize=256)
+def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
+    """A formula in its canonical text; what is no formula, as a generator of one's own may have, as it is."""
+    from cutlass_aot.schema.kernels.epilogue import IDENTITY, canonical_formula
+
+    try:
+        canonical = canonical_formula(epilogue, names)
+    except ManifestError:
+        return epilogue
+    return "" if canonical == IDENTITY else canonical
+
+
+def _checked(parameters: Parameters) -> Values:
+    """Parameters that a record can have.
+
+    Raises:
+        OperandError: if one is of another type.
+    """
+    for name, value in parameters.items():
+        if not is_value(value):
+            raise OperandError(
+                f"parameter {name} = {value!r}: expected text, a number, true or false, or a tuple of whole "
+                "numbers"
+            )
+    return Values.of(parameters)
+
+
+class Asked(NamedTuple):
+    """An operation and how it is to be computed; what choices are remembered by.
+
+    Attributes:
+        operation: such as ``gemm``.
+        epilogue: formula in its canonical text, ``""`` for none; None for the one that takes operands of
+            these names.
+        accumulator: element type, None for any.
+        parameters: what the operation leaves open, sorted by name.
+        names: of the operands that are given by name, sorted.
+        reads: for each operand the element type that its memory is to be read as, ``""`` for its own; empty
+            if all are read as their own.
+    """
+
+    operation: str
+    epilogue: str | None = ""
+    accumulator: str | None = None
+    parameters: Values = NO_VALUES
+    names: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        operation: str,
+        epilogue: str | None,
+        accumulator: str | None,
+        parameters: Parameters | None,
+        named: Mapping[str, Any],
+    ) -> Asked:
+        """What a call asks for. Without operands by name, no epilogue is meant unless it is said.
+
+        Raises:
+            OperandError: if a parameter or the epilogue is of a type that no record has.
+        """
+        names = tuple(sorted(named)) if named else ()
+        if epilogue is not None and not isinstance(epilogue, str):
+            raise OperandError(f"epilogue: expected a formula as text, got {epilogue!r}")
+        if epilogue:
+            epilogue = _as_in_records(epilogue, names)
+        return cls(
+            operation,
+            "" if epilogue is None and not named else epilogue,
+            accumulator,
+            _checked(parameters) if parameters else NO_VALUES,
+            names,
+        )
+
+    def reading(self, operands: Sequence[Any]) -> Asked:
+        """The same, with what the memory of the operands is to be read as."""
+        if not any(isinstance(operand, View) for operand in operands):
+            return self
+        reads = (operand.dtype if isinstance(operand, View) else "" for operand in operands)
+        return self._replace(reads=tuple(reads))
+
+    def request(
+        self, targets: tuple[str, ...], where: str, operands: tuple[OperandDescription, ...]
+    ) -> Request:
+        """The question to a catalog: for these operands, those given by name last, and these targets."""
+        return Request(
+            self.operation,
+            self.epilogue,
+            self.accumulator,
+            targets,
+            where,
+            operands,
+            self.names,
+            self.parameters,
+        )

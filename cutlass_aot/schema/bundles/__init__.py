@@ -1,0 +1,1 @@
+"""Records of a bundle: the catalog, the index of each group, signatures."""

@@ -1,0 +1,406 @@
+"""The bundle's parent index: a small file that maps problems to groups of kernels.
+
+Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
+
+    MANIFEST.json          every other file's size and SHA-256; written last
+    catalog.msgpack        parent
+    groups/<group>.msgpack one index a group (:mod:`~.group_index`)
+    requests/*.msgpack     requests that a program's kernels answer (:mod:`~.request_index`)
+    rankings/*.msgpack     speeds of a group's kernels (:mod:`~.ranking`), where known
+    code/*.zst             GPU code of one group or several of one target, the same for every host
+    lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
+    licenses/*             licences of what is linked in
+    sbom/*                 bill of materials
+    signatures/*           who vouches for the manifest; the only files that it does not list
+
+GPU code is what the kernels' fat binaries are, one after the other; equal ones stand there once. Code and
+libraries are one zstd frame each (RFC 8878).
+
+Groups are kept by signature, that is operation, element types, layouts and target, each as bytes of its own:
+opening a bundle decodes none of them, and looking one up decodes those of its signature.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode, is_digest, seal, shown, unseal
+from cutlass_aot.schema.kernels.kernel import (
+    NO_VALUES,
+    OperandConstraint,
+    Values,
+    operands_from_record,
+    values_from_record,
+)
+from cutlass_aot.schema.versions import release
+
+SCHEMA = 5
+MANIFEST_NAME = "MANIFEST.json"
+CATALOG_NAME = "catalog.msgpack"
+MAX_FILE_BYTES = 1 << 30
+MAX_INDEX_BYTES = 1 << 28
+MAX_LIBRARY_BYTES = 1 << 26
+"""Of a library that is unpacked: host code of a hundred kernels is about a megabyte."""
+CATALOG_KIND = "cutlass-aot catalog"
+BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+"""Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
+
+
+class FileReference(NamedTuple):
+    """A file of a bundle, by its path in the bundle, size and digest."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for the canonical encoding."""
+        return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> FileReference:
+        """Read what :meth:`to_record` gave; paths that lead out of the bundle are refused."""
+        path, size, sha256 = record["path"], record["size"], record["sha256"]
+        if not isinstance(path, str) or not isinstance(sha256, str) or type(size) is not int:
+            raise CorruptFile("a file reference of the catalog is malformed")
+        check_relative(path)
+        # Files outside the bundle are named by it: where code is unpacked.
+        if not is_digest(sha256):
+            raise CorruptFile(f"{path}: {shown(sha256)} is no SHA-256, expected 64 hexadecimal digits")
+        if not 0 <= size <= MAX_FILE_BYTES:
+            raise CorruptFile(f"{path}: impossible size {size}")
+        return cls(path, size, sha256)
+
+
+def check_relative(path: str) -> None:
+    """Refuse a path that could lead out of a bundle.
+
+    Raises:
+        CorruptFile: for an absolute path, ``..``, an empty part, a backslash or an unprintable character.
+    """
+    parts = path.split("/")
+    if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise CorruptFile(f"path {path!r} leads out of the bundle")
+
+
+class RankingReference(NamedTuple):
+    """A ranking of a group's kernels, by what it holds for.
+
+    Attributes:
+        gpu: model of the GPU (:attr:`cutlass_aot.schema.tuning.ranking.Ranking.gpu`).
+        measured: whether it was measured, or modelled.
+        file: where it is.
+    """
+
+    gpu: str
+    measured: bool
+    file: FileReference
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """One group in the parent: enough to look it up and to say why it does not fit.
+
+    Attributes:
+        name: readable name, also the stem of its files.
+        operation: what its kernels compute.
+        operands: constraints they share.
+        accumulator: element type of the accumulator.
+        epilogue: epilogue formula, ``""`` for none.
+        target: GPU code target.
+        count: number of kernels.
+        child: the group's own index.
+        code: GPU code of its kernels, and perhaps of other groups'.
+        libraries: host to the libraries that have the host code of its kernels, as many for each host.
+        rankings: what is known of their speed; the measured ones first, then by GPU.
+        parameters: what is computed, where the rest leaves it open, sorted by name.
+        requests: requests of a program that its kernels answer; None for kernels that operands find.
+    """
+
+    name: str
+    operation: str
+    operands: tuple[OperandConstraint, ...]
+    accumulator: str
+    epilogue: str
+    target: str
+    count: int
+    child: FileReference
+    code: FileReference
+    libraries: Mapping[str, tuple[FileReference, ...]]
+    rankings: tuple[RankingReference, ...] = ()
+    parameters: Values = NO_VALUES
+    requests: FileReference | None = None
+
+    @property
+    def files(self) -> tuple[FileReference, ...]:
+        """Everything in the bundle that it refers to."""
+        libraries = (reference for references in self.libraries.values() for reference in references)
+        requests = () if self.requests is None else (self.requests,)
+        return (self.child, self.code, *libraries, *(ranking.file for ranking in self.rankings), *requests)
+
+    @property
+    def signature(self) -> str:
+        """What groups are kept by."""
+        return signature(self.operation, [o.dtype for o in self.operands], self.layouts, self.target)
+
+    @property
+    def layouts(self) -> str:
+        """Layout letters of the operands in order, such as ``tnt``."""
+        return "".join(operand.layout for operand in self.operands)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for the canonical encoding."""
+        return {
+            "name": self.name,
+            "operation": self.operation,
+            "operands": [operand.to_record() for operand in self.operands],
+            "accumulator": self.accumulator,
+            "epilogue": self.epilogue,
+            "target": self.target,
+            "count": self.count,
+            "child": self.child.to_record(),
+            "code": self.code.to_record(),
+            "libraries": {host: [ref.to_record() for ref in refs] for host, refs in self.libraries.items()},
+            "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
+            "parameters": dict(self.parameters),
+            "requests": None if self.requests is None else self.requests.to_record(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> GroupEntry:
+        """Read what :meth:`to_record` gave."""
+        if not record["operands"] and record["requests"] is None:
+            raise ValueError("a group that neither operands nor requests find")
+        return cls(
+            name=str(record["name"]),
+            operation=str(record["operation"]),
+            operands=operands_from_record(record["operands"]),
+            accumulator=str(record["accumulator"]),
+            epilogue=str(record["epilogue"]),
+            target=str(record["target"]),
+            count=int(record["count"]),
+            child=FileReference.from_record(record["child"]),
+            code=FileReference.from_record(record["code"]),
+            libraries=_libraries(record["libraries"]),
+            rankings=tuple(
+                RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
+                for gpu, measured, file in record["rankings"]
+            ),
+            parameters=Values.of(values_from_record(record["parameters"])),
+            requests=None if record["requests"] is None else FileReference.from_record(record["requests"]),
+        )
+
+
+def _libraries(record: Mapping[str, Any]) -> dict[str, tuple[FileReference, ...]]:
+    found = {
+        str(host): tuple(FileReference.from_record(ref) for ref in refs) for host, refs in record.items()
+    }
+    if len({len(references) for references in found.values()}) > 1 or not all(found.values()):
+        raise ValueError("not as many libraries for one host as for another, or none")
+    return found
+
+
+def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
+    """What groups are kept by, such as ``gemm f16.f16.f32 tnt sm_90a``."""
+    return f"{operation} {'.'.join(dtypes)} {layouts} {target}"
+
+
+def _speaks_of(word: str, operation: str, target: str) -> bool:
+    return word.startswith(f"{operation} ") and word.endswith(f" {target}")
+
+
+class Needs(NamedTuple):
+    """What a bundle needs of the machine that loads it: three versions.
+
+    Attributes:
+        cuda_driver: lowest CUDA version of the driver whose interface the libraries call.
+        tvm_ffi: version of apache-tvm-ffi it was linked against; the installed one has the same major and
+            minor version and is not older.
+        glibc: glibc version the libraries were linked for.
+    """
+
+    cuda_driver: str
+    tvm_ffi: str
+    glibc: str
+
+
+class Groups(Sequence[GroupEntry]):
+    """A catalog's groups by name, each decoded when it is first needed.
+
+    Args:
+        records: signature to the encoded groups, each in order of name.
+        what: how to call the file in an error.
+    """
+
+    def __init__(self, records: Mapping[str, Sequence[bytes]], what: str) -> None:
+        self._records = records
+        self._what = what
+        self._by_signature: dict[str, tuple[GroupEntry, ...]] = {}
+        self._all: tuple[GroupEntry, ...] | None = None
+
+    @classmethod
+    def of(cls, entries: Sequence[GroupEntry]) -> Groups:
+        """Groups that are there already, in any order."""
+        records: dict[str, list[bytes]] = {}
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            records.setdefault(entry.signature, []).append(encode(entry.to_record()))
+        return cls(records, "catalog")
+
+    def to_record(self) -> dict[str, Sequence[bytes]]:
+        """Plain data for the canonical encoding."""
+        return dict(self._records)
+
+    def with_signature(self, word: str) -> tuple[GroupEntry, ...]:
+        """Those with a :func:`signature`, by name; the others are not decoded."""
+        found = self._by_signature.get(word)
+        if found is None:
+            found = tuple(self._decoded(data, word) for data in self._records.get(word, ()))
+            self._by_signature[word] = found
+        return found
+
+    def with_dtypes(self, operation: str, dtypes: Sequence[str]) -> tuple[GroupEntry, ...]:
+        """Those of one operation and element types, whatever their layouts and target."""
+        beginning = signature(operation, dtypes, "", "").rstrip() + " "
+        words = [word for word in self._records if word.startswith(beginning)]
+        return tuple(entry for word in words for entry in self.with_signature(word))
+
+    def of_operation(self, operation: str, target: str) -> tuple[GroupEntry, ...]:
+        """Those of one operation and target, whatever their operands."""
+        words = [word for word in self._records if _speaks_of(word, operation, target)]
+        return tuple(entry for word in words for entry in self.with_signature(word))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._records.values()))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and self._records == other._records
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._records))
+
+    def _entries(self) -> tuple[GroupEntry, ...]:
+        if self._all is None:
+            found = [self._decoded(data, word) for word, records in self._records.items() for data in records]
+            self._all = tuple(sorted(found, key=lambda entry: entry.name))
+        return self._all
+
+    def _decoded(self, data: bytes, word: str) -> GroupEntry:
+        try:
+            entry = GroupEntry.from_record(decode(data, self._what))
+        except MALFORMED as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+        if entry.signature != word:
+            raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The parent index of a bundle.
+
+    Attributes:
+        name: the bundle's name.
+        version: the bundle's version.
+        device: device profile it was built with.
+        targets: GPU code targets, sorted.
+        hosts: CPU architectures it has libraries for, sorted.
+        needs: what it needs of a machine.
+        provenance: names and versions of what built it (no times, no paths).
+        launchers: host to the library through which kernels are launched.
+        groups: by name.
+        alignment: bytes; addresses matter to what serves an operand modulo this number.
+        part: which part of the bundle this is, by its name among ``parts``; ``""`` for the whole of it.
+        parts: names of all parts that the bundle was split into, sorted; empty for the whole of it.
+    """
+
+    name: str
+    version: str
+    device: str
+    targets: tuple[str, ...]
+    hosts: tuple[str, ...]
+    needs: Needs
+    provenance: Mapping[str, str]
+    launchers: Mapping[str, FileReference]
+    groups: Groups
+    alignment: int = field(default=1)
+    part: str = ""
+    parts: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """The parent's file."""
+        body = {
+            "name": self.name,
+            "version": self.version,
+            "device": self.device,
+            "targets": self.targets,
+            "hosts": self.hosts,
+            "needs": {
+                "cuda_driver": self.needs.cuda_driver,
+                "tvm_ffi": self.needs.tvm_ffi,
+                "glibc": self.needs.glibc,
+            },
+            "provenance": self.provenance,
+            "launchers": {host: ref.to_record() for host, ref in self.launchers.items()},
+            "groups": self.groups.to_record(),
+            "alignment": self.alignment,
+            "part": self.part,
+            "parts": self.parts,
+        }
+        return seal(CATALOG_KIND, SCHEMA, body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Catalog:
+        """Read a parent. Its groups are decoded later, which may then raise ``CorruptFile``.
+
+        Raises:
+            CorruptFile: if it is truncated, altered or malformed.
+            SchemaTooNew: if a newer release wrote it.
+        """
+        body = unseal(data, CATALOG_KIND, SCHEMA, what)
+        try:
+            for version in body["needs"].values():
+                release(str(version))
+            records = body["groups"]
+            if not all(isinstance(item, bytes) for group in records.values() for item in group):
+                raise TypeError("a group is not kept as bytes")
+            return cls(
+                name=str(body["name"]),
+                version=str(body["version"]),
+                device=str(body["device"]),
+                targets=tuple(str(target) for target in body["targets"]),
+                hosts=tuple(str(host) for host in body["hosts"]),
+                needs=Needs(
+                    cuda_driver=str(body["needs"]["cuda_driver"]),
+                    tvm_ffi=str(body["needs"]["tvm_ffi"]),
+                    glibc=str(body["needs"]["glibc"]),
+                ),
+                provenance={str(k): str(v) for k, v in body["provenance"].items()},
+                launchers={
+                    str(host): FileReference.from_record(ref) for host, ref in body["launchers"].items()
+                },
+                groups=Groups(records, what),
+                alignment=_positive(body["alignment"]),
+                part=str(body["part"]),
+                parts=tuple(str(part) for part in body["parts"]),
+            )
+        except MALFORMED as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+
+
+def _positive(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
+        raise ValueError(f"impossible alignment {value!r}")
+    return value
+
+
+def common_alignment(groups: Sequence[GroupEntry]) -> int:
+    """The :attr:`Catalog.alignment` of groups: the least common multiple of their operands' alignments."""
+    return math.lcm(1, *(operand.alignment for group in groups for operand in group.operands))

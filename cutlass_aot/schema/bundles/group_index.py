@@ -1,0 +1,200 @@
+"""A group's own index: its kernels, in columns; each becomes a record when it is first asked for.
+
+What the kernels of a group share stands in the parent (:class:`~.GroupEntry`) and
+not here. The file is sealed msgpack::
+
+    design      names that occur in a design
+    provenance  what built the kernels, each combination once
+    kernels     one row a kernel, in order of name:
+                digest, generator, design (a value for each name, None for none), constants, workspace
+                bytes, digest of the object, facts, position in provenance, GPU code (offset, size and digest
+                in the group's code), position of its library among the group's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
+from cutlass_aot.schema.bundles.rows import Rows
+from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
+from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+
+GROUP_KIND = "cutlass-aot group"
+_FACTS = Facts._fields
+_COLUMNS = 10
+
+
+class CodeSpan(NamedTuple):
+    """Where the GPU code of a kernel is in the code of its group.
+
+    Attributes:
+        offset: byte at which it begins, once the code is unpacked.
+        size: bytes.
+        sha256: its digest.
+    """
+
+    offset: int
+    size: int
+    sha256: str
+
+
+class KernelEntry(NamedTuple):
+    """One kernel in a group's index.
+
+    Attributes:
+        kernel: the whole record.
+        object_sha256: digest of the object that was linked in.
+        facts: what was read back from it.
+        provenance: generator version and toolchain fingerprint that gave it.
+        code: its GPU code.
+        library: which of the group's libraries has its host code.
+    """
+
+    kernel: Kernel
+    object_sha256: str
+    facts: Facts
+    provenance: Mapping[str, str]
+    code: CodeSpan
+    library: int = 0
+
+
+class GroupIndex(Rows[KernelEntry]):
+    """The kernels of a group, by position.
+
+    Args:
+        group: the group's entry in the parent.
+        body: what the file holds.
+        what: how to call it in an error.
+
+    Raises:
+        CorruptFile: if the columns are malformed; a row that is raises when it is asked for.
+    """
+
+    def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
+        self._group = group
+        try:
+            self._design_names = tuple(str(name) for name in body["design"])
+            self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
+            rows = body["kernels"]
+        except MALFORMED as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+        super().__init__(rows, _COLUMNS, what)
+
+    def design(self, position: int) -> dict[str, DesignValue]:
+        """A kernel's design, without making the record.
+
+        Raises:
+            CorruptFile: if the row is malformed.
+        """
+        values = self._rows[position][2]
+        try:
+            return {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in zip(self._design_names, values, strict=True)
+                if value is not None
+            }
+        except MALFORMED as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+    def columns(
+        self, names: Sequence[str]
+    ) -> Iterator[tuple[str, tuple[DesignValue | None, ...], Mapping[str, int]]]:
+        """Of each kernel its digest, what its design says of ``names``, and its constants; no record is made.
+
+        Shapes may be lists.
+
+        Raises:
+            CorruptFile: if a row is malformed.
+        """
+        known = {name: column for column, name in enumerate(self._design_names)}
+        places = [known.get(name) for name in names]
+        try:
+            for digest, _, values, constants, *_ in self._rows:
+                yield (
+                    digest.hex(),
+                    tuple(None if place is None else values[place] for place in places),
+                    constants,
+                )
+        except MALFORMED as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+    def _decode(self, position: int) -> KernelEntry:
+        group = self._group
+        try:
+            row = self._rows[position]
+            digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
+            kernel = Kernel.make(
+                operation=group.operation,
+                generator=str(generator),
+                operands=group.operands,
+                accumulator=group.accumulator,
+                epilogue=group.epilogue,
+                design=self.design(position),
+                target=group.target,
+                constants={str(name): int(value) for name, value in constants.items()},
+                workspace_bytes=int(workspace),
+                parameters=dict(group.parameters),
+                digest=digest.hex(),
+            )
+            return KernelEntry(
+                kernel=kernel,
+                object_sha256=sha256.hex(),
+                facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
+                provenance=self._provenance[provenance],
+                code=_span(*code),
+                library=_index(library, min(map(len, group.libraries.values()), default=1)),
+            )
+        except MALFORMED as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+
+def _span(offset: int, size: int, sha256: bytes) -> CodeSpan:
+    if type(offset) is not int or type(size) is not int or not 0 <= offset <= offset + size <= MAX_FILE_BYTES:
+        raise ValueError(f"impossible GPU code: {size} bytes at {offset}")
+    return CodeSpan(offset, size, sha256.hex())
+
+
+def _index(value: int, count: int) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise ValueError(f"library {value} of {count}")
+    return value
+
+
+def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
+    """The file of a group's kernels, in the order given."""
+    names = sorted({name for entry in entries for name, _ in entry.kernel.design})
+    provenance = sorted({tuple(sorted(entry.provenance.items())) for entry in entries})
+    rows = []
+    for entry in entries:
+        kernel, design = entry.kernel, dict(entry.kernel.design)
+        facts = entry.facts.to_record()
+        rows.append(
+            [
+                bytes.fromhex(kernel.digest),
+                kernel.generator,
+                [design.get(name) for name in names],
+                dict(kernel.constants),
+                kernel.workspace_bytes,
+                bytes.fromhex(entry.object_sha256),
+                [facts[name] for name in _FACTS],
+                provenance.index(tuple(sorted(entry.provenance.items()))),
+                [entry.code.offset, entry.code.size, bytes.fromhex(entry.code.sha256)],
+                entry.library,
+            ]
+        )
+    body = {"design": names, "provenance": [dict(item) for item in provenance], "kernels": rows}
+    return seal(GROUP_KIND, SCHEMA, body)
+
+
+def group_from_bytes(data: bytes, group: GroupEntry, what: str) -> GroupIndex:
+    """Read what :func:`group_to_bytes` gave.
+
+    Raises:
+        CorruptFile: if it is truncated, altered or malformed.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    return GroupIndex(group, unseal(data, GROUP_KIND, SCHEMA, what), what)

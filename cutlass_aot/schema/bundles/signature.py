@@ -1,0 +1,139 @@
+"""A signature of a bundle: its record, and the message that is signed.
+
+``signatures/<key>.json`` in the bundle's directory, where ``<key>`` is what :func:`key_id` gives::
+
+    {"schema": 1, "kind": "cutlass-aot signature", "algorithm": "ed25519",
+     "public_key": "<64 hexadecimal digits>", "signature": "<128 hexadecimal digits>"}
+
+Algorithm: Ed25519, RFC 8032, section 5.1; keys and signatures are the raw bytes of sections 5.1.5 and 5.1.6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
+from cutlass_aot.schema.encoding import check_schema, digest, shown
+
+SIGNATURES = "signatures"
+"""Folder of a bundle that holds them."""
+
+SIGNATURE_KIND = "cutlass-aot signature"
+SIGNATURE_SCHEMA = 1
+ALGORITHM = "ed25519"
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+
+MAX_SIGNATURE_FILE = 1 << 16
+"""Bytes of a signature's file that are read at most."""
+
+MAX_SIGNATURES = 64
+"""Signatures of one bundle."""
+
+_HEXADECIMAL = re.compile("[0-9a-f]*")
+_PATH = re.compile(rf"{SIGNATURES}/[0-9a-f]{{16}}\.json")
+
+
+def key_id(public_key: bytes) -> str:
+    """How a key is called: the first 16 hexadecimal digits of the SHA-256 of its 32 raw bytes."""
+    return digest(public_key)[:16]
+
+
+def signature_path(key: str) -> str:
+    """Path in a bundle of the signature by the key of this id."""
+    return f"{SIGNATURES}/{key}.json"
+
+
+def is_signature_path(path: str) -> bool:
+    """Whether a file of a bundle is named as a signature."""
+    return _PATH.fullmatch(path) is not None
+
+
+def signed_message(manifest: bytes) -> bytes:
+    """What is signed of a bundle with this manifest: one line of text, the same wherever the bundle lies.
+
+    It says what it is for, so that a signature made for something else never passes for one of a bundle, and
+    it is short, because signing devices and services take no long messages.
+
+    Args:
+        manifest: the exact bytes of ``MANIFEST.json``, which in turn has the digest of every other file.
+    """
+    return f"{SIGNATURE_KIND} {SIGNATURE_SCHEMA}: {MANIFEST_NAME} sha256 {digest(manifest)}\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One signature; nothing here says that it is right.
+
+    Attributes:
+        public_key: 32 raw bytes, the key that is said to have made it.
+        signature: 64 raw bytes.
+    """
+
+    public_key: bytes
+    signature: bytes
+
+    @property
+    def key(self) -> str:
+        """Id of the key."""
+        return key_id(self.public_key)
+
+    @property
+    def path(self) -> str:
+        """Its path in a bundle."""
+        return signature_path(self.key)
+
+    def to_bytes(self) -> bytes:
+        """Its file: JSON, sorted, one key a line; the only bytes for this signature."""
+        body = {
+            "schema": SIGNATURE_SCHEMA,
+            "kind": SIGNATURE_KIND,
+            "algorithm": ALGORITHM,
+            "public_key": self.public_key.hex(),
+            "signature": self.signature.hex(),
+        }
+        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Signature:
+        """Read a signature's file of untrusted origin.
+
+        Args:
+            data: at most :data:`MAX_SIGNATURE_FILE` bytes.
+            what: how to call the file in an error.
+
+        Raises:
+            CorruptFile: if it is malformed, of another kind, or not in its canonical form.
+            SchemaTooNew: if a newer release wrote it.
+        """
+        if len(data) > MAX_SIGNATURE_FILE:
+            raise CorruptFile(f"{what} has {len(data)} bytes, a signature has at most {MAX_SIGNATURE_FILE}")
+        try:
+            body = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"{what} is not readable JSON ({error}): sign the bundle again") from None
+        if not isinstance(body, dict) or body.get("kind") != SIGNATURE_KIND:
+            found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+            raise CorruptFile(f"{what} is not a signature of a bundle (found kind {shown(found)})")
+        check_schema(body.get("schema"), SIGNATURE_SCHEMA, what)
+        if body.get("algorithm") != ALGORITHM:
+            raise CorruptFile(
+                f"{what} is by algorithm {shown(body.get('algorithm'))}, expected {ALGORITHM!r}"
+            )
+        made = cls(
+            _raw(body.get("public_key"), PUBLIC_KEY_BYTES, f"{what}: public_key"),
+            _raw(body.get("signature"), SIGNATURE_BYTES, f"{what}: signature"),
+        )
+        # What JSON can say in several ways (spaces, a key twice, further keys) is said in one.
+        if made.to_bytes() != data:
+            raise CorruptFile(f"{what} has other bytes than its contents give: sign the bundle again")
+        return made
+
+
+def _raw(text: object, size: int, what: str) -> bytes:
+    if not isinstance(text, str) or len(text) != 2 * size or not _HEXADECIMAL.fullmatch(text):
+        raise CorruptFile(f"{what} is not {2 * size} hexadecimal digits: sign the bundle again")
+    return bytes.fromhex(text)

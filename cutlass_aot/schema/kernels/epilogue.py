@@ -1,0 +1,229 @@
+"""An epilogue: what is done to a GEMM's accumulator before it is stored, and on which operands.
+
+The formula's language stands in :mod:`~.formula`. Here its names get types: ``accum`` is the
+accumulator, ``D`` the GEMM's own output, every other name an operand or a temporary. What is computed is f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.kernels.formula import (
+    ACCUMULATOR,
+    OUT,
+    Statement,
+    canonical_text,
+    is_name,
+    names_in,
+    parse_formula,
+)
+from cutlass_aot.schema.kernels.kernel import CALL_NAMES, MAX_OPERANDS
+
+MATRIX: tuple[str | int, ...] = ("L", "M", "N")
+ROW: tuple[str | int, ...] = ("N",)
+COLUMN: tuple[str | int, ...] = ("M",)
+ELEMENT: tuple[str | int, ...] = (1,)
+NUMBER: tuple[str | int, ...] = ()
+
+EXTENTS: Mapping[str, tuple[str | int, ...]] = {
+    "MN": MATRIX, "LMN": MATRIX, "N": ROW, "M": COLUMN, "1": ELEMENT, "": NUMBER,
+}  # fmt: skip
+"""What a manifest calls an operand's extents: a matrix (with or without its batch), a vector along N or M,
+one element in the GPU's memory, a number that is passed by value."""
+
+TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
+"""How a matrix or a vector moves between global memory and registers; ``tma`` if nothing is said."""
+
+DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+"""Element types of an epilogue's operands."""
+
+LOADS = TRANSPORTS[:3]
+STORES = (TRANSPORTS[0], TRANSPORTS[3])
+
+MAX_DECLARED = MAX_OPERANDS - 3
+"""Most operands of an epilogue, beside a, b and out."""
+
+IDENTITY = f"{OUT} = {ACCUMULATOR}"
+"""The formula that a GEMM without an epilogue computes."""
+
+_KEYS = ("dtype", "extents", "layout", "transport")
+_OF_THE_CALL = ("a", "b", "out", *CALL_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueOperand:
+    """One operand of an epilogue beside a, b and out.
+
+    Attributes:
+        name: the caller's name for it, as in the formula.
+        dtype: element type.
+        extents: ``("L", "M", "N")``, ``("N",)``, ``("M",)``, ``(1,)`` (one element in memory), or ``()``, a
+            number by value.
+        layout: of a matrix: ``t`` is row-major, ``n`` column-major, ``""`` as out. ``""`` of anything else.
+        transport: one of :data:`TRANSPORTS` other than ``tma``; ``""`` is the default.
+        written: whether it is an output; of a vector or an element, the destination of a reduction.
+    """
+
+    name: str
+    dtype: str
+    extents: tuple[str | int, ...]
+    layout: str = ""
+    transport: str = ""
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """A formula with typed operands; equal where the meaning is equal.
+
+    Attributes:
+        formula: the canonical text.
+        operands: sorted by name.
+    """
+
+    formula: str
+    operands: tuple[EpilogueOperand, ...]
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it stores the accumulator as it is, which a GEMM without an epilogue does too."""
+        return self.formula == IDENTITY
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The outputs: D first, then by name."""
+        return parse_formula(self.formula, [operand.name for operand in self.operands if operand.written])
+
+
+def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> Epilogue:
+    """An epilogue from what a manifest says of it.
+
+    Args:
+        text: the formula.
+        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number
+            by value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name
+            that the formula reads and that is not among them is an f32 number by value.
+
+    Raises:
+        ManifestError: if the formula or an operand is not as documented.
+    """
+    declared = {name: _declared(name, entries) for name, entries in operands.items()}
+    statements = parse_formula(
+        text, [name for name, operand in declared.items() if operand.extents != NUMBER]
+    )
+    outputs = {statement.name: statement for statement in statements}
+    if OUT not in outputs:
+        raise ManifestError(f"epilogue: {OUT} is not assigned: it is what the GEMM stores in `out`")
+    read = frozenset().union(*(names_in(statement.expression) for statement in statements))
+    if ACCUMULATOR not in read:
+        raise ManifestError(f"epilogue: nothing uses {ACCUMULATOR}, the product of a and b")
+    unused = sorted(set(declared) - read - set(outputs))
+    if unused:
+        number = declared[unused[0]].extents == NUMBER
+        raise ManifestError(
+            f"epilogue: operand {unused[0]!r} is declared and the formula does not read it"
+            + ("; a number cannot be assigned: give it extents, or do not declare it" if number else "")
+        )
+    for name in sorted(read - {ACCUMULATOR} - set(declared)):
+        declared[name] = _declared(name, {})
+    if len(declared) > MAX_DECLARED:
+        raise ManifestError(
+            f"epilogue: {len(declared)} operands with the numbers, expected at most {MAX_DECLARED}"
+        )
+    checked = [
+        _output(operand, outputs[name]) if name in outputs else _input(operand)
+        for name, operand in sorted(declared.items())
+    ]
+    if outputs[OUT].reduction:
+        raise ManifestError(
+            f"epilogue: {OUT} is a matrix: {outputs[OUT].reduction}() needs an output of its own"
+        )
+    return Epilogue(canonical_text(statements), tuple(checked))
+
+
+def canonical_formula(text: str, outputs: Sequence[str]) -> str:
+    """The canonical text of a formula, where the names of its outputs beside D are known and nothing else.
+
+    Raises:
+        ManifestError: if it is not a formula.
+    """
+    return canonical_text(parse_formula(text, outputs))
+
+
+def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
+    where = f"operands.{name}"
+    if name == OUT:
+        raise ManifestError(f"{where}: {OUT} is the GEMM's own output: its type is that of `out`")
+    if not is_name(name) or name in _OF_THE_CALL:
+        raise ManifestError(
+            f"{where}: not a name for an operand: letters, digits and _, and none of {ACCUMULATOR}, a "
+            f"function or {', '.join(_OF_THE_CALL)}"
+        )
+    if not isinstance(entries, Mapping):
+        raise ManifestError(
+            f'{where}: {entries!r}, expected a table such as {{ dtype = "bf16", extents = "MN" }}'
+        )
+    for key in entries:
+        if key not in _KEYS:
+            raise ManifestError(f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}")
+    dtype = _word(where, entries, "dtype", "f32", DTYPES)
+    extents = EXTENTS[_word(where, entries, "extents", "", tuple(EXTENTS))]
+    if extents == NUMBER and dtype != "f32":
+        raise ManifestError(f"{where}: a number of {dtype}: a number is passed by value, as f32")
+    if "layout" in entries and extents != MATRIX:
+        raise ManifestError(f'{where}.layout: only a matrix (extents = "MN") has one')
+    layout = _word(where, entries, "layout", "", ("t", "n"))
+    transport = _word(where, entries, "transport", "tma", TRANSPORTS)
+    if "transport" in entries and extents not in (MATRIX, ROW, COLUMN):
+        raise ManifestError(f"{where}.transport: only a matrix or a vector has one")
+    return EpilogueOperand(name, dtype, extents, layout, "" if transport == "tma" else transport)
+
+
+def _word(where: str, entries: Mapping[str, object], key: str, default: str, allowed: tuple[str, ...]) -> str:
+    if key not in entries:
+        return default
+    value = entries[key]
+    if not isinstance(value, str) or value not in allowed:
+        shown = ", ".join(word if word else repr(word) for word in allowed)
+        raise ManifestError(f"{where}.{key}: unknown {value!r}: expected one of {shown}")
+    return value
+
+
+def _input(operand: EpilogueOperand) -> EpilogueOperand:
+    if operand.transport and operand.transport not in LOADS:
+        raise ManifestError(
+            f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: "
+            f"expected one of {', '.join(LOADS)}"
+        )
+    return operand
+
+
+def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
+    where = f"operands.{operand.name}"
+    if operand.extents == MATRIX:
+        if statement.reduction:
+            raise ManifestError(
+                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value '
+                'a column), "M" (one a row) or "1"'
+            )
+        if operand.transport and operand.transport not in STORES:
+            raise ManifestError(
+                f"{where}.transport: {operand.transport} reads, and {operand.name} is written: expected one "
+                f"of {', '.join(STORES)}"
+            )
+    else:
+        if not statement.reduction:
+            raise ManifestError(
+                f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), "
+                f"max() or min() of something: found `{statement}`"
+            )
+        if operand.dtype != "f32" or operand.transport:
+            raise ManifestError(
+                f"{where}: the destination of a reduction is f32 and has no transport: blocks combine it "
+                "with atomic operations"
+            )
+    return EpilogueOperand(
+        operand.name, operand.dtype, operand.extents, operand.layout, operand.transport, written=True
+    )

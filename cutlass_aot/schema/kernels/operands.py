@@ -1,0 +1,385 @@
+"""Does a kernel support these operands? One pure rule over descriptions, with a reason for each refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+from typing import NamedTuple
+
+from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
+from cutlass_aot.schema.kernels.kernel import BATCH, OperandConstraint, Scale
+
+MAX_EXTENT = 2**31 - 1
+"""Extents are passed as signed 32-bit integers to compiled code."""
+
+MAX_STRIDE_BYTES = 2**40 - 1
+"""Bound of a TMA descriptor's stride. Source: CUDA driver API, ``cuTensorMapEncodeTiled``."""
+
+
+MAX_REACH = 2**63 - 1
+"""Elements that an extent may reach over by its stride: launch code computes with signed 64-bit integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandDescription:
+    """What can be known of a tensor without its data.
+
+    Attributes:
+        dtype: element type.
+        shape: extents in elements, outermost first, with or without a batch; empty for a number.
+        strides: elements, one a mode.
+        address: data pointer, or 0 where there is no memory behind the description.
+        device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
+        is_number: whether it is a number, which is passed by value; a tensor without modes is none.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int = 0
+    device: int | None = None
+    is_number: bool = False
+
+
+def describe(
+    shape: Sequence[int],
+    dtype: str,
+    *,
+    strides: Sequence[int] | None = None,
+    address: int = 0,
+    device: int | None = None,
+) -> OperandDescription:
+    """Describe an operand without having it, e.g. on a machine without a GPU.
+
+    Args:
+        shape: extents, such as ``(m, k)`` or ``(batch, m, k)``; ``()`` for a number that is passed by value.
+        dtype: element type, such as ``"bf16"``.
+        strides: elements; row-major and compact if left out.
+        address: data pointer; 0 counts as aligned.
+        device: CUDA device ordinal, if it is on one.
+
+    Raises:
+        OperandError: for an unknown dtype, or strides of another rank.
+    """
+    if dtype not in DTYPES:
+        raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    extents = tuple(int(extent) for extent in shape)
+    if any(extent < 0 for extent in extents):
+        raise OperandError(f"shape {extents} has a negative extent")
+    if strides is None:
+        strides = compact_strides(extents, -1)
+    if len(strides) != len(extents):
+        raise OperandError(f"shape {extents} and strides {tuple(strides)} differ in rank")
+    steps = tuple(int(stride) for stride in strides)
+    return OperandDescription(dtype, extents, steps, address, device, is_number=not extents)
+
+
+def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
+    """The description of a tensor whose memory is read as another element type.
+
+    The extent that lies without gaps is counted in elements of that type, and so are strides. Of types below
+    eight bits the first element stands in the lowest bits.
+
+    Raises:
+        OperandError: for an unknown element type, a number, or memory that does not hold whole elements.
+    """
+    wanted = DTYPES.get(dtype)
+    if wanted is None:
+        raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if found.is_number:
+        raise OperandError(f"expected a tensor to be read as {dtype}, got a number")
+    own = DTYPES[found.dtype]
+    if own.bits == wanted.bits:
+        return replace(found, dtype=dtype)
+    contiguous = next((mode for mode in reversed(range(len(found.shape))) if found.strides[mode] == 1), None)
+    if contiguous is None:
+        raise OperandError(f"expected a mode of stride 1 to read as {dtype}, got strides {found.strides}")
+    shape = tuple(
+        _elements(extent, own, wanted, "an extent") if mode == contiguous else extent
+        for mode, extent in enumerate(found.shape)
+    )
+    strides = tuple(
+        1 if mode == contiguous else _elements(stride, own, wanted, "a stride") if extent > 1 else stride
+        for mode, (extent, stride) in enumerate(zip(found.shape, found.strides, strict=True))
+    )
+    return replace(found, dtype=dtype, shape=shape, strides=strides)
+
+
+def _elements(count: int, own: DType, wanted: DType, what: str) -> int:
+    bits = count * own.bits
+    if bits % wanted.bits:
+        step = wanted.bits // gcd(own.bits, wanted.bits)
+        raise OperandError(
+            f"expected {what} that holds whole elements of {wanted.name}, a multiple of {step} elements of "
+            f"{own.name}, got {count}"
+        )
+    return bits // wanted.bits
+
+
+def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
+    """Strides without gaps: the contiguous mode first, then the others, innermost first.
+
+    Args:
+        shape: extents, outermost first.
+        contiguous: the mode with stride 1, counted from the end.
+    """
+    rank = len(shape)
+    first = rank + contiguous
+    strides, step = [0] * rank, 1
+    for mode in (first, *(mode for mode in reversed(range(rank)) if mode != first)) if rank else ():
+        strides[mode] = step
+        step *= max(shape[mode], 1)
+    return tuple(strides)
+
+
+def packed(
+    constraints: Sequence[OperandConstraint], extents: Mapping[str | int, int]
+) -> list[OperandDescription]:
+    """Operands of a problem as they lie in memory without gaps, each laid out as its constraint wants it.
+
+    Args:
+        constraints: of all operands of a kernel.
+        extents: of the problem, by their names. A batch that is not among them is left out.
+
+    Raises:
+        KeyError: if another extent that a constraint names is not among them.
+    """
+    names = {
+        constraint.name: [extent for extent in constraint.extents if extent != BATCH or BATCH in extents]
+        for constraint in constraints
+    }
+    found = []
+    for constraint in constraints:
+        of = constraint.name if constraint.scale is None else constraint.scale.of
+        shape = tuple(name if isinstance(name, int) else extents[name] for name in names[of])
+        if constraint.scale is not None:
+            shape = (_factors(constraint.scale, dict(zip(names[of], shape, strict=True))),)
+        strides = compact_strides(shape, constraint.contiguous)
+        found.append(describe(shape, constraint.dtype, strides=strides))
+    return found
+
+
+def _factors(scale: Scale, shape: Mapping[str | int, int]) -> int:
+    """Number of scale factors for an operand of this shape, by the names of its extents."""
+    others = dict(shape)
+    extent, batch = others.pop(scale.along), others.pop(BATCH, 1)
+    return scale.count(batch, prod(others.values()), extent)
+
+
+class Accepted(NamedTuple):
+    """The operands are supported. True in a boolean context."""
+
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Rejected(NamedTuple):
+    """The operands are not supported, and why. False in a boolean context.
+
+    Attributes:
+        reason: a sentence without a full stop.
+        rank: how far the check came; of two rejections, the higher is nearer to a match.
+    """
+
+    reason: str
+    rank: int = 0
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Verdict = Accepted | Rejected
+
+ACCEPTED = Accepted()
+
+
+def supports(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
+    """Whether operands satisfy constraints.
+
+    The checks go from what a caller can change least (dtypes) to what a copy can mend (alignment), over all
+    operands at each step, so that the reason given is the most telling one.
+    """
+    if len(constraints) != len(operands):
+        return Rejected(f"expected {len(constraints)} operands, got {len(operands)}")
+    for step, check in enumerate((_dtype, _rank, _device, _layout, _extents, _strides, _alignment)):
+        for constraint, operand in zip(constraints, operands, strict=True):
+            problem = check(constraint, operand)
+            if problem:
+                return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
+    return _agreement(constraints, operands)
+
+
+def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if constraint.is_number and operand.is_number:
+        # A whole number will do for any kind of number.
+        fits = operand.dtype == "i32" or DTYPES[constraint.dtype].is_float
+        return "" if fits else f"expected a whole number, got one of type {operand.dtype}"
+    if operand.dtype == constraint.dtype:
+        return ""
+    return f"expected element type {constraint.dtype}, got {operand.dtype}"
+
+
+def _rank(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    rank = len(constraint.extents)
+    if constraint.scale is not None:
+        return "expected a tensor of scale factors, got a number" if operand.is_number else ""
+    if operand.is_number and not constraint.is_number:
+        return f"expected a tensor of rank {rank}, got a number"
+    if constraint.is_number:
+        return "" if operand.is_number else f"expected a number, got a tensor of shape {operand.shape}"
+    if len(operand.shape) == rank or (constraint.has_batch and len(operand.shape) == rank - 1):
+        return ""
+    if constraint.has_batch:
+        return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
+    return f"expected rank {rank}, got shape {operand.shape}"
+
+
+def _device(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if operand.is_number:
+        return ""
+    return "expected a tensor on a CUDA device" if operand.device == -1 else ""
+
+
+def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    if operand.is_number or constraint.scale is not None:
+        return ""
+    stride = operand.strides[constraint.contiguous]
+    if stride == 1 or operand.shape[constraint.contiguous] == 1:
+        return ""
+    order = "row-major" if constraint.contiguous == -1 else "column-major"
+    return (
+        f"expected {order} ({constraint.layout}), stride 1 in mode {constraint.contiguous}, "
+        f"got strides {operand.strides}"
+    )
+
+
+def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    for extent in operand.shape:
+        if extent < 1:
+            return f"expected extents of at least 1, got shape {operand.shape}"
+        if extent > MAX_EXTENT:
+            return f"expected extents up to {MAX_EXTENT}, got shape {operand.shape}"
+    if operand.is_number or constraint.scale is not None:
+        return ""
+    for name, extent in zip(_present(constraint, operand), operand.shape, strict=True):
+        if isinstance(name, int) and extent != name:
+            return f"expected an extent of {name}, got shape {operand.shape}"
+    extent = operand.shape[constraint.contiguous]
+    if extent % constraint.divisibility:
+        return (
+            f"expected extent {constraint.extents[constraint.contiguous]} divisible by "
+            f"{constraint.divisibility}, got {extent}"
+        )
+    if constraint.multiples:
+        multiples = constraint.multiples[len(constraint.multiples) - len(operand.shape) :]
+        for name, extent, multiple in zip(
+            _present(constraint, operand), operand.shape, multiples, strict=True
+        ):
+            if extent % multiple:
+                return f"expected extent {name} divisible by {multiple}, got {extent}"
+    return ""
+
+
+def _present(constraint: OperandConstraint, operand: OperandDescription) -> tuple[str | int, ...]:
+    """Names of the extents that the operand has: all, or all but the batch."""
+    return constraint.extents[len(constraint.extents) - len(operand.shape) :]
+
+
+def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    rank = len(operand.shape)
+    bits = DTYPES[constraint.dtype].bits
+    if rank and (constraint.compact or constraint.scale is not None):
+        compact = compact_strides(
+            operand.shape, -1 if constraint.scale is not None else constraint.contiguous
+        )
+        modes = zip(operand.shape, operand.strides, compact, strict=True)
+        if any(extent != 1 and stride != wanted for extent, stride, wanted in modes):
+            return f"expected a compact tensor, with strides {compact}, got {operand.strides}"
+    if constraint.scale is not None:
+        return ""
+    for mode, (extent, stride) in enumerate(zip(operand.shape, operand.strides, strict=True)):
+        if extent == 1 or mode == rank + constraint.contiguous:
+            continue
+        if stride < 0 or (stride == 0 and constraint.written):
+            return f"expected positive strides, got {operand.strides}"
+        if stride % constraint.divisibility:
+            return f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
+        if stride * bits > MAX_STRIDE_BYTES * 8:
+            return f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {operand.strides}"
+        if extent * stride > MAX_REACH - constraint.divisibility:
+            return f"expected an operand within 2^63 elements, got {operand.shape} by {operand.strides}"
+    return ""
+
+
+def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    off = operand.address % constraint.alignment
+    return f"expected data aligned to {constraint.alignment} bytes, got {off} bytes off" if off else ""
+
+
+def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
+    """Extents of one name are equal, ranks of what has a batch too, and all operands are on one device."""
+    extents: dict[str | int, tuple[int, str]] = {}
+    shapes: dict[str, dict[str | int, int]] = {}
+    batched: tuple[str, int] | None = None
+    first: tuple[str, int | None] | None = None
+    for constraint, operand in zip(constraints, operands, strict=True):
+        if operand.is_number:
+            continue
+        missing = len(constraint.extents) - len(operand.shape)
+        if constraint.has_batch:
+            batched = batched or (constraint.name, missing)
+            if missing != batched[1]:
+                rank = len(constraint.extents) - batched[1]
+                return Rejected(
+                    f"operand `{constraint.name}` is unsupported: expected rank {rank} "
+                    f"as `{batched[0]}` has, got shape {operand.shape}",
+                    7,
+                )
+        first = first or (constraint.name, operand.device)
+        if operand.device != first[1]:
+            return Rejected(
+                f"operand `{constraint.name}` is unsupported: expected device "
+                f"{first[1]} as `{first[0]}` has, got {operand.device}",
+                7,
+            )
+        if constraint.scale is not None:
+            continue
+        names = _present(constraint, operand)
+        shapes[constraint.name] = dict(zip(names, operand.shape, strict=True))
+        for name, extent in zip(names, operand.shape, strict=True):
+            known, owner = extents.setdefault(name, (extent, constraint.name))
+            if known != extent:
+                return Rejected(
+                    f"operand `{constraint.name}` is unsupported: expected extent {name} = {known} "
+                    f"as `{owner}` has, got {extent}",
+                    8,
+                )
+    for constraint, operand in zip(constraints, operands, strict=True):
+        problem = _scale_count(constraint, operand, shapes)
+        if problem:
+            return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", 8)
+    return ACCEPTED
+
+
+def _scale_count(
+    constraint: OperandConstraint, operand: OperandDescription, shapes: Mapping[str, Mapping[str | int, int]]
+) -> str:
+    scale = constraint.scale
+    if scale is None:
+        return ""
+    shape = shapes[scale.of]
+    for name, multiple in scale.multiples(tuple(shape), constraint.dtype).items():
+        if shape[name] % multiple:
+            return f"expected extent {name} of `{scale.of}` divisible by {multiple}, got {shape[name]}"
+    expected, found = _factors(scale, shape), prod(operand.shape)
+    if found == expected:
+        return ""
+    layout = f", laid out as {scale.swizzle}" if scale.swizzle else ""
+    return (
+        f"expected {expected} scale factors, one for each {scale.block} elements of `{scale.of}` along "
+        f"{scale.along}{layout}, got shape {operand.shape}"
+    )

@@ -1,0 +1,99 @@
+"""The requests of a program that the kernels of a group answer; each is decoded when it is first asked for.
+
+The file is sealed msgpack::
+
+    requests    one row a kernel, in the order of the group's index:
+                digest of the request, the encoded request, how its compiled function is called
+
+A request is found by its digest, without decoding it or another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.bundles.catalog import MAX_INDEX_BYTES, SCHEMA, GroupEntry
+from cutlass_aot.schema.bundles.rows import Rows
+from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
+from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
+
+REQUESTS_KIND = "cutlass-aot requests"
+_COLUMNS = 3
+
+
+class RequestIndex(Rows[CompiledRequest]):
+    """The requests of a group by position, each decoded when it is first asked for.
+
+    Args:
+        body: what the file holds.
+        count: kernels of the group.
+        what: how to call the file in an error.
+
+    Raises:
+        CorruptFile: if the rows are malformed, not as many as there are kernels, or have a request twice; a
+            request that is malformed raises when it is asked for.
+    """
+
+    def __init__(self, body: Any, count: int, what: str) -> None:
+        try:
+            rows = body["requests"]
+        except MALFORMED as error:
+            raise CorruptFile(f"{what} is malformed: {error!r}") from None
+        super().__init__(rows, _COLUMNS, what)
+        if not all(isinstance(row[1], bytes) and len(row[1]) <= MAX_REQUEST_BYTES for row in self._rows):
+            raise CorruptFile(f"{what} is malformed: a request of impossible length")
+        if len(self) != count:
+            raise CorruptFile(
+                f"{what} has {len(self)} requests, the group {count} kernels: build the bundle again"
+            )
+        if len({row[0] for row in self._rows}) != count:
+            raise CorruptFile(f"{what} has a request twice: build the bundle again")
+
+    def call(self, position: int) -> CallByName | None:
+        """How the compiled function of a request is called by name, without decoding the request.
+
+        Raises:
+            CorruptFile: if the row is malformed.
+        """
+        record = self._rows[position][2]
+        return None if record is None else CallByName.from_record(record)
+
+    def _decode(self, position: int) -> CompiledRequest:
+        return CompiledRequest(self._request(position), self.call(position))
+
+    def _request(self, position: int) -> Request:
+        request = Request.from_bytes(self._rows[position][1], f"{self._what}: request {position}")
+        if request.digest != self.digest(position):
+            raise CorruptFile(
+                f"{self._what}: request {position} has digest {request.digest}, expected "
+                f"{self.digest(position)}: build the bundle again"
+            )
+        return request
+
+
+def requests_to_bytes(requests: Sequence[CompiledRequest]) -> bytes:
+    """The file of a group's requests, in the order given, which is that of the group's index.
+
+    Raises:
+        TypeError: for a value that has no encoding.
+        OverflowError: for an integer of more than 64 bits.
+    """
+    rows = [
+        [bytes.fromhex(request.digest), request.encoded(), None if call is None else call.to_record()]
+        for request, call in requests
+    ]
+    return seal(REQUESTS_KIND, SCHEMA, {"requests": rows})
+
+
+def requests_from_bytes(data: bytes, group: GroupEntry, what: str) -> RequestIndex:
+    """Read what :func:`requests_to_bytes` gave.
+
+    Raises:
+        CorruptFile: if it is truncated, altered, malformed or too large.
+        SchemaTooNew: if a newer release wrote it.
+    """
+    if len(data) > MAX_INDEX_BYTES:
+        raise CorruptFile(f"{what} has {len(data)} bytes, an index has at most {MAX_INDEX_BYTES}")
+    return RequestIndex(unseal(data, REQUESTS_KIND, SCHEMA, what), group.count, what)

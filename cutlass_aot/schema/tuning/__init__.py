@@ -1,0 +1,1 @@
+"""Records of speed: lists of problems, tuning files, rankings."""

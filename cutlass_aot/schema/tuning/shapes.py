@@ -1,0 +1,123 @@
+"""Lists of GEMM problems, as TOML: every m with every (n, k).
+
+::
+
+    m = [1, 16, 4096]
+
+    [any_name]
+    nk = [[4096, 7168], [2112, 7168]]
+    batch = 4                           # or several; left out: 1
+    m = 32                              # or several, instead of those at the top
+
+Tables have names for their readers alone. A table without ``nk`` is left out with a note; one with
+``groups`` (of a grouped GEMM) gives dense problems, with a note too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.kernels.operands import MAX_EXTENT
+from cutlass_aot.schema.tuning.ranking import Extents
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_PROBLEMS = 100_000
+_KEYS = ("batch", "groups", "m", "nk")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeList:
+    """Problems, each once, in the order of the file.
+
+    Attributes:
+        extents: at least one.
+        notes: what was left out or taken otherwise than it may have been meant; sentences.
+    """
+
+    extents: tuple[Extents, ...]
+    notes: tuple[str, ...]
+
+
+def parse_shapes(data: bytes, what: str) -> ShapeList:
+    """Read the bytes of a file of problems; ``what`` is its name in an error.
+
+    Raises:
+        ManifestError: if they are not UTF-8, not TOML, or not a list of problems.
+    """
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
+    # A number of thousands of digits is a plain ValueError.
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{what}: not valid TOML: {error}") from None
+    return shapes_of(document, what)
+
+
+def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
+    """The problems of a parsed document; ``what`` is its name in an error.
+
+    Raises:
+        ManifestError: with the key, what was found and what is expected.
+    """
+    found: dict[Extents, None] = {}
+    notes = []
+    for name, table in document.items():
+        if name == "m":
+            continue
+        if not isinstance(table, Mapping):
+            raise ManifestError(f"{what}: unknown key `{name}`: expected `m`, and tables with `nk`")
+        if "nk" not in table:
+            notes.append(f"{what}: table [{name}] has no `nk`: left out")
+            continue
+        unknown = sorted(set(table) - set(_KEYS))
+        if unknown:
+            known = ", ".join(f"`{key}`" for key in _KEYS)
+            raise ManifestError(f"{what}: unknown key `{name}.{unknown[0]}`: expected one of {known}")
+        if "groups" in table:
+            notes.append(f"{what}: table [{name}] has `groups`: its `nk` are taken as dense problems")
+        where = f"{name}.m" if "m" in table else "m"
+        heights = _extents(table.get("m", document.get("m")), where, what)
+        batches = _extents(table.get("batch", 1), f"{name}.batch", what)
+        for index, pair in enumerate(_list(table["nk"], f"{name}.nk", what)):
+            key = f"{name}.nk[{index}]"
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise ManifestError(f"{what}: `{key}` is {pair!r}: expected [n, k]")
+            n, k = (_extent(value, key, what) for value in pair)
+            if len(found) + len(batches) * len(heights) > MAX_PROBLEMS:
+                raise ManifestError(f"{what}: more than {MAX_PROBLEMS} problems: split the list")
+            found.update(dict.fromkeys(Extents(batch, m, n, k) for batch in batches for m in heights))
+    if not found:
+        raise ManifestError(
+            f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]], and `m`"
+        )
+    return ShapeList(tuple(found), tuple(notes))
+
+
+def _list(value: Any, key: str, what: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ManifestError(f"{what}: `{key}` is {value!r}: expected a list that is not empty")
+    return value
+
+
+def _extents(value: Any, key: str, what: str) -> list[int]:
+    """One extent or several."""
+    if value is None:
+        raise ManifestError(f"{what}: `{key}` is missing: expected a list such as m = [1, 16, 4096]")
+    if isinstance(value, list):
+        return [_extent(item, f"{key}[{index}]", what) for index, item in enumerate(_list(value, key, what))]
+    return [_extent(value, key, what)]
+
+
+def _extent(value: Any, key: str, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_EXTENT:
+        raise ManifestError(f"{what}: `{key}` has {value!r}: expected a number from 1 to {MAX_EXTENT}")
+    return value

@@ -1,0 +1,178 @@
+"""Read a whole store, and set aside what is not what its name says."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
+from cutlass_aot.store.blobs import check_digest, unpacked
+from cutlass_aot.store.build_state import NOTES, note_problem
+from cutlass_aot.store.durations import durations_problem
+from cutlass_aot.store.files import Identity, entries, identity, read, reported, tree
+from cutlass_aot.store.layout import (
+    BLOBS,
+    DURATIONS_NAME,
+    MAX_RECORD_BYTES,
+    RECORDS,
+    ROOTS,
+    record_limit,
+    record_name,
+)
+from cutlass_aot.store.records import Record
+from cutlass_aot.store.roots import read_root
+from cutlass_aot.store.store import Store
+
+_OF_THE_FILE = frozenset({errno.EIO, errno.EISDIR})
+"""Errors that say that a file is bad, and not that it cannot be read from here and now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in a store that is not what its name says.
+
+    Attributes:
+        path: where it was, below the store.
+        problem: what is wrong with it.
+        set_aside: whether it has been moved out of the way.
+    """
+
+    path: str
+    problem: str
+    set_aside: bool
+
+
+def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
+    """Read everything, and name what is damaged, and records that are incomplete.
+
+    A damaged root is named and left: a collection stops at it, and would take all that it kept if it were
+    gone. Builders may go on meanwhile: what they have not finished is not damage, nor what a collection takes
+    away. One blob is read at a time, piece by piece.
+
+    Args:
+        store: the store; the levels behind it are left alone.
+        repair: whether to set aside what is found.
+
+    Raises:
+        StoreError: if a directory cannot be read, or something cannot be set aside.
+    """
+
+    def damage(path: Path, problem: str, seen: Identity | None = None) -> Damage:
+        """``seen``: the file that was read; None for one that is left where it is."""
+        moved = repair and seen is not None and store.set_aside(path, seen)
+        return Damage(str(path.relative_to(store.root)), problem, moved)
+
+    bad_blobs: set[Path] = set()
+    with reported("read", store.root):
+        for entry in tree(store.root / BLOBS):
+            path = Path(entry.path)
+            seen = _seen(path)
+            problem = None if entry.name.startswith(".") else _blob_problem(store, path)
+            if problem:
+                bad_blobs.add(path)
+                yield damage(path, problem, seen)
+        for kind in entries(store.root / RECORDS):
+            for entry in tree(Path(kind.path)):
+                if entry.name.startswith("."):
+                    continue
+                path = Path(entry.path)
+                seen = _seen(path)
+                try:
+                    problem = _record_problem(store, kind.name, path, bad_blobs)
+                except SchemaTooNew as error:
+                    yield damage(path, str(error))
+                    continue
+                if problem:
+                    yield damage(path, problem, seen)
+        for entry in entries(store.root / ROOTS):
+            if not entry.name.startswith("."):
+                try:
+                    read_root(store, entry.name)
+                except SchemaTooNew as error:
+                    yield damage(Path(entry.path), str(error))
+                except (CorruptFile, StoreError) as error:
+                    forget = f"`cutlass-aot store forget {shlex.quote(entry.name)}`"
+                    problem = f"a damaged root ({error}): build its bundle again, or {forget}"
+                    yield damage(Path(entry.path), problem)
+        for entry in entries(store.root / NOTES):
+            seen = _seen(Path(entry.path))
+            problem = None if entry.name.startswith(".") else note_problem(store.root, entry.name)
+            if problem:
+                yield damage(Path(entry.path), problem, seen)
+        seen = _seen(store.root / DURATIONS_NAME)
+        problem = durations_problem(store)
+        if problem:
+            yield damage(store.root / DURATIONS_NAME, problem, seen)
+
+
+def _seen(path: Path) -> Identity | None:
+    """Which file stands there before it is read, so that no other is moved; None if none does."""
+    try:
+        return identity(path.lstat())
+    except FileNotFoundError:
+        return None
+
+
+def _blob_problem(store: Store, path: Path) -> str | None:
+    sha256 = path.name.partition(".")[0]
+    try:
+        if store.blob_path(sha256) != path:
+            return "a file that stands in the wrong place"
+        hasher = hashlib.sha256()
+        with path.open("rb") as file:
+            for piece in unpacked(file):
+                hasher.update(piece)
+        check_digest(hasher.hexdigest(), sha256)
+    except ValueError:
+        return "a file that is no blob"
+    except FileNotFoundError:
+        return None
+    except CorruptFile as error:
+        return str(error)
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            # Replaced or removed by another client of a network file system; what is there now is whole.
+            return None
+        if error.errno != errno.EIO:
+            raise
+        return f"it cannot be read ({os.strerror(errno.EIO)})"
+    return None
+
+
+def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[Path]) -> str | None:
+    if store.root / record_name(kind, path.name) != path:
+        return "a file that stands in the wrong place"
+    while True:
+        try:
+            data = read(path, record_limit(kind))
+            if data is None:
+                return None
+            record = Record.from_bytes(data, kind, path.name, "it")
+        except CorruptFile as error:
+            return f"an unreadable record ({error})"
+        except StoreError as error:
+            # What cannot be read for want of permission, or of file descriptors, is not damaged.
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno not in _OF_THE_FILE:
+                raise
+            return f"an unreadable record ({error})"
+        missing = next((name for name in sorted(record.blobs) if not _is_there(store, name, bad_blobs)), None)
+        if missing is None:
+            return None
+        # A collection takes a record before its blobs, and another builder may have replaced it: look again.
+        if _unchanged(path, data):
+            gone = "is damaged" if store.blob_path(missing) in bad_blobs else "is not there"
+            return f"a record that names blob {missing}, which {gone}"
+
+
+def _is_there(store: Store, sha256: str, bad_blobs: set[Path]) -> bool:
+    path = store.blob_path(sha256)
+    return path not in bad_blobs and path.is_file()
+
+
+def _unchanged(path: Path, data: bytes) -> bool:
+    return read(path, MAX_RECORD_BYTES) == data

@@ -1,0 +1,259 @@
+"""Take away what nobody needs: neither a root, nor anybody in the last days, nor a build that is at work.
+
+The one danger is a builder that begins to rely on a file at this very moment. It notes its use first (by a
+touch, or a new file), and then relies on it; here a file is first moved out of its place, and then looked at
+once more. So either the builder finds it gone, and makes it again, or the note is seen here, and the file is
+put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.store.build_state import NOTES
+from cutlass_aot.store.files import entries, read, reported, tree
+from cutlass_aot.store.layout import (
+    BLOBS,
+    DAMAGED,
+    LOCKS,
+    LOGS,
+    MAX_RECORD_BYTES,
+    NEW,
+    RECORDS,
+    ROOTS,
+    WORKSPACES,
+)
+from cutlass_aot.store.locks import Lock
+from cutlass_aot.store.records import Record
+from cutlass_aot.store.roots import Reference, roots
+from cutlass_aot.store.store import TOUCH_AFTER, Store
+from cutlass_aot.store.workspaces import Workspace, abandoned, running, workspace
+
+DAYS = 30.0
+GRACE = 7200.0
+"""Seconds; longer than :data:`~cutlass_aot.store.store.TOUCH_AFTER`, so that every use of late is seen."""
+
+FLOOR = TOUCH_AFTER + 600.0
+"""Seconds within which nothing is taken, whatever is asked for: a use within the last hour need not be noted,
+and what has been found so is relied on a moment later. Nor has a file that is being written its name yet."""
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Something that was taken away, or would be.
+
+    Attributes:
+        what: ``record``, ``blob``, ``log``, ``note``, ``damaged`` or ``temporary``.
+        path: where it was, below the store.
+        bytes: its size.
+    """
+
+    what: str
+    path: str
+    bytes: int
+
+
+def collect(store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: bool = False) -> list[Freed]:
+    """Take away what no root keeps and nobody has used for long.
+
+    Time is the file system's own: what the clock of this machine says does not matter, and a file from the
+    future counts as new.
+
+    Args:
+        store: the store; the levels behind it are left alone.
+        days: how long ago something may have been used last and is still kept.
+        grace: seconds within which nothing is taken, whatever ``days`` says; at least :data:`FLOOR`.
+        dry_run: only say what would be taken. Nothing is written: the store may be one that is only read.
+
+    Raises:
+        ValueError: if a time is negative or not finite.
+        StoreError: if something cannot be removed, or a root cannot be read: what it keeps is not known.
+        SchemaTooNew: if a newer release wrote a root or a record.
+    """
+    if not (math.isfinite(days) and math.isfinite(grace) and days >= 0 and grace >= 0):
+        raise ValueError(f"{days} days and {grace} s of grace: expected finite times of at least 0")
+    parent = store.root / WORKSPACES
+    grace = max(grace, FLOOR)
+    if dry_run:
+        with reported("collect", store.root):
+            now = _time(store.root)
+            return list(_Collection(store, None, now, days * _DAY, grace).run())
+    with workspace(parent, tidy=False) as own:
+        return list(_Collection(store, own, own.began, days * _DAY, grace).run())
+
+
+def _time(folder: Path) -> float:
+    """The file system's time, of a file without a name; where that cannot be had, this machine's."""
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
+class _Collection:
+    """One run: records first, then blobs that no record that is left names, then what lies about.
+
+    Args:
+        store: the store.
+        own: where to work; None to only say what would be taken.
+        now: the file system's time.
+        keep: seconds since its last use for which something is kept.
+        grace: seconds for which anything is kept.
+    """
+
+    def __init__(self, store: Store, own: Workspace | None, now: float, keep: float, grace: float) -> None:
+        self._store = store
+        self._own = own
+        self._now = now
+        builders = running(store.root / WORKSPACES, now)
+        # What a build reads is touched only if its last touch is so long ago.
+        began = [item.began - FLOOR for item in builders if own is None or item.path != own.path]
+        self._horizon = min([now - max(keep, grace), *began])
+        self._grace = now - grace
+        self._named: set[str] = set()
+        self._condemned: set[Path] = set()
+        self._count = 0
+
+    def run(self) -> Iterator[Freed]:
+        kept = {reference for references in roots(self._store).values() for reference in references}
+        with reported("collect", self._store.root):
+            yield from self._records(kept)
+            yield from self._blobs()
+            yield from self._logs()
+            yield from self._leavings()
+
+    def _records(self, kept: set[Reference]) -> Iterator[Freed]:
+        condemned = []
+        for kind, key, path in self._store.records():
+            if (kind, key) in kept or self._is_recent(path):
+                self._name_blobs(kind, key, path)
+            else:
+                condemned.append((kind, key, path))
+        for kind, key, path in condemned:
+            freed = self._take("record", path)
+            if freed:
+                self._condemned.add(path)
+                yield freed
+            else:
+                self._name_blobs(kind, key, path)
+
+    def _blobs(self) -> Iterator[Freed]:
+        for sha256, path in self._store.blobs():
+            if sha256 not in self._named and not self._is_recent(path):
+                freed = self._take("blob", path)
+                if freed:
+                    yield freed
+
+    def _logs(self) -> Iterator[Freed]:
+        """Logs of kernels that are not known to fail: nobody finds them any more."""
+        for entry in tree(self._store.root / LOGS):
+            record = self._store.record_path("failure", entry.name.removesuffix(".txt"))
+            path = Path(entry.path)
+            known = record not in self._condemned and record.is_file()
+            if not entry.name.startswith(".") and not known and not self._is_recent(path):
+                yield from self._remove("log", path)
+
+    def _leavings(self) -> Iterator[Freed]:
+        root = self._store.root
+        for path in abandoned(root / WORKSPACES, self._now):
+            yield from self._remove("temporary", path)
+        for entry in entries(root / DAMAGED):
+            yield from self._remove("damaged", Path(entry.path))
+        for entry in entries(root / NOTES):
+            path = Path(entry.path)
+            if not entry.name.startswith(".") and entry.is_file() and not self._is_recent(path):
+                yield from self._remove("note", path)
+        kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
+        found = [*entries(root), *entries(root / ROOTS), *entries(root / NOTES)]
+        found += [entry for folder in (root / BLOBS, root / LOGS, *kinds) for entry in tree(folder)]
+        for entry in found:
+            path = Path(entry.path)
+            if entry.name.startswith(NEW) and entry.is_file() and _modified(path) < self._grace:
+                yield from self._remove("temporary", path)
+        for entry in entries(root / LOCKS):
+            path = Path(entry.path)
+            if self._own is not None and _modified(path) < self._grace:
+                lock = Lock(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if lock.try_acquire(create=False):
+                        lock.release()
+
+    def _is_recent(self, path: Path) -> bool:
+        return _modified(path) >= self._horizon
+
+    def _name_blobs(self, kind: str, key: str, path: Path) -> None:
+        """Note which blobs a record that is left needs."""
+        try:
+            data = read(path, MAX_RECORD_BYTES)
+            if data is not None:
+                self._named.update(Record.from_bytes(data, kind, key, str(path)).blobs)
+        except CorruptFile:
+            # It counts as absent: a check sets it aside.
+            return
+
+    def _take(self, what: str, path: Path) -> Freed | None:
+        """Remove a file unless somebody has begun to use it."""
+        freed = self._freed(what, path)
+        if self._own is None or freed is None:
+            return freed
+        self._count += 1
+        aside = self._own.path / f"taken-{self._count}"
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            return None
+        # Opened, so that a network file system asks its server.
+        with aside.open("rb") as file:
+            touched = os.fstat(file.fileno()).st_mtime >= self._horizon
+        if touched:
+            aside.replace(path)
+            return None
+        aside.unlink()
+        return freed
+
+    def _remove(self, what: str, path: Path) -> Iterator[Freed]:
+        freed = self._freed(what, path)
+        if freed is not None:
+            if self._own is not None:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+            yield freed
+
+    def _freed(self, what: str, path: Path) -> Freed | None:
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return None
+        size = status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            size = 0
+            for folder, _, names in os.walk(path):
+                for name in names:
+                    with contextlib.suppress(OSError):
+                        size += os.lstat(f"{folder}/{name}").st_size
+        return Freed(what, str(path.relative_to(self._store.root)), size)
+
+
+def _modified(path: Path) -> float:
+    """When a file was last changed or used; one that is gone by now counts as new."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")

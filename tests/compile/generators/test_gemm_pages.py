@@ -1,0 +1,91 @@
+"""The pages of GEMMs: manifests are built, code runs as far as it can.
+
+What needs a GPU of the SM100 family is compiled as Python and no more; that its operands find a kernel is
+shown by the pages' own descriptions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.manifest.model import parse_manifest
+from tests.compile.builder.test_build import command
+from tests.support.paths import REPOSITORY
+
+pytestmark = pytest.mark.compile
+
+PAGES = ("dense-gemm", "block-scaled-gemm", "mixed-input-gemm", "grouped-gemm")
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(script: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, tmp_path):
+    (manifest,) = blocks(page, "toml")
+    (tmp_path / "page.toml").write_text(manifest)
+    name = parse_manifest(manifest.encode(), tmp_path / "page.toml").name
+    result = command(
+        "build",
+        tmp_path / "page.toml",
+        "--store",
+        tmp_path / "store",
+        "--out",
+        tmp_path / "build" / "bundles",
+    )
+    assert result.returncode == 0, result.stderr
+    assert f'open("build/bundles/{name}")' in "".join(blocks(page, "python gpu"))
+    (find,) = blocks(page, "python find")
+    found = run(find, tmp_path).split()
+    assert found
+    assert all("-sm_103a-" in kernel for kernel in found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_code_runs_up_to_the_launch(page, tmp_path):
+    (prepared,) = blocks(page, "python")
+    (launch,) = blocks(page, "python gpu")
+    compile(launch, page, "exec")
+    run(prepared, tmp_path)
+
+
+def test_quantised_operands_are_near_what_was_quantised(tmp_path):
+    (prepared,) = blocks("block-scaled-gemm", "python")
+    check = """
+from torch.nn.functional import cosine_similarity
+exact = (x @ w.T).flatten()
+assert cosine_similarity(mx_reference.flatten(), exact, dim=0) > 0.99
+nv = reference(
+    narrow.decode(narrow.unpack(nv_x, "f4e2m1"), "f4e2m1"), nv_x_scale,
+    narrow.decode(narrow.unpack(nv_w, "f4e2m1"), "f4e2m1"), nv_w_scale, 16,
+)
+assert cosine_similarity(nv.flatten(), exact, dim=0) > 0.95
+"""
+    run(prepared + check, tmp_path)
+    (prepared,) = blocks("mixed-input-gemm", "python")
+    check = """
+exact = (w @ x.float().T).flatten()
+assert torch.nn.functional.cosine_similarity(reference.flatten(), exact, dim=0) > 0.98
+"""
+    run(prepared + check, tmp_path)

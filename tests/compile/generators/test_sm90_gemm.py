@@ -1,0 +1,132 @@
+"""Kernels of the SM90 GEMM through the real compiler, and what their code shows.
+
+Run as a script, this file is the process that compiles: the DSL reads its environment once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.builder.compile.audit import disassemble, inspect_object
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm, plan_of
+from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.schema.kernels.epilogue import parse_epilogue
+from cutlass_aot.schema.kernels.kernel import Kernel
+
+pytestmark = pytest.mark.compile
+
+EPILOGUE = parse_epilogue(
+    "D = relu(alpha * accum + C) * scale; F = gelu(accum + bias)",
+    {
+        "C": {"dtype": "bf16", "extents": "MN"},
+        "F": {"dtype": "f32", "extents": "MN"},
+        "bias": {"dtype": "bf16", "extents": "N"},
+        "scale": {"dtype": "f32", "extents": "M"},
+    },
+)
+CASES = (
+    # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
+    # A width that is no multiple of 16; results converted before they are stored.
+    (Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32"), "128x136x64", "1x1x1", False),
+    # Registers handed over, an operand shared by multicast.
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "256x160x64", "1x2x1", False),
+    (Problem("gemm", ("f16", "f16", "f32"), "tnt", "f32"), "128x256x64", "1x1x1", False),
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "ttt", "f32"), "128x96x64", "1x1x4", False),
+    (Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32"), "128x192x128", "1x1x1", True),
+    (
+        Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
+        "128x256x64", "1x1x1", True,
+    ),
+)  # fmt: skip
+
+
+def chosen() -> list[Kernel]:
+    device = load_profile("h200")
+    found = []
+    for problem, tile, cluster, persistent in CASES:
+        wanted = {
+            "tile_shape": tuple(map(int, tile.split("x"))),
+            "cluster_shape": tuple(map(int, cluster.split("x"))),
+            "persistent": persistent,
+        }
+        found += [
+            kernel
+            for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)
+            if wanted.items() <= dict(kernel.design).items()
+        ][:1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bytes]]:
+    folder = tmp_path_factory.mktemp("sm90")
+    kernels = chosen()
+    assert len(kernels) == len(CASES)
+    (folder / "kernels").write_bytes(encode([kernel.to_record() for kernel in kernels]))
+    # With another architecture than the target's the DSL builds no engine that would need a GPU.
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": "sm_80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(kernel, (folder / f"{kernel.symbol}.object").read_bytes()) for kernel in kernels]
+
+
+def test_no_sum_is_spilled_and_a_block_has_its_registers(objects: list[tuple[Kernel, bytes]]) -> None:
+    for kernel, data in objects:
+        facts = inspect_object(data).facts
+        assert facts.cubin_target == "sm_90a"
+        # A few places are kept over the loop along K; a sum that is would cost its speed.
+        assert facts.spill_bytes <= 64, kernel.name
+        # Four parts of a multiprocessor have 16384 registers each, and a warp lives in one.
+        plan = plan_of(kernel)
+        warps = -(-plan.threads // 32 * plan.blocks // 4)
+        assert 0 < facts.registers <= 16384 // (32 * warps), kernel.name
+
+
+def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    for kernel, data in objects:
+        plan = plan_of(kernel)
+        code = Counter(
+            re.findall(r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR)\b", disassemble(data))
+        )
+        fp8 = kernel.operands[0].dtype == "f8e4m3"
+        depth = 32 if fp8 else 16
+        rows = plan.tile[0] // (64 * plan.warp_groups)
+        assert code["QGMMA" if fp8 else "HGMMA"] == rows * plan.tile[2] // depth, kernel.name
+        assert code["UTMALDG"] >= 2
+        # One for a whole tile, and one wait in the loop and one after it: where the assembler cannot keep
+        # instructions in flight, it writes one of each for every instruction.
+        assert code["WARPGROUP.ARRIVE"] == 1, kernel.name
+        assert code["WARPGROUP.DEPBAR"] == 2, kernel.name
+
+
+def _compile_main(folder: Path) -> None:
+    for record in decode((folder / "kernels").read_bytes(), "kernels"):
+        kernel = Kernel.from_record(record)
+        text = folder / f"{kernel.symbol}.ll"
+        Sm90Gemm().compile(kernel).export_to_c(
+            str(text), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True
+        )
+        item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), kernel.symbol)
+        (folder / f"{kernel.symbol}.object").write_bytes(item.to_bytes())
+
+
+if __name__ == "__main__":
+    _compile_main(Path(sys.argv[1]))

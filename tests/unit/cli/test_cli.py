@@ -1,0 +1,365 @@
+"""The command line: exit statuses, one message an error, and output that a script can read."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.builder.events import Compiled, Failed, Planned
+from cutlass_aot.builder.records import Failure, PlannedKernel
+from cutlass_aot.cli import _COMMANDS, main
+from cutlass_aot.cli.output.render import table
+from cutlass_aot.errors import DeviceError
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.store.blobs import packed
+from cutlass_aot.store.store import Store
+from cutlass_aot.words import plural, size
+from tests.support.bundles import designs, write_bundle
+from tests.support.kernels import gemm, operand
+
+ARTIFACT = Artifact("0" * 64, 1000, Facts("sm_90a", "12.9", 168, 0, 1024, 900), 1.0)
+
+
+@pytest.fixture
+def run(capsys):
+    """Call the command line; returns exit status, standard output and standard error."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return call
+
+
+def test_help_lists_every_command(run):
+    status, out, _ = run("--help")
+    assert status == 0
+    for name, meaning in _COMMANDS.items():
+        assert f"{name} " in out
+        assert meaning in out
+
+
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_every_command_has_help_that_begins_as_the_list_says(run, name):
+    status, out, _ = run(name, "--help")
+    assert status == 0
+    assert out.startswith(f"Usage: cutlass-aot {name} ")
+
+
+@pytest.mark.parametrize("name", ["bundle", "key", "store"])
+def test_commands_of_commands_have_a_line_that_is_whole(run, name):
+    _, out, _ = run(name, "--help")
+    lines = out.split("Commands:\n")[1].splitlines()
+    assert lines
+    assert all(re.fullmatch(r"  [a-z]+  +[A-Z][^.]*\.", line) for line in lines), lines
+
+
+def words(run, *arguments):
+    return " ".join(run(*arguments, "--help")[1].split())
+
+
+def test_help_says_what_options_take_and_what_counts_without_them(run):
+    for name in ("push", "pull"):
+        assert "the registry may be silent. [default: 30.0; x>=1]" in words(run, "bundle", name)
+    assert "Without --key, one of the keys that CUTLASS_AOT_TRUSTED_KEYS names" in words(
+        run, "bundle", "pull"
+    )
+    wheel = words(run, "wheel")
+    assert "--split [families|targets] A wheel for each family of GPUs, or for each GPU code target." in wheel
+    assert "A whole number, with B, KB, MB, GB, KiB, MiB or GiB or without, such as 100MB." in wheel
+    assert "With --command: file of the public key whose signatures the program gives." in wheel
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom cutlass_aot.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'cutlass', 'torch', 'tvm_ffi', 'msgpack', 'rich', 'cuda'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["unknown"], "No such command 'unknown'"),
+        (["build"], "Missing argument 'MANIFEST'"),
+        (["build", "m.toml", "-j", "0"], "0 is not in the range"),
+        (["ls", "x", "--where", "tile"], "expected NAME=PATTERN"),
+        (["build", "missing.toml"], "error: missing.toml: cannot be read"),
+    ],
+)
+def test_wrong_use_exits_with_2(run, arguments, message):
+    status, out, errors = run(*arguments)
+    assert status == 2
+    assert message in errors
+    assert out == ""
+
+
+def test_a_bad_manifest_exits_with_2_and_leaves_nothing(run, tmp_path):
+    manifest = tmp_path / "m.toml"
+    manifest.write_text('[bundle]\nname = "x"\ntargets = ["sm_91"]\ndevice = "h200"\n')
+    status, _, errors = run("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out")
+    assert status == 2
+    assert errors.startswith(f"error: {manifest}: bundle.targets: unknown 'sm_91'")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.toml"]
+
+
+def test_something_that_is_no_bundle_exits_with_1(run, tmp_path):
+    for name in ("ls", "verify", "wheel"):
+        status, _, errors = run(name, tmp_path)
+        assert status == 1
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+
+
+def test_generators_as_json(run):
+    status, out, _ = run("generators", "--json", "--plugin", "tests.support.misbehaving")
+    assert status == 0
+    found = {item["name"]: item for item in json.loads(out)}
+    assert {"cutlass.operators", "simt_f64_gemm", "misbehaving"} <= set(found)
+    assert "sm_100a" in found["cutlass.operators"]["operations"]["gemm"]
+
+
+def test_doctor_answers_anywhere(run):
+    status, out, _ = run("doctor")
+    assert status == 0
+    for title in ("machine", "runtime packages", "driver", "GPUs", "can build", "can run"):
+        assert f"\n{title}\n" in f"\n{out}"
+    assert json.loads(run("doctor", "--json")[1])["cutlass_aot"]
+
+
+def test_a_broken_generator_hides_no_other(run, monkeypatch):
+    from cutlass_aot.generators import registry
+
+    points = [
+        EntryPoint("a_broken", "no_such_module:Generator", registry.ENTRY_POINT_GROUP),
+        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesWhenAsked", registry.ENTRY_POINT_GROUP),
+        EntryPoint("c_good", "tests.support.misbehaving:Misbehaving", registry.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "declared_kernels", dict)
+    status, out, errors = run("generators")
+    assert status == 1
+    assert out.startswith("c_good  (tests.support.misbehaving:Misbehaving, version 1")
+    first, second = errors.splitlines()
+    assert first.startswith("error: generator 'a_broken': no_such_module:Generator cannot be imported: ")
+    assert second == (
+        "error: generator 'b_raises' (tests.unit.cli.test_cli:RaisesWhenAsked) raised ValueError: not today"
+    )
+    status, out, _ = run("generators", "--json")
+    assert status == 1
+    found = json.loads(out)
+    assert [item["name"] for item in found] == ["c_good", "a_broken", "b_raises"]
+    assert set(found[1]) == {"name", "location", "problem"}
+
+
+class RaisesWhenAsked:
+    """A generator that cannot say what it has."""
+
+    name = "b_raises"
+    version = "1"
+    operations = ("gemm",)
+    modules = ("tests.unit.cli.test_cli",)
+    design: Mapping[str, str] = {}
+    enumerate = compile = None
+
+    def targets(self, operation):
+        raise ValueError("not today")
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    kernels = [*designs(), *designs(target="sm_100a")]
+    return write_bundle(tmp_path / "bundle", kernels)
+
+
+def test_a_filter_that_nothing_matches_is_said_with_what_there_is(run, bundle):
+    status, out, _ = run("ls", bundle, "--target", "sm_91", "--where", "tile_shape=9x9")
+    assert status == 0
+    assert out.splitlines() == [
+        "nothing of small 0.1.0 matches; it has",
+        "  target: sm_100a, sm_90a",
+        "  tile_shape: 64x128x64, 128x128x64, 128x256x64",
+    ]
+    status, out, _ = run("ls", bundle, "--name", "none")
+    assert "gemm-f16.f16.f16-f32-tnt-sm_100a-F-64x128x64" in out
+    assert run("ls", bundle, "--target", "sm_91", "--json")[:2] == (0, "[]\n")
+    status, _, errors = run("ls", bundle, "--target", "sm_91", "--where", "tyle=9")
+    assert (status, "unknown filter 'tyle'" in errors) == (1, True)
+
+
+def test_a_repeated_option_is_an_alternative(run, bundle):
+    _, out, _ = run("ls", bundle, "--target", "sm_100a", "--target", "sm_90a", "--where", "tile=64x*")
+    assert out.splitlines()[-1] == "2 kernels of small 0.1.0, for sm_100a, sm_90a"
+    assert "gives alternatives" in " ".join(run("ls", "--help")[1].split())
+
+
+def test_operands_with_long_names_stand_in_columns(run, tmp_path):
+    operands = (operand("a"), operand("b", "f8e4m3"), replace(operand("out"), name="residual"))
+    kernel = replace(gemm(), operands=operands)
+    root = write_bundle(tmp_path / "long", [kernel])
+    _, out, _ = run("show", root, kernel.name)
+    lines = [line for line in out.splitlines() if "-major" in line]
+    assert len(lines) == 3
+    assert len({line.index("[") for line in lines}) == 1
+    assert len({line.index("f") for line in lines}) == 1
+
+
+@pytest.fixture
+def failures(tmp_path):
+    reasons = ("unknown type:\n    at line 3\n    of the kernel", "timed out after 1 s")
+    return [
+        Failure(kernel, reason, tmp_path / f"{index}.log")
+        for index, (kernel, reason) in enumerate(zip(designs(), reasons, strict=False))
+    ]
+
+
+def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
+    run, failures, monkeypatch, tmp_path
+):
+    from cutlass_aot.builder import build as pipeline
+
+    def build(manifest, out, settings, share):
+        tell = settings.tell
+        tell(Planned(tuple(PlannedKernel(kernel, "0" * 64, None, "") for kernel in designs()[:3]), ()))
+        for failure in failures:
+            tell(Failed(failure))
+        tell(Compiled(designs()[2], ARTIFACT))
+        return pipeline.BuildResult(out / "b", 3, 1, tuple(failures), False)
+
+    monkeypatch.setattr(pipeline, "build", build)
+    status, out, errors = run("build", "m.toml")
+    assert (status, out) == (1, "")
+    first, second = failures
+    assert errors.splitlines() == [
+        "plan: 3 kernels to build, 0 present",
+        f"failed: {first.kernel.name}: unknown type: (log: {first.log})",
+        "compiling: 1/3 in 0 s, 1 failed",
+        f"failed: {second.kernel.name}: timed out after 1 s; --timeout gives more (log: {second.log})",
+        "compiling: 2/3 in 0 s, 2 failed",
+        f"finished: 1 kernel compiled in 0 s, 2 failed; slowest 1.0 s: {designs()[2].name}",
+        "2 kernels of 3 failed:",
+        f"  {first.kernel.name}",
+        f"    log: {first.log}",
+        f"  {second.kernel.name}",
+        f"    log: {second.log}",
+        "nothing was written; what compiled is in the store",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["generators", "--json"]])
+def test_a_full_disk_is_no_traceback(arguments):
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "cutlass_aot", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 1
+    assert result.stderr == "error: cannot write the output: No space left on device\n"
+
+
+def test_an_error_that_is_not_of_the_output_is_not_taken_for_one(monkeypatch):
+    from cutlass_aot import cli
+
+    def fail(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli.group, "main", fail)
+    with pytest.raises(OSError, match="No space left"):
+        main([])
+
+
+def test_the_doctor_says_once_that_there_is_no_driver(run, monkeypatch):
+    from cutlass_aot.runtime.machine import cuda_driver
+
+    def missing():
+        raise DeviceError("there is no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(cuda_driver, "_library", missing)
+    cuda_driver._initialise.cache_clear()
+    _, out, _ = run("doctor")
+    assert out.count("no NVIDIA driver") == 1
+    assert "can run\n  no: see driver above\n" in out
+
+
+def test_problems_of_a_store_and_a_bundle_read_as_sentences(run, bundle, tmp_path):
+    store = Store(tmp_path / "store")
+    blob = store.blob_path(store.put_blob(b"object"))
+    blob.write_bytes(packed(b"another", 3))
+    status, _, errors = run("verify", store.root)
+    assert status == 1
+    assert errors == (
+        f"{blob.relative_to(store.root)}: bytes of digest {digest(b'another')}; expected what its name says; "
+        "a build that needs it makes it again\n"
+    )
+    library = next((bundle / "lib").rglob("*.so.zst"))
+    size = library.stat().st_size
+    library.write_bytes(b"short")
+    _, _, errors = run("verify", bundle)
+    name = library.relative_to(bundle)
+    assert f"{name}: 5 bytes; expected {size} bytes\n" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "says"),
+    [
+        (["build", "manifests/smoke.toml", "--out", "{}", "--store", "{}"], "builder.build.build", True),
+        (["bundle", "merge", "{}/shard"], "builder.build.merge", True),
+        (["plan", "manifests/smoke.toml", "--store", "{}"], "builder.build.make_plan", False),
+        (["bundle", "unpack", "{}", "{}/out"], "bundle.unpack.unpack_bundle", False),
+        (["wheel", "{}", "-o", "{}/wheels"], "bundle.wheel.write.build_wheels", False),
+        (["verify", "{}"], "bundle.verify.look_at", False),
+    ],
+)
+def test_an_interrupt_says_what_becomes_of_what_was_compiled_where_something_was(
+    run, tmp_path, monkeypatch, arguments, what, says
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"cutlass_aot.{what}", interrupted)
+    status, _, errors = run(*(argument.format(tmp_path) for argument in arguments))
+    kept = "; what was compiled is in the store, and the next build goes on from there" if says else ""
+    assert (status, errors.strip()) == (1, f"error: interrupted{kept}")
+
+
+def test_an_interrupt_is_no_traceback():
+    code = (
+        "import sys\nfrom cutlass_aot import cli\n"
+        "def interrupted(**_):\n    raise KeyboardInterrupt\n"
+        "cli.group.main = interrupted\ncli.main([])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "error: interrupted\n"
+
+
+def test_tables_align_numbers_to_the_right():
+    assert table([("a", 1), ("bb", 20)], ("name", "count")) == "name  count\na         1\nbb       20"
+
+
+def test_sizes_and_plurals_read_well():
+    assert [size(n) for n in (0, 999, 1000, 57_200, 22_800_000)] == [
+        "0 B",
+        "999 B",
+        "1.0 KB",
+        "57.2 KB",
+        "22.8 MB",
+    ]
+    assert [plural(1, "library"), plural(2, "library"), plural(0, "kernel")] == [
+        "1 library", "2 libraries", "0 kernels",
+    ]  # fmt: skip

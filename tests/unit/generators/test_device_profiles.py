@@ -1,0 +1,81 @@
+"""Device profiles: complete, positive, and honest about where they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.generators.device_profiles import (
+    CLUSTER_SIZES,
+    builtin_profiles,
+    device_from_record,
+    device_record,
+    load_profile,
+)
+
+
+def test_the_promised_profiles_are_there():
+    assert {"b200", "gb300", "h200"} <= set(builtin_profiles())
+
+
+@pytest.mark.parametrize("name", builtin_profiles())
+def test_a_profile_is_possible(name):
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.source.startswith("derived") is not profile.measured
+    for size in CLUSTER_SIZES:
+        assert 1 <= profile.active_clusters(size) <= profile.sm_count // size
+    assert device_from_record(device_record(profile)) == profile
+
+
+def test_the_h200_is_as_measured():
+    profile = load_profile("h200")
+    assert profile.measured
+    assert dict(profile.max_active_clusters) == {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+GOOD = """
+name = "x"
+gpu = "X"
+compute_capability = "9.0"
+sm_count = 10
+measured = false
+source = "derived: for a test"
+[max_active_clusters]
+1 = 10
+2 = 5
+4 = 2
+8 = 1
+16 = 1
+"""
+
+
+def test_a_profile_of_ones_own(tmp_path):
+    (tmp_path / "x.toml").write_text(GOOD)
+    assert load_profile("x.toml", tmp_path).active_clusters(4) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("16 = 1", "16 = 0", r"max_active_clusters.16 is 0.*zero has made kernels hang"),
+        ("16 = 1", "", "needs a value for each of the cluster sizes"),
+        ("sm_count = 10", "sm_count = 0", "sm_count is 0"),
+        ("sm_count = 10", "", r"missing \['sm_count'\]"),
+        ("sm_count = 10", "sm_count = true", "sm_count is True"),
+        ('gpu = "X"', 'gpu = "X"\ncolour = 1', r"unknown \['colour'\]"),
+        ('"9.0"', '"90"', "compute_capability"),
+        ("measured = false", 'measured = "no"', "measured is true or false"),
+    ],
+)
+def test_a_bad_profile_is_named(tmp_path, old, new, message):
+    (tmp_path / "x.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ManifestError, match=message):
+        load_profile("x.toml", tmp_path)
+
+
+def test_an_unknown_profile_is_named():
+    with pytest.raises(
+        ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb300, h200"
+    ):
+        load_profile("b100")

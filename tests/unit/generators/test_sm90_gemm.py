@@ -1,0 +1,282 @@
+"""What the SM90 GEMM offers, without the DSL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
+from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
+from cutlass_aot.generators.registry import version_of
+from cutlass_aot.generators.sm90_gemm.generator import FAMILY, Sm90Gemm, epilogue_of, plan_of
+from cutlass_aot.generators.sm90_gemm.plan import (
+    ALIGNMENT,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    Plan,
+    make_plan,
+)
+from cutlass_aot.schema.kernels.epilogue import parse_epilogue
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.operands import describe, supports
+from cutlass_aot.schema.targets import KNOWN_TARGETS
+
+PROBLEM = Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32")
+
+
+@pytest.fixture
+def device() -> DeviceProfile:
+    return load_profile("h200")
+
+
+@pytest.fixture
+def kernels(device: DeviceProfile) -> list[Kernel]:
+    return list(Sm90Gemm().enumerate(PROBLEM, "sm_90a", device))
+
+
+def test_its_module_and_its_enumeration_need_no_dsl() -> None:
+    script = (
+        "import sys\n"
+        "from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm\n"
+        "from cutlass_aot.generators.device_profiles import load_profile\n"
+        "from cutlass_aot.generators.protocol import Problem\n"
+        "problem = Problem('gemm', ('bf16', 'bf16', 'bf16'), 'tnt', 'f32')\n"
+        "assert list(Sm90Gemm().enumerate(problem, 'sm_90a', load_profile('h200')))\n"
+        "print(sorted({'cutlass', 'torch', 'tvm_ffi'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_it_is_a_generator_whose_sources_are_part_of_the_key() -> None:
+    generator = Sm90Gemm()
+    assert isinstance(generator, Generator)
+    assert {name.removeprefix("cutlass_aot.") for name in generator.modules} == {
+        "generators.dsl", "generators.sm90_gemm.epilogue", "generators.sm90_gemm.generator",
+        "generators.sm90_gemm.kernel", "generators.sm90_gemm.plan", "schema.kernels.epilogue",
+        "schema.kernels.formula",
+    }  # fmt: skip
+    assert version_of(generator).startswith("1+")
+
+
+def test_one_target() -> None:
+    assert Sm90Gemm().targets("gemm") == ("sm_90a",)
+    assert Sm90Gemm().targets("grouped_gemm") == ()
+
+
+@pytest.mark.parametrize("target", sorted({*KNOWN_TARGETS} - {"sm_90a"}))
+def test_no_kernel_for_other_targets(target: str, device: DeviceProfile) -> None:
+    assert list(Sm90Gemm().enumerate(PROBLEM, target, device)) == []
+
+
+def test_f16_has_the_designs_of_bf16(kernels: list[Kernel], device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, dtypes=("f16", "f16", "f16"))
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert {kernel.design for kernel in found} == {kernel.design for kernel in kernels}
+    assert len({kernel.group for kernel in found}) == 1
+
+
+def test_results_that_stay_f32_have_no_tiles_of_more_than_128_sums_a_thread(
+    kernels: list[Kernel], device: DeviceProfile
+) -> None:
+    problem = replace(PROBLEM, dtypes=("bf16", "bf16", "f32"))
+    found = {kernel.design: plan_of(kernel) for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)}
+    assert found.keys() < {kernel.design for kernel in kernels}
+    assert not any(plan.hands_over for plan in found.values())
+    assert any(plan_of(kernel).hands_over for kernel in kernels)
+
+
+def test_row_major_weights_have_tiles_of_whole_swizzled_lines(
+    kernels: list[Kernel], device: DeviceProfile
+) -> None:
+    found = {
+        kernel.design for kernel in Sm90Gemm().enumerate(replace(PROBLEM, layouts="ttt"), "sm_90a", device)
+    }
+    assert found < {kernel.design for kernel in kernels}
+    for design in map(dict, found):
+        assert design["swap_operands"] or design["tile_shape"][1] % 32 == 0
+
+
+EPILOGUE = parse_epilogue(
+    "D = relu(alpha * accum + C) * scale; F = gelu(accum + bias)",
+    {
+        "C": {"dtype": "bf16", "extents": "MN"},
+        "F": {"dtype": "f32", "extents": "MN"},
+        "bias": {"dtype": "f16", "extents": "N"},
+        "scale": {"dtype": "f32", "extents": "M"},
+    },
+)
+
+
+def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
+    found = list(Sm90Gemm().enumerate(replace(PROBLEM, epilogue=EPILOGUE), "sm_90a", device))
+    assert found
+    for kernel in found:
+        assert [operand.name for operand in kernel.operands[3:]] == ["C", "F", "alpha", "bias", "scale"]
+        assert [operand.written for operand in kernel.operands[3:]] == [False, True, False, False, False]
+        assert kernel.epilogue == EPILOGUE.formula
+        assert Kernel.from_record(kernel.to_record()) == kernel
+        # Sums stay as they are until the formula takes them.
+        assert plan_of(kernel).staged_bits == 32
+        assert epilogue_of(kernel) == EPILOGUE
+
+
+@pytest.mark.parametrize(
+    ("formula", "operands"),
+    [
+        ("D = accum; total = sum(accum)", {"total": {"extents": "1"}}),
+        ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "layout": "n"}}),
+        ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "transport": "sync_gmem_load"}}),
+        ("D = accum + C", {"C": {"dtype": "f8e4m3", "extents": "MN"}}),
+    ],
+)
+def test_what_its_epilogue_cannot_do_has_no_kernel(
+    formula: str, operands: dict[str, dict[str, str]], device: DeviceProfile
+) -> None:
+    problem = replace(PROBLEM, epilogue=parse_epilogue(formula, operands))
+    assert list(Sm90Gemm().enumerate(problem, "sm_90a", device)) == []
+
+
+def test_fp8_has_tiles_of_whole_lines_of_128_bytes(kernels: list[Kernel], device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"))
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert len(found) == len(kernels)
+    for narrow, wide in zip(found, kernels, strict=True):
+        assert plan_of(narrow).tile[2] == 2 * plan_of(wide).tile[2]
+        assert plan_of(narrow).stages == plan_of(wide).stages
+    assert list(Sm90Gemm().enumerate(replace(problem, layouts="ttt"), "sm_90a", device)) == []
+
+
+def test_persistent_kernels_know_the_gpu_and_others_do_not(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        plan, constants = plan_of(kernel), dict(kernel.constants)
+        if not dict(kernel.design)["persistent"]:
+            assert (constants, plan.active) == ({}, 0)
+            continue
+        blocks = plan.cluster[0] * plan.cluster[1]
+        assert constants == {f"max_active_clusters_{blocks}": plan.active}
+        assert plan.active == 132 // blocks
+        # Results lie beside the ring, in parts that divide the tile.
+        assert plan.staged_offset == plan.stages * plan.stage_bytes
+        assert plan.tile[1] % plan.staged_columns == 0
+        assert plan.shared_bytes == plan.staged_offset + plan.staged_bytes
+
+
+def test_a_record_of_another_hand_is_refused(kernels: list[Kernel]) -> None:
+    design = {**dict(kernels[0].design), "tile_shape": (24, 64, 128)}
+    with pytest.raises(GeneratorError, match="expected a record of its enumerate"):
+        plan_of(replace(kernels[0], design=tuple(sorted(design.items()))))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(PROBLEM, operation="grouped_gemm"),
+        replace(PROBLEM, scales=(ScaleRequest("f8e8m0", 32), None)),
+        replace(PROBLEM, dtypes=("bf16", "f16", "bf16")),
+        replace(PROBLEM, dtypes=("bf16", "bf16", "f16")),
+        replace(PROBLEM, dtypes=("f32", "f32", "f32")),
+        replace(PROBLEM, dtypes=("bf16", "bf16")),
+        replace(PROBLEM, accumulator="f16"),
+        *(replace(PROBLEM, layouts="".join(letters)) for letters in product("tn", repeat=3)),
+    ],
+)
+def test_other_problems_have_no_kernel(problem: Problem, device: DeviceProfile) -> None:
+    expected = problem.layouts in ("tnt", "ttt") and problem == replace(PROBLEM, layouts=problem.layouts)
+    assert bool(list(Sm90Gemm().enumerate(problem, "sm_90a", device))) == expected
+
+
+def test_records(kernels: list[Kernel]) -> None:
+    assert len({kernel.digest for kernel in kernels}) == len(kernels)
+    for kernel in kernels:
+        assert dict(kernel.design).keys() == Sm90Gemm.design.keys()
+        assert dict(kernel.design)["family"] == FAMILY
+        assert kernel.workspace_bytes == 0
+        assert Kernel.from_record(kernel.to_record()) == kernel
+        assert [operand.divisibility for operand in kernel.operands] == [8, 8, 8]
+
+
+def test_an_f32_output_is_divided_by_four(device: DeviceProfile) -> None:
+    wide = replace(PROBLEM, dtypes=("bf16", "bf16", "f32"))
+    kernel = next(iter(Sm90Gemm().enumerate(wide, "sm_90a", device)))
+    assert [operand.divisibility for operand in kernel.operands] == [8, 8, 4]
+
+
+def test_every_plan_fits_a_multiprocessor(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        plan = plan_of(kernel)
+        rows, columns, _ = plan.tile
+        assert plan.blocks * (plan.shared_bytes + ALIGNMENT + RESERVED_BYTES) <= SHARED_BYTES
+        assert 2 * 8 * plan.stages <= ALIGNMENT  # barriers lie before the ring
+        assert plan.stage_bytes % ALIGNMENT == 0
+        # Every block of a slice of K stores an equal part of the tile, in whole vectors along a line.
+        assert rows * columns % (plan.vector * plan.split) == 0
+        assert (rows if plan.swap else columns) % plan.vector == 0
+        assert plan.staged_stride * plan.staged_bits // 8 % 16 == 0
+        assert plan.warp_groups * 64 <= rows
+        assert plan.cluster[0] * plan.cluster[1] * plan.cluster[2] <= 8
+        # What each block loads of a shared operand is whole swizzled groups of eight rows.
+        assert rows % (8 * plan.cluster[1]) == 0
+        assert columns % (8 * plan.cluster[0]) == 0
+
+
+def test_exchanged_operands_exchange_tile_and_cluster(kernels: list[Kernel]) -> None:
+    for kernel in kernels:
+        design, plan = dict(kernel.design), plan_of(kernel)
+        order = (1, 0, 2) if design["swap_operands"] else (0, 1, 2)
+        assert tuple(design["tile_shape"][mode] for mode in order) == plan.tile  # type: ignore[index]
+        assert tuple(design["cluster_shape"][mode] for mode in order) == plan.cluster  # type: ignore[index]
+
+
+def planned(tile: tuple[int, int, int], **changes: object) -> Plan:
+    arguments = {
+        "cluster": (1, 1, 1), "warp_groups": 2, "blocks": 1, "swap": False,
+        "input_bits": 16, "output_bits": 16, **changes,
+    }  # fmt: skip
+    return make_plan(tile=tile, **arguments)  # type: ignore[arg-type]
+
+
+def test_stages_fill_shared_memory() -> None:
+    assert planned((128, 192, 64)).stages == 5
+    assert planned((64, 16, 128), blocks=1).stages == 11
+    assert planned((64, 16, 128), blocks=2).stages == 5
+
+
+def test_registers_are_handed_over_for_large_tiles_alone() -> None:
+    assert planned((256, 192, 64)).hands_over
+    assert planned((256, 192, 64)).threads == 384
+    assert not planned((256, 128, 64)).hands_over
+    assert planned((256, 128, 64)).threads == 288
+
+
+def test_what_has_no_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are"):
+        planned((256, 256, 64), blocks=2)
+
+
+def test_lines_of_results_are_padded_for_the_banks() -> None:
+    # A warp writes two neighbouring columns of eight rows in four places of each: 32 banks of 4 bytes.
+    for plan in (planned((128, 192, 64), cluster=(1, 1, 2)), planned((64, 16, 64), warp_groups=1, swap=True)):
+        banks = []
+        for row, place in product(range(8), range(4)):
+            if plan.swap:
+                banks.append((2 * place * plan.staged_stride + row) % 32)
+            elif row < 4:  # pairs are written at once, half a warp at a time
+                banks += [(row * plan.staged_stride + 2 * place + pair) % 32 for pair in (0, 1)]
+        assert sorted(banks) == list(range(32))
+
+
+def test_supports(kernels: list[Kernel]) -> None:
+    def verdict(m: int, n: int, k: int) -> bool:
+        a, b = describe((m, k), "bf16"), describe((k, n), "bf16", strides=(1, k))
+        return bool(supports(kernels[0].operands, [a, b, describe((m, n), "bf16")]))
+
+    assert verdict(1, 576, 7168)
+    assert verdict(333, 8, 8)
+    assert not verdict(16, 12, 64)
+    assert not verdict(16, 16, 68)

@@ -1,0 +1,546 @@
+"""``Bundle.gemm`` and ``launch`` with torch: the short way, what it remembers, and its errors.
+
+torch's tensors are on the host and are said to be on a GPU; native code is given them as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutlass_aot
+from cutlass_aot import describe
+from cutlass_aot.errors import (
+    CutlassAotError,
+    DeviceError,
+    Incompatible,
+    KernelNotFound,
+    LaunchError,
+    OperandError,
+)
+from cutlass_aot.runtime import dispatch
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.dispatch import Choosers
+from cutlass_aot.runtime.launching import tensors
+from cutlass_aot.runtime.opened.finder import Search
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from tests.support.bundles import ClaimsCuda, write_bundle
+from tests.support.kernels import gemm
+from tests.support.native import arrays, f32_gemm, on_gpu, write_host_bundle
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+tvm_ffi = pytest.importorskip("tvm_ffi")
+
+
+@pytest.fixture(scope="module")
+def host_bundle(tmp_path_factory: pytest.TempPathFactory, launcher_library: bytes) -> Path:
+    kernels = [
+        f32_gemm("ttt"),
+        f32_gemm("ttt", design={"tile_shape": (256, 256, 32)}),
+        f32_gemm("tnt"),
+        f32_gemm("ttt", accumulator="f64"),
+        f32_gemm("tnn", workspace_bytes=64),
+    ]
+    return write_host_bundle(tmp_path_factory.mktemp("host") / "bundle", kernels, launcher_library)
+
+
+@pytest.fixture
+def bundle(host_bundle: Path, claims: None) -> Bundle:
+    return cutlass_aot.open(host_bundle)
+
+
+@pytest.fixture
+def claims(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's tensors are described as on GPU 0."""
+    real = tensors._describe_torch
+
+    def claimed(tensor: Any) -> Any:
+        found = real(tensor)
+        return found if found.device is None else replace(found, device=0)
+
+    monkeypatch.setattr(tensors, "_describe_torch", claimed)
+
+
+def problem(*shape: int, layout: str = "ttt", seed: int = 1) -> tuple[Any, Any, Any, Any]:
+    return tuple(map(torch.from_numpy, arrays(*shape, layout=layout, seed=seed)))  # type: ignore[return-value]
+
+
+def close(out: Any, product: Any) -> None:
+    torch.testing.assert_close(out, product, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def short_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, every launch that leaves the short way fails."""
+
+    def left(self: Any, *arguments: Any) -> None:
+        raise AssertionError("left the short way")
+
+    def only() -> None:
+        monkeypatch.setattr(Choosers, "_choose_and_launch", left)
+        monkeypatch.setattr(KernelHandle, "_launch", left)
+
+    return only
+
+
+# -- the short way ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["ttt", "tnt"])
+@pytest.mark.parametrize("shape", [(8, 12, 16), (1, 8, 12, 16), (3, 8, 12, 16), (1, 4, 4), (1, 1, 4, 4)])
+def test_like_problems_take_the_short_way(
+    bundle: Bundle, short_way: Callable[[], None], shape: tuple[int, ...], layout: str
+) -> None:
+    a, b, out, product = problem(*shape, layout=layout)
+    bundle.gemm(a, b, out)
+    close(out, product)
+    short_way()
+    for seed in (2, 3):
+        a, b, out, product = problem(*shape, layout=layout, seed=seed)
+        assert bundle.gemm(a, b, out) is None
+        close(out, product)
+
+
+@pytest.mark.parametrize("shape", [(8, 12, 16), (3, 8, 12, 16), (1, 4, 4)])
+def test_a_kernel_takes_the_short_way_for_any_problem(
+    bundle: Bundle, short_way: Callable[[], None], shape: tuple[int, ...]
+) -> None:
+    a, b, out, product = problem(*shape)
+    kernel = bundle.find(a, b, out)[0]
+    kernel.launch(a, b, out)
+    close(out, product)
+    short_way()
+    for other in (shape, (16, 20, 8), (2, 4, 8, 4)):
+        a, b, out, product = problem(*other)
+        assert kernel.launch(a, b, out) is None
+        close(out, product)
+
+
+def test_slices_and_broadcasts_take_the_short_way(bundle: Bundle, short_way: Callable[[], None]) -> None:
+    def launch() -> None:
+        a = torch.randn(3, 8, 24)[:, :, :16]
+        b = torch.randn(16, 12).expand(3, 16, 12)
+        out = torch.full((3, 8, 16), float("nan"))[:, :, :12]
+        bundle.gemm(a, b, out)
+        close(out, a @ b)
+
+    launch()
+    short_way()
+    launch()
+
+
+def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, short_way: Callable[[], None]) -> None:
+    bundle.gemm(*problem(8, 12, 16)[:3])
+    short_way()
+    a, b, out, _ = problem(8, 12, 16)
+    for other in (
+        problem(8, 12, 20)[:3],
+        problem(2, 8, 12, 16)[:3],
+        (torch.zeros(8, 20)[:, :16], b, out),
+        problem(8, 12, 16, layout="tnt")[:3],
+    ):
+        with pytest.raises(AssertionError, match="left the short way"):
+            bundle.gemm(*other)
+    with pytest.raises(AssertionError, match="left the short way"):
+        bundle.gemm(a, b, out, accumulator="f32")
+    bundle.gemm(a, b, out)
+
+
+def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    real = Search.best
+
+    def choose(self: Search, *given: Any) -> Any:
+        found = real(self, *given)
+        chosen.append(found.kernel.kernel.accumulator)
+        return found
+
+    monkeypatch.setattr(Search, "best", choose)
+    for _ in range(2):
+        for accumulator in (None, "f32", "f64"):
+            a, b, out, product = problem(8, 12, 16)
+            bundle.gemm(a, b, out, accumulator=accumulator)
+            close(out, product)
+    assert chosen == ["f32", "f32", "f64"]
+
+
+def test_subclasses_of_tensors_go_the_long_way(bundle: Bundle, short_way: Callable[[], None]) -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    a, b, out, product = problem(8, 12, 16)
+    tagged = a.as_subclass(Tagged)
+    for _ in range(2):
+        out.fill_(float("nan"))
+        bundle.gemm(tagged, b, out)
+        close(out, product)
+        out.fill_(float("nan"))
+        bundle.find(a, b, out)[0].launch(tagged, b, out)
+        close(out, product)
+    short_way()
+    with pytest.raises(AssertionError, match="left the short way"):
+        bundle.gemm(tagged, b, out)
+    bundle.gemm(a, b, out)
+
+
+def test_element_types_that_torch_does_not_export_go_the_long_way(
+    tmp_path: Path, claims: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_torch_exports", lambda name: False)
+    # This torch knows of no GPU.
+    current = types.SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    seen: list[list[str]] = []
+    (kernel,) = cutlass_aot.open(write_bundle(tmp_path / "b", [gemm(dtypes=("f8e4m3",) * 3)])).kernels()
+    kernel._function = tvm_ffi.convert(lambda *a: seen.append([str(item.dtype) for item in a]))
+    # In memory that is aligned as the kernel asks.
+    memory = torch.zeros(3, 1024, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    a, b, out = memory[0].view(32, 32), memory[1].view(32, 32).T, memory[2].view(32, 32)
+    for _ in range(3):
+        kernel.launch(a, b, out)
+    assert seen == [["float8_e4m3fn"] * 3] * 3
+
+
+# -- gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_what_requires_a_gradient_is_refused(bundle: Bundle, warm: bool, which: int, kind: type) -> None:
+    a, b, out, product = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    if warm:
+        bundle.gemm(a, b, out)
+        kernel.launch(a, b, out)
+    given = [a.clone(), b.clone(), torch.zeros(8, 12)]
+    given[which] = (
+        torch.nn.Parameter(given[which]) if kind is torch.nn.Parameter else given[which].requires_grad_()
+    )
+    name = ("a", "b", "out")[which]
+    for launch in (bundle.gemm, kernel.launch):
+        with pytest.raises(
+            OperandError, match=rf"operand `{name}` requires a gradient.*pass {name}\.detach\(\)"
+        ):
+            launch(*given)
+        with torch.no_grad():
+            launch(*given)
+        close(given[2].detach(), product)
+        given[2].detach().zero_()
+        with torch.inference_mode():
+            launch(*given)
+        close(given[2].detach(), product)
+        with pytest.raises(OperandError, match="requires a gradient"):
+            launch(*given)
+
+
+def test_parameters_without_gradients_take_the_short_way(
+    bundle: Bundle, short_way: Callable[[], None]
+) -> None:
+    a, b, out, product = problem(8, 12, 16)
+    weight = torch.nn.Parameter(b)
+    frozen = torch.nn.Parameter(b, requires_grad=False)
+    kernel = bundle.find(a, b, out)[0]
+    bundle.gemm(a, b, out)
+    kernel.launch(a, b, out)
+    short_way()
+    for launch in (bundle.gemm, kernel.launch):
+        out.fill_(float("nan"))
+        launch(a, frozen, out)
+        close(out, product)
+        with torch.no_grad():
+            out.fill_(float("nan"))
+            launch(a, weight, out)
+        close(out, product)
+        assert not out.requires_grad
+
+
+# -- streams and workspaces ---------------------------------------------------------------------------------
+
+
+def test_an_explicit_stream_reaches_the_kernel_each_time(bundle: Bundle) -> None:
+    a, b, out, product = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    for launch in (bundle.gemm, kernel.launch):
+        for stream, factor in ((77, 2), (None, 1), (77, 2), (0, 1), (None, 1)):
+            out.fill_(float("nan"))
+            launch(a, b, out, stream=stream)
+            close(out, factor * product)
+    assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)) == 0
+
+
+def test_choices_are_remembered_with_a_stream_and_without(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out, product = problem(1, 12, 16)
+    bundle.gemm(a, b, out, stream=77)
+    monkeypatch.setattr(Bundle, "choose", lambda *a, **k: pytest.fail("chosen again"))
+    bundle.gemm(a, b, out, stream=77)
+    close(out, 2 * product)
+    bundle.gemm(a, b, out)
+    close(out, product)
+
+
+def test_a_wrong_stream_is_refused_before_and_after(bundle: Bundle) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    for _ in range(2):
+        for launch in (bundle.gemm, kernel.launch):
+            with pytest.raises(OperandError, match=r"expected a CUDA stream .* got builtins\.str"):
+                launch(a, b, out, stream="default")
+            launch(a, b, out)
+
+
+def test_a_workspace_is_given_to_each_launch(bundle: Bundle) -> None:
+    a, b, _, product = problem(8, 12, 16, layout="tnt")
+    out = torch.empty(12, 8).T
+    (kernel,) = bundle.find(a, b, out)
+    assert kernel.workspace_bytes == 64
+    own = torch.zeros(1024, dtype=torch.uint8)
+    own = own[-own.data_ptr() % 128 :]
+    for launch in (bundle.gemm, kernel.launch):
+        for _ in range(3):
+            out.fill_(float("nan"))
+            # Without one torch is asked for it, on the operands' own device.
+            launch(a, b, out)
+            close(out, product)
+            own.zero_()
+            launch(a, b, out, workspace=own)
+            assert own[0] == 42
+            own.zero_()
+            launch(a, b, out, workspace=own, stream=77)
+            close(out, 2 * product)
+            assert own[0] == 42
+            with pytest.raises(OperandError, match="the workspace is unsupported: expected 64 or more bytes"):
+                launch(a, b, out, workspace=own[:63])
+
+
+# -- errors are the same before and after a good launch -----------------------------------------------------
+
+
+def wrong_operands() -> dict[str, Callable[[], tuple[Any, ...]]]:
+    def changed(which: int, value: Callable[[Any], Any]) -> Callable[[], tuple[Any, ...]]:
+        def make() -> tuple[Any, ...]:
+            given: list[Any] = list(problem(8, 12, 16)[:3])
+            given[which] = value(given[which])
+            return tuple(given)
+
+        return make
+
+    return {
+        "another dtype": changed(0, lambda a: a.half()),
+        "an unknown dtype": changed(1, lambda b: b.to(torch.complex64)),
+        "another K": changed(1, lambda b: torch.zeros(20, 12)),
+        "another M": changed(2, lambda out: torch.zeros(9, 12)),
+        "a rank too much": changed(0, lambda a: a[None]),
+        "two ranks too much": changed(2, lambda out: out[None, None]),
+        "another layout": changed(2, lambda out: torch.zeros(12, 8).T),
+        "a wrong padding": changed(0, lambda a: torch.zeros(8, 17)[:, :16]),
+        "an empty operand": changed(2, lambda out: torch.zeros(0, 12)),
+        "zero strides in out": changed(2, lambda out: torch.zeros(1, 12).expand(8, 12)),
+        "a sparse operand": changed(0, lambda a: a.to_sparse()),
+        "an operand without memory": changed(1, lambda b: b.to("meta")),
+        "a description": changed(1, lambda b: describe((16, 12), "f32")),
+        "a description first": changed(0, lambda a: describe((8, 16), "f32", device=0)),
+        "something else": changed(1, lambda b: [1.0]),
+        "something else first": changed(0, lambda a: None),
+        "a function": changed(2, lambda out: lambda *a: None),
+        "another GPU": changed(1, lambda b: ClaimsCuda(b.numpy(), "f32", device=1)),
+    }
+
+
+@pytest.mark.parametrize("how", sorted(wrong_operands()))
+def test_wrong_operands_are_refused_alike_before_and_after(host_bundle: Path, claims: None, how: str) -> None:
+    make = wrong_operands()[how]
+    right = problem(8, 12, 16)[:3]
+
+    def error_of(launch: Callable[..., None]) -> tuple[type, str]:
+        with pytest.raises(CutlassAotError) as caught:
+            launch(*make())
+        assert not isinstance(caught.value, LaunchError)
+        return type(caught.value), str(caught.value)
+
+    fresh, warm = cutlass_aot.open(host_bundle), cutlass_aot.open(host_bundle)
+    warm.gemm(*right)
+    gemm_error = error_of(fresh.gemm)
+    assert gemm_error[0] in (KernelNotFound, OperandError)
+    assert error_of(warm.gemm) == gemm_error
+    assert error_of(warm.gemm) == gemm_error
+
+    name = fresh.find(*right)[0].name
+    cold, hot = fresh.kernel(name), warm.kernel(name)
+    hot.launch(*right)
+    launch_error = error_of(cold.launch)
+    assert launch_error[0] is OperandError
+    assert error_of(hot.launch) == launch_error
+    # And right operands are still served.
+    a, b, out, product = problem(8, 12, 16)
+    for launch in (warm.gemm, fresh.gemm, hot.launch, cold.launch):
+        out.fill_(float("nan"))
+        launch(a, b, out)
+        close(out, product)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_operands_on_the_host_are_refused_alike(bundle: Bundle, which: int) -> None:
+    arguments: list[Any] = on_gpu(*arrays(8, 12, 16)[:3])
+    arguments[which] = arguments[which].array
+    kernel = bundle.find(*on_gpu(*arrays(8, 12, 16)[:3]))[0]
+    for _ in range(2):
+        for launch, error in ((bundle.gemm, KernelNotFound), (kernel.launch, OperandError)):
+            with pytest.raises(error, match="expected a tensor on a CUDA device"):
+                launch(*arguments)
+            launch(*on_gpu(*arrays(8, 12, 16)[:3]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_another_number_of_operands(bundle: Bundle, count: int) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    for _ in range(2):
+        for stream in (None, 77):
+            with pytest.raises(OperandError, match=f"expected 3 operands, got {count}"):
+                kernel.launch(*(a, b, out, out)[:count], stream=stream)
+        kernel.launch(a, b, out)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_gpu_that_the_kernel_does_not_run_on(
+    bundle: Bundle, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """Another GPU of the machine, of another kind: native code fails, and the reason is told."""
+    from cutlass_aot.runtime.machine import cuda_driver
+
+    gpu["count"] = 8
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda ordinal: (8, 0) if ordinal == 7 else (9, 0))
+    given = arrays(8, 12, 16)[:3]
+    kernel = bundle.find(*on_gpu(*given))[0]
+    if warm:
+        bundle.gemm(*on_gpu(*given))
+        kernel.launch(*on_gpu(*given))
+    for launch in (bundle.gemm, kernel.launch):
+        with pytest.raises(Incompatible, match=r"GPU 7 has compute capability 8\.0"):
+            launch(*on_gpu(*given, device=7))
+        launch(*on_gpu(*given, device=3))
+
+
+def test_an_error_of_the_driver_says_so(bundle: Bundle, gpu: dict[str, Any]) -> None:
+    gpu["count"] = 8
+    given = on_gpu(*arrays(8, 12, 16)[:3], device=7)
+    kernel = bundle.find(*given)[0]
+    for _ in range(2):
+        for launch in (bundle.gemm, kernel.launch):
+            with pytest.raises(DeviceError, match=r"could not be launched.*cudaErrorNoKernelImageForDevice"):
+                launch(*given)
+
+
+def failing(*arguments: Any) -> None:
+    raise ValueError("Mismatched shape on argument #2, expected 7")
+
+
+def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    bundle.gemm(a, b, out)
+    kernel = KernelHandle(kernel._group, kernel._position)
+    kernel._function = tvm_ffi.convert(failing)
+    kernel._open()
+    bundle._choosers.plain[None](a, b, out, kernel._function)
+    for launch in (kernel.launch, bundle.gemm):
+        with pytest.raises(LaunchError) as caught:
+            launch(a, b, out)
+        assert str(caught.value) == (
+            f"kernel {kernel.name} refused the call with operands a, b, out: "
+            "Mismatched shape on operand `out`, expected 7"
+        )
+
+
+# -- what is remembered is bounded --------------------------------------------------------------------------
+
+
+def test_remembered_choices_are_bounded_and_made_again(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 3)
+    chosen: list[int] = []
+    real = Search.best
+
+    def choose(self: Search, request: Any, *given: Any) -> Any:
+        chosen.append(request.operands[0].shape[0])
+        return real(self, request, *given)
+
+    monkeypatch.setattr(Search, "best", choose)
+
+    def run(m: int) -> None:
+        a, b, out, product = problem(m, 4, 4)
+        bundle.gemm(a, b, out)
+        close(out, product)
+
+    for m in (1, 2, 3, 1, 2, 3):
+        run(m)
+    assert chosen == [1, 2, 3]
+    assert None in bundle._choosers.plain
+    # The fourth is one too many: all are forgotten, and learnt again.
+    run(4)
+    assert bundle._choosers._by_call == {}
+    for m in (1, 2, 3, 3, 2, 1):
+        run(m)
+    assert chosen == [1, 2, 3, 4, 1, 2, 3]
+
+
+def test_threads_launch_learn_and_forget_at_once(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 5)
+    start, failures = threading.Barrier(6), []
+
+    def work(seed: int) -> None:
+        start.wait()
+        try:
+            for turn in range(40):
+                shape = ((seed + turn) % 9 + 1, 8, 4)
+                a, b, out, product = problem(*shape, seed=seed)
+                if turn % 5 == 0:
+                    bundle.gemm(*on_gpu(a.numpy(), b.numpy(), out.numpy()), stream=77)
+                    close(out, 2 * product)
+                    continue
+                bundle.gemm(a, b, out)
+                close(out, product)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_forked_child_launches(bundle: Bundle, warm: bool) -> None:
+    a, b, out, product = problem(8, 12, 16)
+    other = problem(4, 4, 8)
+    if warm:
+        bundle.gemm(a, b, out)
+        out.fill_(float("nan"))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for _ in range(2):
+                bundle.gemm(a, b, out)
+                bundle.gemm(*other[:3])
+            code = 0 if np.allclose(out, product) and np.allclose(other[2], other[3]) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    bundle.gemm(a, b, out)
+    close(out, product)

@@ -1,0 +1,444 @@
+"""The indices of a bundle: what is written is read, what is not asked for is not decoded, junk is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cutlass_aot.errors import CorruptFile, SchemaTooNew
+from cutlass_aot.schema.bundles import catalog as module
+from cutlass_aot.schema.bundles.catalog import (
+    CATALOG_KIND,
+    SCHEMA,
+    Catalog,
+    FileReference,
+    GroupEntry,
+    Groups,
+    RankingReference,
+    common_alignment,
+    signature,
+)
+from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.tuning.ranking import (
+    RANKING_KIND,
+    RANKING_SCHEMA,
+    Extents,
+    RankedProblem,
+    Ranking,
+    without,
+)
+from tests.support.bundles import NEEDS, designs, entry
+from tests.support.kernels import gemm, operand
+
+
+def reference(path):
+    return FileReference(path, 7, "ab" * 32)
+
+
+def group(name="g", rankings=(), **changes):
+    kernel = gemm(**changes)
+    return GroupEntry(
+        name, kernel.operation, kernel.operands, kernel.accumulator, kernel.epilogue, kernel.target, 3,
+        reference(f"groups/{name}.msgpack"), reference("code/k.zst"),
+        {"x86_64": (reference("lib/x86_64/k.so.zst"),)}, rankings,
+    )  # fmt: skip
+
+
+GROUPS = [
+    group("d"),
+    group("a", dtypes=("bf16",) * 3),
+    group("c", accumulator="f16"),
+    group("b", rankings=(RankingReference("NVIDIA H200", True, reference("rankings/b-0.msgpack")),)),
+    group("e", operation="conv"),
+]
+
+
+def word(dtypes, operation="gemm", layouts="tnt", target="sm_90a"):
+    return signature(operation, dtypes, layouts, target)
+
+
+def catalog(groups=GROUPS, **changes):
+    values = {
+        "name": "small", "version": "0.1.0", "device": "h200", "targets": ("sm_90a",), "hosts": ("x86_64",),
+        "needs": NEEDS, "provenance": {"dsl": "4.8.1"}, "groups": Groups.of(groups),
+        "launchers": {"x86_64": reference("lib/x86_64/launcher.so.zst")}, "alignment": 16,
+    }  # fmt: skip
+    return Catalog(**{**values, **changes})
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Names of the groups that are decoded, as they are."""
+    names = []
+    real = GroupEntry.from_record.__func__
+
+    def from_record(cls, record):
+        names.append(record["name"])
+        return real(cls, record)
+
+    monkeypatch.setattr(GroupEntry, "from_record", classmethod(from_record))
+    return names
+
+
+# -- groups -------------------------------------------------------------------------------------------------
+
+
+def test_groups_read_back_in_order_of_name():
+    groups = Groups.of(GROUPS)
+    assert list(groups) == sorted(GROUPS, key=lambda item: item.name)
+    assert [groups[0].name, groups[-1].name, [g.name for g in groups[1:3]]] == ["a", "e", ["b", "c"]]
+    assert len(groups) == 5
+    assert GROUPS[0] in groups
+    assert list(Groups.of([])) == []
+    assert len(Groups.of([])) == 0
+
+
+def test_the_order_they_are_given_in_does_not_show():
+    expected = catalog().to_bytes()
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(GROUPS, len(GROUPS))
+        assert Groups.of(shuffled) == Groups.of(GROUPS)
+        assert hash(Groups.of(shuffled)) == hash(Groups.of(GROUPS))
+        assert catalog(shuffled).to_bytes() == expected
+    assert Groups.of(GROUPS) != Groups.of(GROUPS[1:])
+    assert Groups.of(GROUPS) != GROUPS
+
+
+def test_groups_are_kept_by_what_is_asked_for_first():
+    assert signature("gemm", ["f16", "bf16"], "tn", "sm_90a") == "gemm f16.bf16 tn sm_90a"
+    groups = Groups.of(GROUPS)
+    assert [g.name for g in groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
+    assert [g.name for g in groups.with_signature(word(["bf16"] * 3))] == ["a"]
+    assert [g.name for g in groups.with_signature(word(["f16"] * 3, operation="conv"))] == ["e"]
+    assert {g.signature for g in GROUPS} == set(groups.to_record())
+    for other in (word(["f16"] * 2), word(["f16"] * 3, layouts="ttt"), word(["f16"] * 3, target="sm_80"), ""):
+        assert groups.with_signature(other) == ()
+
+
+def test_groups_of_element_types_in_any_layout_and_for_any_target():
+    others = [
+        group("x", layouts="ttt"),
+        group("y", target="sm_100a"),
+        group("z", dtypes=("f16", "f16", "f32")),
+    ]
+    groups = Groups.of([*GROUPS, *others])
+    assert {g.name for g in groups.with_dtypes("gemm", ["f16"] * 3)} == {"b", "c", "d", "x", "y"}
+    assert {g.name for g in groups.with_dtypes("gemm", ["f16", "f16", "f32"])} == {"z"}
+    assert {g.name for g in groups.with_dtypes("conv", ["f16"] * 3)} == {"e"}
+    # No beginning of a name is taken for the name.
+    assert groups.with_dtypes("gem", ["f16"] * 3) == ()
+    assert groups.with_dtypes("gemm", ["f16", "f16", "f"]) == ()
+    assert groups.with_dtypes("gemm", ["f16", "f16"]) == ()
+
+
+def test_reading_decodes_nothing_and_a_look_up_its_own_once(decoded):
+    found = Catalog.from_bytes(catalog().to_bytes(), "catalog")
+    assert len(found.groups) == 5
+    assert decoded == []
+    for _ in range(3):
+        first = found.groups.with_signature(word(["bf16"] * 3))
+        assert first is found.groups.with_signature(word(["bf16"] * 3))
+        assert found.groups.with_dtypes("gemm", ["bf16"] * 3) == first
+        assert found.groups.with_dtypes("gemm", ["f64"] * 3) == ()
+    assert decoded == ["a"]
+    list(found.groups)
+    decoded.clear()
+    list(found.groups)
+    assert decoded == []
+
+
+def test_everything_of_a_catalog_reads_back():
+    written = catalog()
+    found = Catalog.from_bytes(written.to_bytes(), "catalog")
+    assert found == written
+    assert hash(found.groups) == hash(written.groups)
+    assert list(found.groups) == list(written.groups)
+    assert found.groups[1].rankings == GROUPS[3].rankings
+    assert found.groups[1].files == (
+        reference("groups/b.msgpack"), reference("code/k.zst"), reference("lib/x86_64/k.so.zst"),
+        reference("rankings/b-0.msgpack"),
+    )  # fmt: skip
+    assert found.to_bytes() == written.to_bytes()
+
+
+def test_the_common_alignment_is_that_of_all_operands():
+    assert common_alignment([]) == 1
+    assert common_alignment(GROUPS) == 16
+    odd = tuple(operand(name, alignment=n) for name, n in (("a", 4), ("b", 6), ("out", 16)))
+    assert common_alignment([group(operands=odd)]) == 48
+
+
+def body(**changes):
+    found = unseal(catalog().to_bytes(), CATALOG_KIND, SCHEMA, "catalog")
+    return {**found, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": None, "needs": {}},
+        {"needs": {"cuda_driver": "12.0", "tvm_ffi": "main", "glibc": "2.28"}},
+        {"groups": []},
+        {"groups": {"gemm f16": b"bytes"}},
+        {"groups": {"gemm f16": ["text"]}},
+        {"groups": {"gemm f16": None}},
+        {"launchers": None},
+        {"launchers": {"x86_64": None}},
+        {"launchers": {"x86_64": {"path": "../x", "size": 1, "sha256": "0"}}},
+        {"alignment": 0},
+        {"alignment": -16},
+        {"alignment": True},
+        {"alignment": "16"},
+        {"alignment": 1 << 32},
+        {"targets": 3},
+        {"provenance": []},
+    ],
+)
+def test_a_malformed_catalog_is_refused(changes):
+    with pytest.raises(CorruptFile):
+        Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, body(**changes)), "catalog")
+
+
+@pytest.mark.parametrize("missing", ["launchers", "alignment", "groups", "needs", "name"])
+def test_a_catalog_without_a_field_is_refused(missing):
+    found = body()
+    del found[missing]
+    with pytest.raises(CorruptFile, match=f"catalog is malformed: KeyError.'{missing}'"):
+        Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, found), "catalog")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operands": []},
+        {"operands": [{"name": "a"}]},
+        {"operands": 3},
+        {"child": None},
+        {"child": {"path": "/etc/passwd", "size": 1, "sha256": "0"}},
+        {"libraries": {"x86_64": 1}},
+        {"libraries": []},
+        {"libraries": {"x86_64": []}},
+        {"rankings": [["gpu"]]},
+        {"rankings": [["gpu", True, {"path": "../../x", "size": 1, "sha256": "0"}]]},
+        {"rankings": None},
+        {"count": "many"},
+        {"operation": "conv"},
+        {"target": "sm_80"},
+    ],
+)
+def test_a_malformed_group_is_refused_when_it_is_needed(changes):
+    good = body()
+    asked = word(["bf16"] * 3)
+    record = {**decode(good["groups"][asked][0], "group"), **changes}
+    bad = body(groups={**good["groups"], asked: [encode(record)]})
+    found = Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, bad), "catalog")
+    assert [g.name for g in found.groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
+            found.groups.with_signature(asked)
+        with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
+            list(found.groups)
+
+
+def test_schema_versions_of_every_file():
+    members = [entry(kernel) for kernel in designs()]
+    ranking = Ranking("ab" * 32, "gpu", False, "o", (RankedProblem(Extents(1, 1, 1, 1), ("aa",)),))
+    for data, kind, schema, read in (
+        (catalog().to_bytes(), CATALOG_KIND, SCHEMA, lambda d: Catalog.from_bytes(d, "it")),
+        (group_to_bytes(members), GROUP_KIND, SCHEMA, lambda d: group_from_bytes(d, group(), "it")),
+        (ranking.to_bytes(), RANKING_KIND, RANKING_SCHEMA, lambda d: Ranking.from_bytes(d, "it")),
+    ):
+        found = unseal(data, kind, schema, "it")
+        with pytest.raises(
+            SchemaTooNew, match=f"it has schema version {schema + 1}.*up to {schema}: upgrade"
+        ):
+            read(seal(kind, schema + 1, found))
+        with pytest.raises(CorruptFile, match="is not a 'cutlass-aot"):
+            read(seal("another", schema, found))
+        if schema > 1:
+            with pytest.raises(CorruptFile, match=f"no longer reads: build it again, with version {schema}"):
+                read(seal(kind, schema - 1, found))
+
+
+def test_the_module_says_which_files_there_are():
+    for name in ("catalog.msgpack", "groups/", "rankings/", "launcher", "MANIFEST.json"):
+        assert name in (module.__doc__ or "")
+
+
+# -- a group's own index ------------------------------------------------------------------------------------
+
+MEMBERS = [
+    *designs(((64, 128), (128, 128))),
+    gemm(design={"family": "G", "stages": 3, "flag": False}, constants={"sms": 132}, workspace_bytes=64),
+    gemm(design={}, generator="another"),
+]
+
+
+def index_of(members=MEMBERS):
+    entries = [entry(kernel)._replace(provenance={"by": kernel.generator}) for kernel in members]
+    return entries, group_from_bytes(group_to_bytes(entries), group(), "index")
+
+
+def test_every_kernel_of_an_index_reads_back():
+    entries, index = index_of()
+    assert list(index) == entries
+    assert len(index) == 4
+    assert [index[-1], index[1:3]] == [entries[-1], entries[1:3]]
+    with pytest.raises(IndexError):
+        index[4]
+    for position, item in enumerate(entries):
+        kernel = item.kernel
+        assert index.digest(position) == kernel.digest
+        assert index.design(position) == dict(kernel.design)
+        assert index.position(kernel.digest) == position
+        # The digest is taken from the row; it is the record's own.
+        found = index[position].kernel
+        assert found.digest == type(found).from_record(found.to_record()).digest
+    assert index.position("ab" * 32) is None
+    assert index.position("") is None
+
+
+def test_kernels_are_made_once_and_only_those_asked_for(monkeypatch):
+    from cutlass_aot.schema.kernels.kernel import Kernel
+
+    _, index = index_of()
+    made = []
+    real = Kernel.make.__func__
+    monkeypatch.setattr(
+        Kernel, "make", classmethod(lambda cls, **k: (made.append(k["digest"]), real(cls, **k))[1])
+    )
+    for position in range(len(index)):
+        index.digest(position), index.design(position)
+    assert made == []
+    assert index[2] is index[2]
+    assert made == [index.digest(2)]
+
+
+ROW = [b"\1" * 32, "g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0], 0]
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, b"short"), (0, "a" * 32), (0, None), (0, [0] * 32),
+        (2, None), (2, []), (2, [1, 2]), (2, 7),
+        (3, None), (3, {"sms": "many"}), (4, "x"), (5, "text"), (5, None),
+        (6, []), (6, None), (7, 9), (7, None), (7, "x"),
+    ],
+)  # fmt: skip
+def test_a_malformed_row_is_refused_at_the_latest_when_it_is_asked_for(position, value):
+    row = list(ROW)
+    row[position] = value
+    data = seal(GROUP_KIND, SCHEMA, {"design": ["family"], "provenance": [{}], "kernels": [ROW, row]})
+    with pytest.raises(CorruptFile, match="index is malformed"):
+        group_from_bytes(data, group(), "index")[1]
+    if position == 2:
+        with pytest.raises(CorruptFile, match="index is malformed"):
+            group_from_bytes(data, group(), "index").design(1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, [], {}, {"design": [], "provenance": []}, {"design": [], "provenance": [], "kernels": 3},
+     {"design": [], "provenance": [1], "kernels": []}, {"design": [], "provenance": [], "kernels": [1]},
+     {"design": [], "provenance": [], "kernels": [[]]}, {"design": 1, "provenance": [], "kernels": []}],
+)  # fmt: skip
+def test_a_malformed_index_is_refused(wrong):
+    with pytest.raises(CorruptFile, match="index is malformed"):
+        group_from_bytes(seal(GROUP_KIND, SCHEMA, wrong), group(), "index")
+
+
+# -- rankings -----------------------------------------------------------------------------------------------
+
+FIRST, SECOND = Extents(1, 512, 512, 512), Extents(16, 64, 64, 2**40)
+
+
+def ranking(**changes):
+    values = {
+        "group": "cd" * 32, "gpu": "NVIDIA H200", "measured": True, "origin": "tuned for a test",
+        "problems": (
+            RankedProblem(FIRST, ("bb", "aa"), (1e-5, 2.5e-5)), RankedProblem(SECOND, ("aa",), (1.0,)),
+        ),
+    }  # fmt: skip
+    return Ranking(**{**values, **changes})
+
+
+def test_a_ranking_reads_back():
+    assert Ranking.from_bytes(ranking().to_bytes(), "it") == ranking()
+    plain = ranking(measured=False, problems=(RankedProblem(FIRST, ("bb", "aa")),))
+    assert Ranking.from_bytes(plain.to_bytes(), "it") == plain
+    assert Ranking.from_bytes(ranking(problems=()).to_bytes(), "it").problems == ()
+
+
+def test_problems_are_written_in_order():
+    turned = ranking(problems=ranking().problems[::-1])
+    assert turned.to_bytes() == ranking().to_bytes()
+
+
+def test_extents_read_as_a_problem():
+    assert str(FIRST) == "512x512x512"
+    assert str(SECOND) == f"16 of 64x64x{2**40}"
+
+
+def test_a_ranking_without_some_kernels():
+    problem = ranking().problems[0]
+    assert without(problem, {"bb"}) == RankedProblem(FIRST, ("aa",), (2.5e-5,))
+    assert without(problem, set()) == problem
+    assert without(problem, {"aa", "bb"}) is None
+    assert without(RankedProblem(FIRST, ("bb", "aa")), {"bb"}) == RankedProblem(FIRST, ("aa",))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        [[1, 1, 1, 1], [], []],
+        [[1, 1, 1, 1], [0], []],
+        [[1, 1, 1, 1], [0], [1.0, 2.0]],
+        [[1, 1, 1, 1], [0, 1], [1.0]],
+        [[1, 1, 1, 1], [2], [1.0]],
+        [[1, 1, 1, 1], [-1], [1.0]],
+        [[1, 1, 1, 1], [0, 0], [1.0, 2.0]],
+        [[1, 1, 1, 1], [0, 1], [2.0, 1.0]],
+        [[1, 1, 1, 1], [0], [0.0]],
+        [[1, 1, 1, 1], [0], [-1.0]],
+        [[1, 1, 1, 1], [0], [float("inf")]],
+        [[1, 1, 1, 1], [0], [float("nan")]],
+        [[1, 1, 1, 1], [0, 1], [1.0, float("nan")]],
+        [[0, 1, 1, 1], [0], [1.0]],
+        [[1, 1, 1, -1], [0], [1.0]],
+        [[1, 1, 1, 2**63], [0], [1.0]],
+        [[1, 1, 1], [0], [1.0]],
+        [[1, 1, 1, 1], [0]],
+        [[1, 1, 1, 1], ["0"], [1.0]],
+        [[1, 1, 1, 1], [0], ["fast"]],
+        [None, [0], [1.0]],
+        None,
+    ],
+)
+def test_an_impossible_problem_is_refused(problem):
+    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    with pytest.raises(CorruptFile, match="it is malformed"):
+        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": [problem]}), "it")
+
+
+def test_a_modelled_ranking_has_no_times():
+    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    with pytest.raises(CorruptFile, match="kernels and times differ in number"):
+        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "measured": False}), "it")
+
+
+@pytest.mark.parametrize(
+    "sha256", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "/tmp/x", "../x", "0" * 64 + "\n"]
+)
+def test_a_reference_without_a_digest_is_refused(sha256):
+    """Files outside the bundle are named by it."""
+    with pytest.raises(CorruptFile, match=r"is no SHA-256, expected 64 hexadecimal digits"):
+        FileReference.from_record({"path": "code/x.zst", "size": 1, "sha256": sha256})
+
+
+@pytest.mark.parametrize("size", [True, 1.0, "1", None])
+def test_a_reference_without_a_size_is_refused(size):
+    with pytest.raises(CorruptFile, match="malformed"):
+        FileReference.from_record({"path": "code/x.zst", "size": size, "sha256": "0" * 64})

@@ -1,0 +1,170 @@
+"""What a tuning file is good for: the same GPU model, the same kernels, the same code; and the rankings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of, rankings, rankings_of_manifest, sound
+from cutlass_aot.schema.tuning.tuning import TunedProblem
+from tests.support.synthetic import entry, kernels
+from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
+
+F16 = [entry(kernel) for kernel in kernels()]
+BF16 = [entry(kernel) for kernel in kernels(dtypes=("bf16",) * 3)]
+OTHER_CODE = [item._replace(object_sha256=digest(b"other code")) for item in F16]
+VERSIONS = {"cutlass-aot": "0.2.0", "nvidia-cutlass-dsl": "4.8.2", "toolchain": "cd" * 32}
+
+
+def fit(measured, present, **changes):
+    made = tuning([tuned_group(measured)], **changes)
+    return fits(
+        made, objects_of(present), holder="bundle small", advice="measure it again", versions=VERSIONS
+    )
+
+
+def test_times_hold_for_one_model_of_gpu():
+    assert applies(tuning(), GPU)
+    verdict = applies(tuning(), "NVIDIA H100")
+    assert not verdict
+    assert verdict.reason.startswith(
+        "the tuning file was measured on 'NVIDIA H200', expected 'NVIDIA H100': "
+    )
+
+
+def test_a_file_fits_the_kernels_that_it_names_and_others_beside_them():
+    assert fit(F16, F16)
+    assert fit(F16, [*F16, *BF16])
+    assert fit(F16[:1], F16)
+
+
+def test_a_kernel_that_is_not_there_is_named():
+    verdict = fit(F16, F16[:2])
+    assert not verdict
+    missing = F16[2].kernel
+    assert verdict.reason == (
+        f"the tuning file has times of kernel {missing.name} (digest {missing.digest[:16]}), which "
+        "bundle small does not have: measure it again"
+    )
+
+
+def test_a_kernel_under_another_group_is_not_that_kernel():
+    wrong = replace(tuned_group(F16), digest=tuned_group(BF16).digest)
+    verdict = fits(tuning([wrong]), objects_of([*F16, *BF16]), holder="it", advice="no")
+    assert "which it does not have" in verdict.reason
+
+
+def test_other_code_has_other_times_and_the_versions_say_why():
+    verdict = fit(F16, OTHER_CODE)
+    assert not verdict
+    # Kernels are looked at by name.
+    first = min(F16, key=lambda item: item.kernel.name).object_sha256
+    assert f"with object {first[:16]}, expected object {digest(b'other code')[:16]}" in verdict.reason
+    assert verdict.reason.endswith(
+        "which bundle small has: other code has other times; it was measured with nvidia-cutlass-dsl 4.8.1, "
+        "expected 4.8.2; measure it again"
+    )
+
+
+def test_the_fingerprint_is_named_where_no_version_differs():
+    versions = {**VERSIONS, "nvidia-cutlass-dsl": "4.8.2", "toolchain": "ab" * 32}
+    reason = fit(F16, OTHER_CODE, versions=versions).reason
+    assert "it was measured with toolchain abababababababab, expected cdcdcdcdcdcdcdcd;" in reason
+    unknown = fit(F16, OTHER_CODE, versions={"torch": "2.13.0"}).reason
+    assert "it was measured with" not in unknown
+
+
+def test_another_toolchain_that_gives_the_same_code_is_as_good():
+    assert fit(F16, F16, versions={"nvidia-cutlass-dsl": "4.7.0", "toolchain": "ab" * 32})
+
+
+def test_a_kernel_that_is_not_compiled_yet_is_held_against_its_record_alone():
+    planned = {item.kernel.digest: (item.kernel.group, None) for item in F16}
+    assert fits(tuning([tuned_group(F16)]), planned, holder="this build", advice="no")
+    assert not fits(tuning([tuned_group(BF16)]), planned, holder="this build", advice="no")
+
+
+def test_rankings_have_what_was_measured_in_order():
+    first, second, third = (item.kernel.digest for item in F16)
+    problems = [
+        TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 11.0),)),
+        TunedProblem(Extents(2, 8, 8, 8), (), (), ((first, "wrong"), (second, "wrong"), (third, "wrong"))),
+    ]
+    nothing = tuned_group(BF16, [])
+    (found,) = rankings(tuning([tuned_group(F16, problems), nothing]))
+    assert found == Ranking(
+        F16[0].kernel.group,
+        GPU,
+        True,
+        "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04",
+        # The first look at the third was short: it was behind all that were measured to the end.
+        (RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6)),),
+    )
+    (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None))
+    assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"
+
+
+def test_a_file_with_a_kernel_that_failed_is_not_sound():
+    first, second, _ = (item.kernel.digest for item in F16)
+    assert sound(tuning([tuned_group(F16)]))
+    problems = [TunedProblem(PROBLEM, ((second, 10.5),), (), ((first, "a wrong result"),))]
+    verdict = sound(tuning([tuned_group(F16, problems)]))
+    assert not verdict
+    assert F16[0].kernel.name in verdict.reason
+    assert "a wrong result" in verdict.reason
+
+
+# -- the files of a manifest ------------------------------------------------------------------------------
+
+
+def of_manifest(files, present=(*F16, *BF16)):
+    return rankings_of_manifest(files, objects_of(present), VERSIONS)
+
+
+def test_the_files_of_a_manifest_are_taken_together():
+    files = {
+        "h200.json": tuning([tuned_group(F16), tuned_group(BF16)]),
+        "h100.json": tuning([tuned_group(F16)], gpu="NVIDIA H100"),
+    }
+    found = of_manifest(files)
+    assert {(ranking.group, ranking.gpu) for ranking in found} == {
+        (F16[0].kernel.group, GPU),
+        (BF16[0].kernel.group, GPU),
+        (F16[0].kernel.group, "NVIDIA H100"),
+    }
+    assert all(ranking.measured for ranking in found)
+    assert of_manifest(dict(reversed(files.items()))) == found
+    assert of_manifest({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("present", "message"),
+    [
+        (BF16, "which this build does not have: leave the file out of the manifest, build, measure"),
+        ([*OTHER_CODE, *BF16], "it was measured with nvidia-cutlass-dsl 4.8.1, expected 4.8.2; leave"),
+    ],
+)
+def test_a_file_of_a_manifest_that_does_not_fit_is_refused(present, message):
+    with pytest.raises(ManifestError) as caught:
+        of_manifest({"tuning/h200.json": tuning([tuned_group(F16)])}, present)
+    assert str(caught.value).startswith(
+        "select.tuning: tuning/h200.json: the tuning file has times of kernel "
+    )
+    assert message in str(caught.value)
+
+
+def test_a_file_without_times_is_refused():
+    with pytest.raises(ManifestError, match=r"select\.tuning: empty\.json: no problem was measured"):
+        of_manifest({"empty.json": tuning()})
+
+
+def test_two_files_with_times_of_the_same_kernels_are_refused():
+    with pytest.raises(ManifestError) as caught:
+        of_manifest({"a.json": tuning([tuned_group(F16)]), "b.json": tuning([tuned_group(F16)])})
+    assert str(caught.value).startswith(
+        f"select.tuning: a.json and b.json both have times of group {F16[0].kernel.group_name} on NVIDIA H200"
+    )

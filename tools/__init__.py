@@ -1,0 +1,1 @@
+"""Scripts of this project, by purpose; run one by ``python -m tools.FOLDER.NAME``."""

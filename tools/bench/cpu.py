@@ -1,0 +1,364 @@
+"""Benchmarks that need no GPU: importing, a catalog of 100,000 kernels, the first kernel, starting.
+
+    python -m tools.bench.cpu [--part import|catalog|find|start ...] [--bundle DIR ...] [--synthetic DIR]
+        [-o FILE]
+
+Prints one Markdown table, with the machine, the date and the versions. Every figure is the median over fresh
+processes, one measurement each, with files in the page cache and the modules compiled to bytecode; figures
+that are compared are measured in turns. ``-o`` writes the numbers as JSON as well, for tools/bench/report.py.
+
+``find`` and ``start`` need built bundles (``--bundle``, build/bundles/sm90 and build/bundles/sm100-dense if
+left out), ``find`` the package nvidia-cutlass-operators as well; what is missing is said in its row.
+``start`` is what a process does before its first launch, but for what needs a GPU: import, open, choose, map
+the kernel's library. It needs torch, which is imported before, and apart from it tells what importing tvm_ffi
+takes. ``catalog`` writes a synthetic bundle with tools/bench/synthetic_bundle.py, which needs the build extra
+installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tools.bench.machine import about
+from tools.bench.process import (
+    NO_DSL,
+    Numbers,
+    Worker,
+    environment,
+    has_operators,
+    in_fresh_process,
+    medians,
+    timed,
+    work,
+)
+from tools.bench.report import Row, table, write_record
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KERNELS = 100_000
+BUNDLES = ("sm90", "sm100-dense")
+
+
+# ---- in fresh processes ----------------------------------------------------------------------------------
+
+
+def resident_bytes(field: str = "VmRSS") -> int:
+    """Resident set of this process (``VmRSS``), or the largest it ever was (``VmHWM``), in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def worker_import() -> Numbers:
+    """Import what a program with a bundle imports, without opening one."""
+    seconds, _ = timed(lambda: __import__("cutlass_aot.runtime.bundle"))
+    return {"runtime": seconds}
+
+
+def _described(a: str, b: str, out: str, m: int, n: int, k: int) -> tuple[Any, ...]:
+    """Descriptions of a linear layer's operands (tnt)."""
+    import cutlass_aot
+
+    return (
+        cutlass_aot.describe((m, k), a),
+        cutlass_aot.describe((k, n), b, strides=(1, k)),
+        cutlass_aot.describe((m, n), out),
+    )
+
+
+def worker_catalog(path: str) -> Numbers:
+    """Open a bundle and look kernels up, each look-up in a group that was not read before, and again."""
+    import gc
+
+    import cutlass_aot
+    import cutlass_aot.runtime.bundle
+
+    # The first look-up of all pays for what is set up once a process; it is a figure of its own.
+    rows = [
+        ("bf16", "bf16", "sm_100a"), ("f16", "f16", "sm_100a"), ("f16", "f32", "sm_100a"),
+        ("bf16", "f32", "sm_100a"), ("f8e4m3", "bf16", "sm_100a"), ("f8e5m2", "f16", "sm_100a"),
+        ("i8", "i32", "sm_100a"), ("bf16", "bf16", "sm_103a"), ("f8e4m3", "f32", "sm_103a"),
+    ]  # fmt: skip
+    operands = [_described(ab, ab, out, 4096, 1024, 2048) for ab, out, _ in rows]
+    others = [_described(ab, ab, out, 256, 8192, 512) for ab, out, _ in rows]
+    gc.collect()
+    before = resident_bytes()
+    opening, bundle = timed(lambda: cutlass_aot.open(path))
+    opened = resident_bytes()
+
+    def look_up(descriptions: Sequence[Any], target: str) -> Any:
+        choose = getattr(bundle, "choose", None)
+        if choose is not None:
+            return choose(*descriptions, target=target).kernel
+        return bundle.find(*descriptions, target=target)[0]
+
+    cold, warm = [], []
+    for descriptions, other, (_, _, target) in zip(operands, others, rows, strict=True):
+        cold.append(timed(partial(look_up, descriptions, target))[0])
+        warm.append(timed(partial(look_up, other, target))[0])
+    return {
+        "open": opening,
+        "first": cold[0],
+        "cold": statistics.median(cold[1:]),
+        "warm": statistics.median(warm[1:]),
+        "open_bytes": opened - before,
+        "used_bytes": resident_bytes() - before,
+        "peak_bytes": resident_bytes("VmHWM") - before,
+        "kernels": sum(group.count for group in bundle.groups),
+        "groups": len(bundle.groups),
+    }
+
+
+def worker_find(path: str) -> Numbers:
+    """Open a bundle and find the first kernel; the runtime is imported before."""
+    seconds = worker_import()["runtime"]
+    import cutlass_aot
+
+    target = _target(path)
+    operands = _described("bf16", "bf16", "bf16", 4096, 4096, 4096)
+
+    def find() -> Any:
+        return cutlass_aot.open(path).find(*operands, target=target)[0].digest
+
+    return {"import": seconds, "find": timed(find)[0]}
+
+
+def worker_operators(path: str) -> Numbers:
+    """Get the operators for the same operands, of all targets; the packages are imported before."""
+    seconds, _ = timed(lambda: __import__("cutlass.operators"))
+    import cutlass.operators
+    import torch
+
+    m = n = k = 4096
+    meta = {"device": "meta", "dtype": torch.bfloat16}
+    args = cutlass.operators.GemmArguments(
+        torch.empty(m, k, **meta),
+        torch.empty(n, k, **meta).T,
+        torch.empty(m, n, **meta),
+        accumulator_type=torch.float32,
+    )
+    target = _target(path).removeprefix("sm_")
+    seconds_found, found = timed(lambda: cutlass.operators.get_operators(args))
+    # Second, so that what is set up once is in the first.
+    seconds_target, found_target = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
+    if not found_target:
+        raise RuntimeError("get_operators found none")
+    return {
+        "import": seconds,
+        "find": seconds_found,
+        "found": len(found),
+        "find_target": seconds_target,
+        "found_target": len(found_target),
+    }
+
+
+def worker_start(path: str) -> Numbers:
+    """Import, open, choose and map, with torch imported; and what of it is importing tvm_ffi."""
+    import torch  # noqa: F401
+
+    target = _target(path)
+
+    def prepare() -> Any:
+        import cutlass_aot
+
+        operands = _described("f16", "f16", "f16", 512, 512, 512)
+        return cutlass_aot.open(path).choose(*operands, target=target).kernel
+
+    chosen, kernel = timed(prepare)
+    imported, _ = timed(lambda: __import__("tvm_ffi"))
+
+    from cutlass_aot.runtime.launching.library import Library
+
+    libraries = kernel.group.libraries[platform.machine()]
+    library = Library(Path(path), libraries[kernel.entry.library])
+    mapped, _ = timed(lambda: library.address(kernel.kernel.symbol))
+    return {"choose": chosen, "tvm_ffi": imported, "map": mapped}
+
+
+def _target(path: str) -> str:
+    """The first target of a bundle, without opening it: its libraries are named by target."""
+    return min(file.name.rsplit("-", 1)[0] for file in Path(path, "lib").rglob("sm_*.so.zst"))
+
+
+WORKERS: dict[str, Worker] = {
+    "import": worker_import,
+    "catalog": worker_catalog,
+    "find": worker_find,
+    "operators": worker_operators,
+    "start": worker_start,
+}
+
+
+# ---- the parts -------------------------------------------------------------------------------------------
+
+
+def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """``import cutlass_aot`` against ``pass``: whole processes, in turns."""
+    statements = {"pass": "pass", "cutlass_aot": "import cutlass_aot"}
+    seconds: dict[str, list[float]] = {name: [] for name in statements}
+    for _turn in range(repeat * 5 + 1):
+        for name, statement in statements.items():
+            command = [sys.executable, "-c", statement]
+            run = partial(subprocess.run, command, check=True, env=environment())
+            seconds[name].append(timed(run)[0])
+    # The first turn fills caches.
+    found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    found["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(repeat)])["runtime"]
+    more = found["cutlass_aot"] - found["pass"]
+    return [
+        Row(
+            "`import cutlass_aot` against `python -c pass`",
+            f"{more * 1e3:.1f} ms more ({found['cutlass_aot'] * 1e3:.1f} against {found['pass'] * 1e3:.1f})",
+            "≤ 40 ms more",
+            more <= 0.040,
+        ),
+        Row("the runtime's modules, imported by the first `open`", f"{found['runtime'] * 1e3:.1f} ms"),
+    ], found
+
+
+def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """A synthetic catalog: open, look up, memory."""
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-bench-") as folder:
+        path = arguments.synthetic or Path(folder) / "synthetic"
+        if not (path / "MANIFEST.json").exists():
+            from tools.bench.synthetic_bundle import write_synthetic
+
+            write_synthetic(arguments.kernels, path)
+        runs = [in_fresh_process(__file__, "catalog", path) for _turn in range(repeat + 1)][1:]
+    found = medians(runs)
+    what = f"{found['kernels']:,.0f} kernels in {found['groups']:,.0f} groups"
+    megabytes = found["used_bytes"] / 1e6
+    return [
+        Row(f"open a catalog of {what}", f"{found['open'] * 1e3:.2f} ms", "≤ 5 ms", found["open"] <= 0.005),
+        Row(
+            "look one up in it, in a group not read before",
+            f"{found['cold'] * 1e6:.0f} µs (the first of the process: {found['first'] * 1e6:.0f} µs)",
+            "≤ 200 µs",
+            found["cold"] <= 200e-6,
+        ),
+        Row(
+            "look one up in it, another problem of a group read before",
+            f"{found['warm'] * 1e6:.0f} µs",
+            "≤ 200 µs",
+            found["warm"] <= 200e-6,
+        ),
+        Row(
+            "memory for it: growth of VmRSS after opening and nine look-ups",
+            f"{megabytes:.1f} MB (after opening {found['open_bytes'] / 1e6:.1f}, "
+            f"at most {found['peak_bytes'] / 1e6:.1f})",
+            "≤ 30 MB",
+            found["peak_bytes"] <= 30e6,
+        ),
+    ], found
+
+
+def part_find(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """Open a bundle and find the first kernel, against ``get_operators(args)``, in turns."""
+    rows, numbers = [], {}
+    for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
+        found, numbers[path.name] = find_first(repeat, path)
+        rows += found
+    return rows, numbers
+
+
+def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Open one bundle and find the first kernel; against ``get_operators(args)`` if that is installed."""
+    what = f"open {path.name} and find the first kernel, against `get_operators(args)`"
+    if not (path / "MANIFEST.json").exists():
+        return [Row(what, f"not built: {path.name}")], {}
+    has_theirs = has_operators()
+    runs = [
+        (
+            in_fresh_process(__file__, "find", path),
+            in_fresh_process(__file__, "operators", path) if has_theirs else None,
+        )
+        for _turn in range(repeat + 1)
+    ][1:]
+    ours = medians([run for run, _ in runs])
+    if not has_theirs:
+        return [Row(what, f"{ours['find'] * 1e3:.2f} ms; {NO_DSL}", "≥ 20x")], {"ours": ours}
+    theirs = medians([run for _, run in runs if run is not None])
+    ratio = theirs["find"] / ours["find"]
+    rows = [
+        Row(
+            what,
+            f"{ours['find'] * 1e3:.2f} ms against {theirs['find'] * 1e3:.1f} ms: {ratio:.1f}x",
+            "≥ 20x",
+            ratio >= 20,
+        ),
+        Row(
+            "the same against `get_operators(args, target_sm=...)`, called second",
+            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['found_target']:.0f} operators "
+            f"(all targets: {theirs['found']:.0f})",
+        ),
+        Row(
+            "the same with the imports that come before",
+            f"{(ours['find'] + ours['import']) * 1e3:.1f} ms against "
+            f"{(theirs['find'] + theirs['import']) * 1e3:.0f} ms",
+        ),
+    ]
+    return rows, {"ours": ours, "theirs": theirs}
+
+
+def part_start(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """What a process does before its first launch, for each bundle."""
+    rows, numbers = [], {}
+    for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
+        what = f"import, open {path.name}, choose, map: a first launch, without a GPU, after `import torch`"
+        if not (path / "MANIFEST.json").exists():
+            rows.append(Row(what, f"not built: {path.name}"))
+            continue
+        found = medians([in_fresh_process(__file__, "start", path) for _turn in range(repeat + 1)][1:])
+        numbers[path.name] = found
+        ours = found["choose"] + found["map"]
+        measured = f"{ours * 1e3:.1f} ms, and {found['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
+        rows.append(Row(what, measured))
+    return rows, numbers
+
+
+PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find, "start": part_start}
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
+    parser.add_argument("--repeat", type=int, default=9, help="fresh processes for each figure")
+    parser.add_argument("--bundle", type=Path, action="append", help="a bundle for `find`; repeatable")
+    parser.add_argument("--synthetic", type=Path, help="where the synthetic bundle is, or is to be kept")
+    parser.add_argument("--kernels", type=int, default=KERNELS, help="of the synthetic bundle")
+    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work(WORKERS, arguments.worker)
+        return
+    machine = about()
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
+    failed = False
+    for name in arguments.part or PARTS:
+        try:
+            found, numbers[name] = PARTS[name](arguments.repeat, arguments)
+        except RuntimeError as error:
+            found, failed = [Row(f"`--part {name}`", f"not measured: {error}")], True
+        rows += found
+    print(machine.markdown(), table(rows), sep="\n\n")
+    if arguments.output:
+        write_record(arguments.output, machine, rows, numbers)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

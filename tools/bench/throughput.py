@@ -1,0 +1,385 @@
+"""Throughput of ``bundle.gemm`` on a list of problems: against every kernel of the group, and cuBLAS.
+
+Everything is timed by the harness of ``cutlass-aot tune`` (:mod:`cutlass_aot.tuning`): operands that rotate
+through more memory than the L2 cache holds, CUDA graphs of launches, rounds over all candidates in turns,
+medians. Candidates of one problem are all kernels that support it, ``bundle.gemm`` itself and cuBLAS through
+torch: ``torch.mm(out=)``, and for FP8 ``torch._scaled_mm`` with scales of 1 and fast accumulation, which is
+the faster of its two ways. A result of ``bundle.gemm`` that differs from cuBLAS's ends the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cutlass_aot
+from cutlass_aot.errors import CutlassAotError, KernelNotFound
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import OperandConstraint
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.shapes import parse_shapes
+from cutlass_aot.tuning.gpu import GraphStopwatch
+from cutlass_aot.tuning.rotation import plan_rotation
+from cutlass_aot.tuning.search import Effort, rank
+from tools.bench.report import Row
+
+DTYPE_ROWS = {"bf16": ("bf16", "bf16", "bf16"), "f8e4m3": ("f8e4m3", "f8e4m3", "bf16")}
+LAYOUTS = "tnt"
+LISTED, ROWS_HALFWAY, ALL_HALFWAY = "listed", "m half-way", "m, n, k half-way"
+LARGEST_DIFFERENCE = 0.02
+"""Frobenius norm of the difference of two bf16 results, relative to one: each is within 2^-8."""
+
+GRAIN = 16
+"""Elements; extents half-way along n and k are multiples of it, as FP8 operands need."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem, and where it comes from: the list, or half-way between its problems."""
+
+    extents: Extents
+    kind: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found for one problem; times in seconds.
+
+    Attributes:
+        dtype: row of :data:`DTYPE_ROWS`.
+        kind: see :class:`Problem`.
+        batch, m, n, k: extents.
+        tier: what chose the kernel.
+        gemm: time of ``bundle.gemm``.
+        chosen: time of the kernel that it chose, launched itself.
+        best: time of the fastest kernel.
+        cublas: time of cuBLAS.
+        untuned: time of the kernel that is chosen without rankings.
+        names: of the kernels: chosen, best, untuned.
+        kernels: number of kernels that were timed.
+    """
+
+    dtype: str
+    kind: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    tier: str
+    gemm: float
+    chosen: float
+    best: float
+    cublas: float
+    untuned: float
+    names: tuple[str, str, str]
+    kernels: int
+
+
+def problems_of(path: Path, *, halfway: bool, sample: int) -> list[Problem]:
+    """The problems of a shapes file, with those half-way between them; every ``sample``-th of all.
+
+    Raises:
+        ManifestError: if the file is none.
+    """
+    listed = parse_shapes(path.read_bytes(), str(path)).extents
+    found = [Problem(extents, LISTED) for extents in listed]
+    if halfway:
+        found += between(listed)
+    return found[::sample]
+
+
+def between(listed: Sequence[Extents]) -> list[Problem]:
+    """Problems half-way: between neighbouring m for each listed (n, k), and between neighbouring (n, k)."""
+    found = []
+    for batch in sorted({extents.batch for extents in listed}):
+        own = [extents for extents in listed if extents.batch == batch]
+        rows = [
+            (low + high) // 2
+            for low, high in itertools.pairwise(sorted({e.m for e in own}))
+            if high - low > 1
+        ]
+        pairs = sorted({(e.n, e.k) for e in own})
+        middles = [
+            tuple((x + y) // 2 // GRAIN * GRAIN for x, y in zip(low, high, strict=True))
+            for low, high in itertools.pairwise(pairs)
+        ]
+        for kind, between_pairs in ((ROWS_HALFWAY, pairs), (ALL_HALFWAY, middles)):
+            found += [Problem(Extents(batch, m, n, k), kind) for n, k in between_pairs for m in rows]
+    return found
+
+
+class Call:
+    """A candidate that is no kernel: a function of (a, b, out)."""
+
+    def __init__(self, launch: Callable[[Any, Any, Any], object]) -> None:
+        self.launch = launch
+
+
+def cublas(torch: Any, dtype: str, where: Any) -> Call:
+    """cuBLAS through torch, on operands with the batch first."""
+    if dtype == "bf16":
+
+        def multiply(a: Any, b: Any, out: Any) -> None:
+            if len(a) == 1:
+                torch.mm(a[0], b[0], out=out[0])
+            else:
+                torch.bmm(a, b, out=out)
+
+        return Call(multiply)
+    one = torch.ones((), dtype=torch.float32, device=where)
+
+    def scaled(a: Any, b: Any, out: Any) -> None:
+        for left, right, result in zip(a, b, out, strict=True):
+            torch._scaled_mm(
+                left,
+                right,
+                scale_a=one,
+                scale_b=one,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+                out=result,
+            )
+
+    return Call(scaled)
+
+
+class Memory:
+    """Memory of the GPU for sets of operands, and to flush its cache with; kept from problem to problem."""
+
+    def __init__(self, torch: Any, where: Any) -> None:
+        self._torch = torch
+        self._where = where
+        self._l2_bytes = cuda_driver.l2_bytes(where.index)
+        self._memory: Any = None
+        self._flush: Any = None
+
+    def operands(self, constraints: Sequence[OperandConstraint], extents: Extents) -> tuple[list[Any], Any]:
+        """Sets of operands, all with the same random values, and the memory to flush with or None."""
+        torch = self._torch
+        rotation = plan_rotation(constraints, extents, self._l2_bytes)
+        if self._memory is None or self._memory.numel() < rotation.total_bytes:
+            self._memory = None
+            self._memory = torch.empty(rotation.total_bytes, dtype=torch.uint8, device=self._where)
+        sets = []
+        for number in range(rotation.sets):
+            tensors = []
+            for place in rotation.places:
+                begin = number * rotation.set_bytes + place.offset
+                dtype = getattr(torch, DTYPES[place.dtype].torch)
+                lying = self._memory[begin : begin + place.bytes].view(dtype).view(place.memory)
+                tensors.append(lying.transpose(1, 2) if place.transposed else lying)
+            sets.append(tuple(tensors))
+        torch.manual_seed(1)
+        for operand in sets[0][:-1]:
+            values = torch.empty(operand.shape, dtype=torch.bfloat16, device=self._where)
+            operand.copy_(values.normal_())
+        for others in sets[1:]:
+            for operand, first in zip(others[:-1], sets[0][:-1], strict=True):
+                operand.copy_(first)
+        if rotation.flush_bytes and self._flush is None:
+            self._flush = torch.empty(rotation.flush_bytes, dtype=torch.uint8, device=self._where)
+        return sets, self._flush if rotation.flush_bytes else None
+
+    def forget(self) -> None:
+        """Give the memory back, after there was not enough."""
+        self._memory = None
+        self._torch.cuda.empty_cache()
+
+
+class Throughput:
+    """Measures problems with one bundle on GPU 0.
+
+    Args:
+        torch: the module.
+        bundle: as a user opens it.
+        untuned: the same bundle without its rankings.
+        effort: how long to measure each problem.
+    """
+
+    def __init__(
+        self, torch: Any, bundle: cutlass_aot.Bundle, untuned: cutlass_aot.Bundle, effort: Effort
+    ) -> None:
+        self._torch = torch
+        self._bundle = bundle
+        self._untuned = untuned
+        self._effort = effort
+        self._where = torch.device("cuda", 0)
+        self._memory = Memory(torch, self._where)
+
+    def measure(self, dtype: str, problem: Problem) -> Measured | None:
+        """Measure one problem; None if the GPU has not enough memory for it.
+
+        Raises:
+            KernelNotFound: if the bundle has no kernel for it.
+            RuntimeError: if a result is wrong.
+        """
+        try:
+            return self._measured(dtype, problem)
+        except self._torch.cuda.OutOfMemoryError:
+            self._memory.forget()
+            return None
+
+    def _measured(self, dtype: str, problem: Problem) -> Measured:
+        bundle, extents = self._bundle, problem.extents
+        sets, flush = self._memory.operands(self._constraints(dtype), extents)
+        operands = sets[0]
+        kernels = bundle.find(*operands)
+        choice = bundle.choose(*operands)
+        untuned = self._untuned.choose(*operands).kernel
+        gemm = len(kernels)
+        candidates: list[Any] = [*kernels, Call(bundle.gemm), cublas(self._torch, dtype, self._where)]
+        fastest = self._first_launches(candidates, operands)
+        self._compare(candidates[gemm:], operands, extents)
+        watch = GraphStopwatch(self._torch, sets, flush, fastest, lambda: None)
+        for number, candidate in enumerate(candidates):
+            watch.capture(number, candidate)
+        outcome = rank(range(len(candidates)), watch, time.perf_counter, self._effort)
+        times = dict((*outcome.ranked, *outcome.stopped))
+        by_digest = {kernel.digest: number for number, kernel in enumerate(kernels)}
+        best = min(range(gemm), key=times.__getitem__)
+        return Measured(
+            dtype,
+            problem.kind,
+            extents.batch,
+            extents.m,
+            extents.n,
+            extents.k,
+            choice.tier,
+            gemm=times[gemm],
+            chosen=times[by_digest[choice.kernel.digest]],
+            best=times[best],
+            cublas=times[gemm + 1],
+            untuned=times[by_digest[untuned.digest]],
+            names=(choice.kernel.name, kernels[best].name, untuned.name),
+            kernels=gemm,
+        )
+
+    def _constraints(self, dtype: str) -> tuple[OperandConstraint, ...]:
+        """Constraints of a group of the bundle with these element types, at the layouts of a linear layer."""
+        for group in self._bundle.groups:
+            names = tuple(operand.dtype for operand in group.operands)
+            if (names, group.layouts, group.operation) == (DTYPE_ROWS[dtype], LAYOUTS, "gemm"):
+                return group.operands
+        raise KernelNotFound(f"bundle {self._bundle.name} has no {LAYOUTS} GEMM of {DTYPE_ROWS[dtype]}")
+
+    def _first_launches(self, candidates: Iterable[Any], operands: Sequence[Any]) -> float:
+        """Launch each twice, which loads it; seconds of the fastest second launch."""
+        torch = self._torch
+        spans = []
+        for candidate in candidates:
+            candidate.launch(*operands)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            candidate.launch(*operands)
+            end.record()
+            spans.append((begin, end))
+        torch.cuda.current_stream().synchronize()
+        fastest: float = min(begin.elapsed_time(end) for begin, end in spans)
+        return fastest / 1e3
+
+    def _compare(self, candidates: Sequence[Any], operands: Sequence[Any], extents: Extents) -> None:
+        """Hold the results of two candidates against each other."""
+        results = []
+        for candidate in candidates:
+            operands[-1].fill_(float("nan"))
+            candidate.launch(*operands)
+            results.append(operands[-1].float())
+        ours, theirs = results
+        difference = float((ours - theirs).norm() / theirs.norm())
+        if not difference <= LARGEST_DIFFERENCE:
+            raise RuntimeError(f"bundle.gemm and cuBLAS differ by {difference:.2e} on {extents}")
+
+
+def measure_all(
+    path: Path, problems: Sequence[Problem], dtypes: Sequence[str], seconds: float
+) -> tuple[list[Row], dict[str, Any]]:
+    """Measure every problem for every row of element types; progress goes to the standard error.
+
+    Args:
+        path: the bundle.
+        problems: in the order to be measured.
+        dtypes: rows of :data:`DTYPE_ROWS`.
+        seconds: to spend on the rounds of one problem, beside its preparation.
+    """
+    import torch
+
+    bundle, untuned = cutlass_aot.open(path), cutlass_aot.open(path, rankings=False)
+    bench = Throughput(torch, bundle, untuned, Effort(seconds=seconds))
+    found: list[Measured] = []
+    notes: list[Row] = []
+    # A stream of our own: the legacy default stream cannot be captured.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        _warm_up(torch)
+        for dtype in dtypes:
+            left_out = 0
+            for number, problem in enumerate(problems, 1):
+                try:
+                    measured = bench.measure(dtype, problem)
+                except CutlassAotError as error:
+                    notes.append(
+                        Row(f"throughput, {dtype}", f"not measured from {problem.extents} on: {error}")
+                    )
+                    break
+                left_out += measured is None
+                found += [measured] if measured else []
+                print(f"\r{dtype}: {number} of {len(problems)}", end="", file=sys.stderr)
+            print(file=sys.stderr)
+            if left_out:
+                notes.append(Row(f"throughput, {dtype}", f"{left_out} problems do not fit the GPU's memory"))
+    rows = [row for dtype in dtypes for row in summary([item for item in found if item.dtype == dtype])]
+    return rows + notes, {"problems": [asdict(item) for item in found]}
+
+
+def _warm_up(torch: Any) -> None:
+    """Bring the clocks up from idling."""
+    matrix = torch.ones((4096, 4096), dtype=torch.float16, device="cuda")
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 1:
+        for _ in range(20):
+            torch.mm(matrix, matrix)
+        torch.cuda.current_stream().synchronize()
+
+
+def summary(found: Sequence[Measured]) -> list[Row]:
+    """Geometric means over the problems of one row of element types, by where they come from and by tier."""
+    rows = []
+    for kind in (LISTED, ROWS_HALFWAY, ALL_HALFWAY):
+        for tier in sorted({item.tier for item in found if item.kind == kind}):
+            rows += _means([item for item in found if (item.kind, item.tier) == (kind, tier)])
+    return rows
+
+
+def _means(items: Sequence[Measured]) -> list[Row]:
+    first = items[0]
+    where = f"{first.dtype}, {len(items)} problems ({first.kind}), {first.tier}"
+
+    def mean(what: str, ratios: Sequence[float], goal: float | None = None) -> Row:
+        value = statistics.geometric_mean(ratios)
+        measured = f"{value:.3f} (lowest {min(ratios):.2f})"
+        if goal is None:
+            return Row(f"{what}: {where}", measured)
+        return Row(f"{what}: {where}", measured, f"≥ {goal}", value >= goal)
+
+    goal = {"tuned": 0.98, "nearest tuned": 0.93}.get(first.tier)
+    goal_cublas = 0.92 if first.kind == LISTED else None
+    regret = [item.untuned / item.best for item in items]
+    mean_regret = statistics.geometric_mean(regret)
+    return [
+        mean("speed of `bundle.gemm`, best kernel as 1", [item.best / item.gemm for item in items], goal),
+        mean("speed of the kernel that it chose", [item.best / item.chosen for item in items]),
+        mean("speed of `bundle.gemm`, cuBLAS as 1", [item.cublas / item.gemm for item in items], goal_cublas),
+        mean("speed of the best kernel, cuBLAS as 1", [item.cublas / item.best for item in items]),
+        Row(
+            f"time of the untuned choice, best kernel as 1: {where}",
+            f"{mean_regret:.3f} (highest {max(regret):.2f})",
+            "≤ 1.15",
+            mean_regret <= 1.15,
+        ),
+    ]

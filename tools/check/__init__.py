@@ -1,0 +1,1 @@
+"""Checks that are too long for the tests, or need a GPU, and what makes tables for documents."""

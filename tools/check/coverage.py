@@ -1,0 +1,424 @@
+"""Build a manifest, and show that it covers what there is: compiled, on the right tensor cores, found again.
+
+    python -m tools.check.coverage MANIFEST [--store DIR] [--out DIR] [-j JOBS] [--least 3]
+
+Needs the build extra, no GPU. What the store has is not compiled again. Of every kernel that the build gives:
+
+- its object is disassembled: its tensor-core instructions are those that its record calls for, of the
+  record's element types, with scale factors where it has some (``tools/check/instructions.py``);
+- it is found: operands are described for several problems that satisfy its constraints, with and without a
+  batch, and ``find`` has to give it, further operands by name, the epilogue as a formula. Operands of a
+  problem that breaks a divisibility have to be refused with that reason.
+
+Then it is counted. For each target of the manifest, every combination of element types, accumulator and scale
+factors that a generator of the manifest offers (asked as ``support_tables.py`` does, without what is known to
+be bad), and every class of epilogue (``epilogue_classes.py``), needs three kernels. Prints Markdown, then
+what is wrong; exits with 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+import cutlass_aot
+from cutlass_aot.builder import events
+from cutlass_aot.builder.build import build
+from cutlass_aot.builder.compile.audit import disassemble
+from cutlass_aot.builder.compile.cores import available_workers
+from cutlass_aot.builder.settings import Settings
+from cutlass_aot.errors import ArtifactError, CutlassAotError, KernelNotFound
+from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.manifest.model import Manifest, load_manifest
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.operands import OperandDescription, packed
+from cutlass_aot.store.store import Store
+from tools.bench.machine import about
+from tools.check.epilogue_classes import classes_of, examples
+from tools.check.instructions import audit_instructions, required
+from tools.check.support_tables import (
+    Asking,
+    block_scaled,
+    declared,
+    dense,
+    grouped,
+    mixed_input,
+    scale_text,
+    table,
+)
+
+GEMM_OPERANDS = 3
+"""Operands of a GEMM that are given in order, a, b and out; the others go by name."""
+
+STEPS: tuple[Mapping[str, int], ...] = (
+    {},
+    {"M": 5, "N": 3, "K": 2, "G": 3, "T": 7, "R": 9},
+    {"L": 2, "M": 9, "N": 17, "K": 40},
+)
+"""How many times the least extent each extent is, by name; 1 where nothing is said. ``L`` is left out where
+it is not named: then operands have no batch."""
+
+
+# ---- what a kernel is counted as -------------------------------------------------------------------------
+
+
+class Combination(NamedTuple):
+    """What kernels are counted by: an operation on operands of these types.
+
+    Attributes:
+        operation: as in the record.
+        generator: of the kernels.
+        dtypes: of a, b and out, or of all operands of another operation.
+        accumulator: ``""`` where the operation fixes it.
+        scales: in words.
+    """
+
+    operation: str
+    generator: str
+    dtypes: tuple[str, ...]
+    accumulator: str
+    scales: str
+
+    def __str__(self) -> str:
+        words = (self.operation, ".".join(self.dtypes), self.accumulator, self.scales)
+        return " ".join(word for word in words if word)
+
+
+def combination_of(kernel: Kernel) -> Combination:
+    """The combination that a kernel without an epilogue counts for."""
+    scales = {op.scale.of: ScaleRequest(op.dtype, op.scale.block) for op in kernel.operands if op.scale}
+    count = GEMM_OPERANDS if is_gemm(kernel.operation) else len(kernel.operands)
+    dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
+    problem = Problem(kernel.operation, dtypes, "", kernel.accumulator, (scales.get("a"), scales.get("b")))
+    return Combination(kernel.operation, kernel.generator, dtypes, kernel.accumulator, scale_text(problem))
+
+
+def is_gemm(operation: str) -> bool:
+    """Whether it is one of the GEMM operations, whose first operands are a, b and out."""
+    return operation.endswith("gemm")
+
+
+# ---- (a) instructions ------------------------------------------------------------------------------------
+
+
+def check_instructions(
+    handles: Sequence[KernelHandle], store: Store, jobs: int
+) -> tuple[Counter[str], list[str]]:
+    """Disassemble every kernel and hold its instructions against its record.
+
+    Returns:
+        How many kernels were to have which instruction, and what is wrong.
+    """
+
+    def wrong_with(handle: KernelHandle) -> str:
+        data = store.get_blob(handle.entry.object_sha256)
+        if data is None:
+            return f"{handle.name}: its object is not in the store"
+        try:
+            audit_instructions(handle.kernel, disassemble(data))
+        except ArtifactError as error:
+            return str(error)
+        return ""
+
+    counts = Counter(str(required(handle.kernel) or "none called for") for handle in handles)
+    with ThreadPoolExecutor(jobs) as pool:
+        return counts, [problem for problem in pool.map(wrong_with, handles) if problem]
+
+
+# ---- (b) found again -------------------------------------------------------------------------------------
+
+
+def least_extents(operands: Sequence[OperandConstraint]) -> dict[str, int]:
+    """The least value of each named extent that satisfies the constraints; its multiples do too."""
+    extents = {operand.name: operand.extents for operand in operands}
+    found: dict[str, int] = {}
+
+    def add(name: str | int, multiple: int) -> None:
+        if isinstance(name, str):
+            found[name] = math.lcm(found.get(name, 1), multiple)
+
+    for operand in operands:
+        if operand.scale is not None:
+            for name, multiple in operand.scale.multiples(extents[operand.scale.of], operand.dtype).items():
+                add(name, multiple)
+            continue
+        for extent, multiple in zip(
+            operand.extents, operand.multiples or (1,) * len(operand.extents), strict=True
+        ):
+            add(extent, multiple)
+        if not operand.is_number:
+            add(operand.extents[operand.contiguous], operand.divisibility)
+    return found
+
+
+def problems_for(operands: Sequence[OperandConstraint]) -> Iterator[dict[str | int, int]]:
+    """Extents of several problems that satisfy constraints."""
+    least = least_extents(operands)
+    for step in STEPS:
+        extents: dict[str | int, int] = {name: value * step.get(name, 1) for name, value in least.items()}
+        if BATCH not in step:
+            extents.pop(BATCH, None)
+        yield extents
+
+
+def find(bundle: Bundle, group: GroupEntry, operands: Sequence[OperandDescription]) -> set[str]:
+    """Names of the kernels that a caller with these operands finds; empty if there are none.
+
+    Raises:
+        KernelNotFound: with the reason.
+    """
+    count = GEMM_OPERANDS if is_gemm(group.operation) else len(operands)
+    named: dict[str, Any] = {
+        constraint.name: operand
+        for constraint, operand in zip(group.operands[count:], operands[count:], strict=True)
+    }
+    handles = bundle.find(
+        *operands[:count],
+        operation=group.operation,
+        accumulator=group.accumulator or None,
+        epilogue=group.epilogue,
+        parameters=dict(group.parameters),
+        target=group.target,
+        **named,
+    )
+    return {handle.name for handle in handles}
+
+
+def check_found(bundle: Bundle, group: GroupEntry, names: set[str]) -> Iterator[str]:
+    """What is wrong with finding a group's kernels.
+
+    Args:
+        bundle: which has them.
+        group: whose operands are described.
+        names: of its kernels.
+    """
+    for extents in problems_for(group.operands):
+        try:
+            lacking = names - find(bundle, group, packed(group.operands, extents))
+        except CutlassAotError as error:
+            yield f"{group.name}: not found for {extents}: {error}"
+            continue
+        if lacking:
+            yield f"{group.name}: for {extents}, find does not give {', '.join(sorted(lacking))}"
+    least = least_extents(group.operands)
+    broken = next((name for name, multiple in least.items() if multiple > 1), None)
+    if broken is None:
+        return
+    broken_extents: dict[str | int, int] = {name: value for name, value in least.items() if name != BATCH}
+    broken_extents[broken] += 1
+    try:
+        given = names & find(bundle, group, packed(group.operands, broken_extents))
+    except KernelNotFound as error:
+        if "divisible by" not in str(error):
+            yield f"{group.name}: refused for {broken_extents} without its divisibility: {error}"
+    else:
+        if given:
+            yield f"{group.name}: given for {broken_extents}, which it cannot take"
+
+
+# ---- (c) three of everything -----------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """How many kernels there are of what, by target.
+
+    Attributes:
+        combinations: kernels without an epilogue.
+        classes: kernels with one, by the element types of a and b and by class.
+        epilogues: kernels with one, in all.
+    """
+
+    combinations: dict[Combination, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    classes: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    epilogues: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, kernels: Iterable[Kernel]) -> Count:
+        """Count kernels."""
+        made = cls()
+        for kernel in kernels:
+            if not kernel.epilogue:
+                made.combinations[combination_of(kernel)][kernel.target] += 1
+                continue
+            made.epilogues[kernel.target] += 1
+            pair = " x ".join(operand.dtype for operand in kernel.operands[:2])
+            for name in classes_of(epilogue_of(kernel)):
+                made.classes[pair, name][kernel.target] += 1
+        return made
+
+
+def offered(manifest: Manifest, jobs: int) -> dict[Combination, dict[str, int]]:
+    """How many kernels the manifest's generators have of each combination and target."""
+    names = {table.generator for table in manifest.tables}
+    problems = [*dense(), *block_scaled(), *mixed_input(), *grouped(), *declared()]
+    wanted = {table.operation for table in manifest.tables}
+    found: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    asking = Asking.start(jobs)
+    with asking.pool:
+        asked = [problem for problem in problems if problem.operation in wanted]
+        for answer in asking.answers(asked, manifest.targets, sorted(names)):
+            for combination, count in Counter(map(combination_of, answer.kernels)).items():
+                found[combination][answer.target] += count
+    return found
+
+
+def missing(
+    count: Count, there_is: Mapping[Combination, Mapping[str, int]], targets: Sequence[str], least: int
+) -> Iterator[str]:
+    """What there are too few kernels of."""
+    for combination, available in there_is.items():
+        for target, number in available.items():
+            wanted, has = min(least, number), count.combinations.get(combination, Counter())[target]
+            if has < wanted:
+                yield f"{combination} on {target}: {has} kernels, expected {wanted}"
+    for combination, have in count.combinations.items():
+        for target, has in have.items():
+            if target not in there_is.get(combination, {}):
+                yield f"{combination} on {target}: {has} kernels of what no question to a generator names"
+    for name in examples():
+        for target in targets:
+            has = count.classes.get(("bf16 x bf16", name), Counter())[target]
+            if has < least:
+                yield f"epilogue {name} on {target}: {has} kernels of bf16, expected {least}"
+
+
+# ---- the table -------------------------------------------------------------------------------------------
+
+
+def combinations_table(count: Count) -> str:
+    """A row for each operation, a, b, scale factors and accumulator, with the least number of any output."""
+    rows: dict[tuple[str, str, str, str], dict[str, Counter[str]]] = defaultdict(dict)
+    for combination, by_target in sorted(count.combinations.items(), key=lambda item: item[0][:2]):
+        gemm = is_gemm(combination.operation)
+        pair = " x ".join(combination.dtypes[:2]) if gemm else ".".join(combination.dtypes)
+        row = combination.operation, pair, combination.scales, combination.accumulator
+        rows[row][combination.dtypes[-1] if gemm else ""] = by_target
+    lines = []
+    for (operation, pair, scales, accumulator), outs in rows.items():
+        totals: Counter[str] = Counter()
+        for by_target in outs.values():
+            totals.update(by_target)
+        words = [f"`{operation}`", pair, scales, accumulator, ", ".join(out for out in outs if out)]
+        lines.append(([*words, str(min(min(counts.values()) for counts in outs.values()))], dict(totals)))
+    head = ["operation", "a x b", "scale factors", "accumulator", "out", "fewest of one"]
+    return table(head, lines)
+
+
+def classes_table(count: Count) -> str:
+    """A row for each class of epilogue: kernels by the element types of a and b, for all targets together."""
+    pairs = sorted({pair for pair, _ in count.classes}, key=lambda pair: (pair != "bf16 x bf16", pair))
+    targets = sorted({target for counts in count.classes.values() for target in counts})
+    lines = [
+        "| class | " + " | ".join(f"{pair}, {' + '.join(targets)}" for pair in pairs) + " |",
+        "|---|" + "--:|" * len(pairs),
+    ]
+    for name in examples():
+        counts = [count.classes.get((pair, name), Counter()) for pair in pairs]
+        numbers = [" + ".join(str(of[target]) for target in targets) if of.total() else "" for of in counts]
+        lines.append(f"| `{name}` | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+# ---- the run ---------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@dataclass
+class Progress:
+    """Says how far the build is, to standard error.
+
+    Attributes:
+        compiled: kernels that were compiled now.
+    """
+
+    compiled: int = 0
+    start: float = field(default_factory=time.monotonic)
+
+    def __call__(self, event: events.Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, events.Failed):
+            _say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
+        if isinstance(event, events.Compiled):
+            self.compiled += 1
+            if self.compiled % 50 == 0:
+                _say(f"compiled {self.compiled} in {time.monotonic() - self.start:.0f} s")
+
+
+@click.command()
+@click.argument("manifest_path", metavar="MANIFEST", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--store", type=click.Path(path_type=Path), default=Path("build/store"), help="Compiled kernels."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("build/bundles"), help="Takes the bundle."
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), default=available_workers, help="Workers.")
+@click.option("--least", type=click.IntRange(1), default=3, show_default=True, help="Kernels of each kind.")
+def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> None:
+    """Build a manifest, audit and find every kernel, and count kinds."""
+    manifest = load_manifest(manifest_path)
+    progress = Progress()
+    result = build(manifest_path, out, Settings(store, jobs, 600.0, progress))
+    seconds = time.monotonic() - progress.start
+    if result.failures:
+        sys.exit(f"error: {len(result.failures)} of {result.kernels} kernels do not compile")
+    bundle = cutlass_aot.open(result.bundle)
+    handles = bundle.kernels()
+
+    start = time.monotonic()
+    _say(f"disassembling {len(handles)} kernels")
+    with Settings(store, jobs, 600.0, progress).open_store() as opened:
+        instructions, wrong = check_instructions(handles, opened, jobs)
+    auditing = time.monotonic() - start
+    _say(f"describing operands for {len(bundle.groups)} groups")
+    names: dict[str, set[str]] = defaultdict(set)
+    for handle in handles:
+        names[handle.group.name].add(handle.name)
+    for group in bundle.groups:
+        wrong += check_found(bundle, group, names[group.name])
+    _say("asking the generators what there is")
+    count = Count.of(handle.kernel for handle in handles)
+    wrong += missing(count, offered(manifest, jobs), manifest.targets, least)
+
+    spilling = sum(handle.facts.spill_bytes > 0 for handle in handles)
+    click.echo(f"{about().markdown()}\n")
+    click.echo(
+        f"{len(handles)} kernels in {len(bundle.groups)} groups, of which {progress.compiled} were compiled "
+        f"now; the build took {seconds:.0f} s with {jobs} workers, the disassembly {auditing:.0f} s. "
+        f"{spilling} kernels spill registers. Each group was asked for with {len(STEPS)} problems that its "
+        "kernels can take, and with one that they cannot.\n"
+    )
+    click.echo("| tensor-core instruction | kernels |\n|---|--:|")
+    for name, number in sorted(instructions.items()):
+        click.echo(f"| {name} | {number} |")
+    click.echo(f"\n{combinations_table(count)}\n")
+    total = ", ".join(f"{number} on {target}" for target, number in sorted(count.epilogues.items()))
+    click.echo(f"Kernels with an epilogue: {total}. By class:\n\n{classes_table(count)}")
+    for problem in wrong:
+        _say(f"wrong: {problem}")
+    _say(f"{len(wrong)} wrong")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CutlassAotError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,442 @@
+"""Which operands each operation has kernels for, on which target: asked of the generators, for a page.
+
+    python -m tools.check.support_tables [--section NAME]... [-j JOBS] [--check] [PAGE]
+
+Needs the build extra, no GPU, and about a minute for all of it; nothing is compiled. Every combination of
+element types, accumulator and scale factors that might exist is a question to every generator of the package
+that has the operation, asked in the builder's workers, for every target of the generator. What is known to
+be bad with the installed DSL counts as not there, since no build takes it. The tables go between the markers
+``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/support.md); ``--check`` writes nothing and
+exits with 1 if a table is not what the page has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from cutlass_aot.builder.compile import compile as compiling
+from cutlass_aot.builder.compile.cores import available_workers
+from cutlass_aot.builder.compile.pool import Pool
+from cutlass_aot.builder.plan.known_bad import known_bad
+from cutlass_aot.builder.records import Enumeration
+from cutlass_aot.builder.toolchain import detect_compiler
+from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.generators.registry import ENTRY_POINT_GROUP, GeneratorReference
+from cutlass_aot.manifest.model import DEFAULT_ACCUMULATORS
+from cutlass_aot.manifest.toml import load_toml
+from cutlass_aot.schema.kernels.kernel import Kernel
+from tools.check.epilogue_classes import examples
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "support.md"
+
+HALVES = ("f16", "bf16")
+EIGHT_BITS = ("f8e4m3", "f8e5m2")
+INTEGERS = ("i8", "u8")
+OUTPUTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+NARROW = (*EIGHT_BITS, "f6e2m3", "f6e3m2", "f4e2m1")
+LAYOUT = "tnt"
+MX = ScaleRequest("f8e8m0", 32)
+SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
+BLOCKS = (32, 64, 128, 256, 512)
+NEW_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
+"""Where the families that need tensor memory or tensor maps could run."""
+_ASKED_AT_ONCE = 64
+"""Questions whose answers are in memory at once: up to a thousand records each."""
+
+_DEVICES = {"sm_90a": "h200", "sm_103a": "gb300", "sm_103f": "gb300"}
+_ANY_DEVICE = "b200"
+"""Which one makes no difference to what there is."""
+
+
+# ---- what is asked ---------------------------------------------------------------------------------------
+
+
+def dense() -> Iterator[Problem]:
+    """Plain GEMMs, of two equal element types and of two that might go together."""
+    for out in ("f64", "f32"):
+        yield Problem("gemm", ("f64", "f64", out), LAYOUT, "f64")
+    yield Problem("gemm", ("f32", "f32", "f32"), LAYOUT, "f32")
+    for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+    for ab, out in itertools.product(("f16", *EIGHT_BITS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, "f16")
+    for a, b in (*itertools.permutations(EIGHT_BITS, 2), *itertools.permutations(INTEGERS, 2)):
+        yield Problem("gemm", (a, b, "f32"), LAYOUT, _accumulator(a))
+
+
+def block_scaled() -> Iterator[Problem]:
+    """GEMMs with scale factors for both operands."""
+    for a, b, out in itertools.product(NARROW, NARROW, OUTPUTS[:6]):
+        yield Problem("gemm", (a, b, out), LAYOUT, "f32", (MX, MX))
+    for ab, scale in itertools.product(NARROW, SCALES[1:]):
+        for out in OUTPUTS[:6] if ab == "f4e2m1" else ("f32",):
+            yield Problem("gemm", (ab, ab, out), LAYOUT, "f32", (scale, scale))
+
+
+def mixed_input() -> Iterator[Problem]:
+    """GEMMs of integers with floats."""
+    for a, b, out, accumulator in itertools.product(
+        (*INTEGERS, "i4"), (*HALVES, "f8e4m3"), OUTPUTS[:4], ("f32", "f16")
+    ):
+        for block in BLOCKS if a == "i4" else (0,):
+            scale = ScaleRequest(b, block) if block else None
+            yield Problem("gemm", (a, b, out), LAYOUT, accumulator, (scale, None))
+
+
+def grouped() -> Iterator[Problem]:
+    """Grouped GEMMs."""
+    for ab, out in itertools.product(("f32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+
+
+def epilogues() -> Iterator[Problem]:
+    """GEMMs of bf16 with an epilogue of each class."""
+    for epilogue in examples().values():
+        yield Problem("gemm", ("bf16", "bf16", "bf16"), LAYOUT, "f32", epilogue=epilogue)
+
+
+def fused_operands() -> Iterator[Problem]:
+    """GEMMs of equal element types with one epilogue."""
+    epilogue = examples()["number"]
+    for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab), epilogue=epilogue)
+
+
+def layouts(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """The same in every layout of a, b and out."""
+    for problem, letters in itertools.product(problems, itertools.product("tn", repeat=3)):
+        yield replace(problem, layouts="".join(letters))
+
+
+def _plain(ab: str, out: str) -> Problem:
+    return Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+
+
+def _accumulator(ab: str) -> str:
+    return DEFAULT_ACCUMULATORS.get(ab, "f32")
+
+
+def own_generators() -> dict[str, GeneratorReference]:
+    """The generators of this package, as its sources register them: by no means all that are installed."""
+    project = load_toml(REPOSITORY / "pyproject.toml")["project"]
+    entries: dict[str, str] = project["entry-points"][ENTRY_POINT_GROUP]
+    return {name: GeneratorReference(name, location) for name, location in sorted(entries.items())}
+
+
+# ---- asking ----------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What a generator has for a problem on a target.
+
+    Attributes:
+        generator: its name.
+        problem: what was asked.
+        target: GPU code target.
+        kernels: the records, without those that are known to be bad.
+    """
+
+    generator: str
+    problem: Problem
+    target: str
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The generators of the package, and workers to ask them in.
+
+    Attributes:
+        pool: the workers.
+        generators: by name.
+        dsl_version: what is installed.
+    """
+
+    pool: Pool
+    generators: Mapping[str, GeneratorReference]
+    dsl_version: str
+
+    @classmethod
+    def start(cls, jobs: int) -> Asking:
+        """With workers of this machine. Use :attr:`pool` as a context manager.
+
+        Args:
+            jobs: most workers at once.
+        """
+        own, compiler = own_generators(), detect_compiler()
+        modules = {module for reference in own.values() for module in reference.load().modules}
+        pool = Pool(jobs, tuple(sorted(modules)), 600.0, compiler.roots)
+        return cls(pool, own, compiler.versions["nvidia-cutlass-dsl"])
+
+    def answers(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[str] | None = None,
+        generators: Sequence[str] | None = None,
+    ) -> Iterator[Answer]:
+        """What there is for problems; those that there is nothing for are left out.
+
+        Args:
+            problems: what to ask.
+            targets: on which targets; None for all that a generator has.
+            generators: which to ask; None for all that have the operation.
+        """
+        instances = {name: reference.load() for name, reference in self.generators.items()}
+        questions = [
+            Enumeration(0, reference, problem, target)
+            for name, reference in self.generators.items()
+            if generators is None or name in generators
+            for problem in problems
+            if problem.operation in instances[name].operations
+            for target in instances[name].targets(problem.operation)
+            if targets is None or target in targets
+        ]
+        profiles = {q.target: load_profile(_DEVICES.get(q.target, _ANY_DEVICE)) for q in questions}
+        for start in range(0, len(questions), _ASKED_AT_ONCE):
+            asked = questions[start : start + _ASKED_AT_ONCE]
+            for question, kernels in compiling.enumerate_kernels(self.pool, asked, profiles):
+                good = tuple(kernel for kernel in kernels if not known_bad(kernel, self.dsl_version))
+                if good:
+                    yield Answer(question.generator.name, question.problem, question.target, good)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+Counts = dict[str, int]
+"""Number of kernels by target."""
+
+
+def table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Counts]]) -> str:
+    """A Markdown table of rows in words with counts by target; a target without any is left out."""
+    targets = sorted({target for _, counts in rows for target in counts}, key=_target_order)
+    lines = [
+        "| " + " | ".join([*head, *targets]) + " |",
+        "|" + "---|" * len(head) + "--:|" * len(targets),
+    ]
+    for words, counts in rows:
+        numbers = [str(counts.get(target, "")) for target in targets]
+        lines.append("| " + " | ".join([*words, *numbers]) + " |")
+    return "\n".join(lines)
+
+
+def _target_order(target: str) -> tuple[int, str]:
+    return int(re.sub(r"\D", "", target)), target
+
+
+def by_operands(answers: Iterator[Answer]) -> str:
+    """A row for each generator, a, b, scale factors and accumulator; outputs of equal counts together."""
+    found: dict[tuple[str, str, str, str, str], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
+    for answer in answers:
+        a, b, out = answer.problem.dtypes
+        row = (answer.generator, a, b, scale_text(answer.problem), answer.problem.accumulator)
+        found[row][out][answer.target] = len(answer.kernels)
+    scaled = any(row[3] for row in found)
+    rows = []
+    for row, outputs in found.items():
+        together: dict[tuple[tuple[str, int], ...], list[str]] = defaultdict(list)
+        for out, counts in outputs.items():
+            together[tuple(sorted(counts.items()))].append(out)
+        generator, a, b, scale, accumulator = row
+        for same, outs in together.items():
+            words = [f"`{generator}`", a, b, *([scale] if scaled else []), accumulator, ", ".join(outs)]
+            rows.append((words, dict(same)))
+    head = ["generator", "a", "b", *(["scale factors"] if scaled else []), "accumulator", "out"]
+    return table(head, rows)
+
+
+def scale_text(problem: Problem) -> str:
+    """Scale factors of a problem in words; ``""`` for none."""
+    texts = [f"{scale.dtype} x {scale.block}" if scale else "" for scale in problem.scales]
+    if texts[0] == texts[1]:
+        return texts[0]
+    return ", ".join(f"{name}: {text}" for name, text in zip("ab", texts, strict=True) if text)
+
+
+def by_layout(answers: Iterator[Answer]) -> str:
+    """A row for each generator, operands and set of targets: the layouts that there are."""
+    found: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for answer in answers:
+        row = answer.generator, ".".join(answer.problem.dtypes), scale_text(answer.problem)
+        found[row][answer.target].append(answer.problem.layouts)
+    scaled = any(row[2] for row in found)
+    head = ["generator", "a.b.out", *(["scale factors"] if scaled else []), "targets", "layouts"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (generator, dtypes, scale), targets in found.items():
+        together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for target, words in targets.items():
+            together[tuple(sorted(words))].append(target)
+        for letters, names in together.items():
+            which = "all" if len(letters) == 8 else ", ".join(letters)
+            words = [f"`{generator}`", dtypes, *([scale] if scaled else []), ", ".join(names), which]
+            lines.append("| " + " | ".join(words) + " |")
+    return "\n".join(lines)
+
+
+def by_class(answers: Iterator[Answer]) -> str:
+    """A row for each generator; classes of epilogues that have equal counts together."""
+    classes = examples()
+    found: dict[tuple[str, str], Counts] = defaultdict(dict)
+    for answer in answers:
+        # One example may stand for more than one class.
+        for name in (name for name, epilogue in classes.items() if epilogue == answer.problem.epilogue):
+            found[answer.generator, name][answer.target] = len(answer.kernels)
+    together: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = defaultdict(list)
+    for (generator, name), counts in found.items():
+        together[generator, tuple(sorted(counts.items()))].append(name)
+    rows = []
+    for (generator, same), names in together.items():
+        words = ", ".join(f"`{name}`" for name in classes if name in names)
+        rows.append(((f"`{generator}`", words), dict(same)))
+    return table(["generator", "classes"], rows)
+
+
+def by_parameters(answers: Iterator[Answer]) -> str:
+    """A row for each declared kernel and the element types of its operands."""
+    found: dict[tuple[str, str], Counts] = defaultdict(lambda: defaultdict(int))
+    for answer in answers:
+        for kernel in answer.kernels:
+            dtypes = ".".join(operand.dtype for operand in kernel.operands)
+            found[answer.problem.operation, dtypes][answer.target] += 1
+    return table(
+        ["operation", "operands"],
+        [((f"`{operation}`", dtypes), counts) for (operation, dtypes), counts in found.items()],
+    )
+
+
+# ---- sections of the page --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table.
+
+    Attributes:
+        problems: what is asked for it.
+        render: makes the table of the answers.
+        targets: on which targets; None for all that a generator has.
+    """
+
+    problems: Callable[[], Iterator[Problem]]
+    render: Callable[[Iterator[Answer]], str]
+    targets: tuple[str, ...] | None = None
+
+
+_FEW_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a")
+
+
+def _dense_layouts() -> Iterator[Problem]:
+    pairs = [("f64", "f64"), ("tf32", "f32"), ("bf16", "bf16"), ("f8e4m3", "bf16"), ("i8", "i32")]
+    return layouts([_plain(*pair) for pair in pairs])
+
+
+def _block_scaled_layouts() -> Iterator[Problem]:
+    pairs = [("f8e4m3", "f8e4m3"), ("f8e4m3", "f6e3m2"), ("f6e3m2", "f6e3m2"), ("f8e4m3", "f4e2m1")]
+    problems = [Problem("gemm", (*pair, "bf16"), LAYOUT, "f32", (MX, MX)) for pair in pairs]
+    nvfp4 = Problem("gemm", ("f4e2m1", "f4e2m1", "bf16"), LAYOUT, "f32", (SCALES[2], SCALES[2]))
+    return layouts([*problems, nvfp4])
+
+
+def _mixed_input_layouts() -> Iterator[Problem]:
+    scale = ScaleRequest("bf16", 128)
+    return layouts(
+        [
+            Problem("gemm", ("i8", "bf16", "bf16"), LAYOUT, "f32"),
+            Problem("gemm", ("i4", "bf16", "bf16"), LAYOUT, "f32", (scale, None)),
+        ]
+    )
+
+
+def _grouped_layouts() -> Iterator[Problem]:
+    return layouts([Problem("grouped_gemm", ("bf16", "bf16", "bf16"), LAYOUT, "f32")])
+
+
+def declared() -> Iterator[Problem]:
+    for name, reference in own_generators().items():
+        if reference.location.startswith("cutlass_aot.kernels."):
+            yield Problem(name, (), "", "")
+
+
+SECTIONS: Mapping[str, Section] = {
+    "dense": Section(dense, by_operands),
+    "dense layouts": Section(_dense_layouts, by_layout, _FEW_TARGETS),
+    "epilogues": Section(epilogues, by_class, NEW_TARGETS),
+    "epilogue operands": Section(fused_operands, by_operands, ("sm_90a", "sm_100a", "sm_103a")),
+    "block-scaled": Section(block_scaled, by_operands, NEW_TARGETS),
+    "block-scaled layouts": Section(_block_scaled_layouts, by_layout, ("sm_100a",)),
+    "mixed-input": Section(mixed_input, by_operands, NEW_TARGETS),
+    "mixed-input layouts": Section(_mixed_input_layouts, by_layout, ("sm_100a",)),
+    "grouped": Section(grouped, by_operands),
+    "grouped layouts": Section(_grouped_layouts, by_layout, ("sm_100a",)),
+    "declared": Section(declared, by_parameters),
+}
+"""Tables by the name of their marker."""
+
+
+def rendered(asking: Asking, name: str) -> str:
+    """One table, asked anew."""
+    section = SECTIONS[name]
+    return section.render(asking.answers(list(section.problems()), section.targets))
+
+
+def _between(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- support: {re.escape(name)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def shown(page: str, name: str) -> str:
+    """The table that a page has.
+
+    Raises:
+        ValueError: if the page has no markers for it.
+    """
+    match = _between(name).search(page)
+    if match is None:
+        raise ValueError(f"the page has no table between <!-- support: {name} --> and <!-- end -->")
+    return match.group(2).strip()
+
+
+def written(page: str, name: str, made: str) -> str:
+    """The page with another table."""
+    # A function: backslashes of a table are no references to groups.
+    return _between(name).sub(lambda match: f"{match[1]}{made}\n{match[3]}", page)
+
+
+@click.command()
+@click.argument("page", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=PAGE)
+@click.option("--section", "names", multiple=True, type=click.Choice(list(SECTIONS)), help="Not all of them.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=available_workers, help="Workers.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is out of date.")
+def main(page: Path, names: tuple[str, ...], jobs: int, check: bool) -> None:
+    """Ask the generators what they have, and write the tables of the page."""
+    text = page.read_text(encoding="utf-8")
+    stale = []
+    asking = Asking.start(jobs)
+    with asking.pool:
+        for name in names or SECTIONS:
+            made = rendered(asking, name)
+            if shown(text, name) != made:
+                stale.append(name)
+                text = written(text, name, made)
+    if not check:
+        page.write_text(text, encoding="utf-8")
+    done = "is out of date" if check else "written"
+    click.echo(f"{page}: {', '.join(stale) or 'nothing'} {done}", err=True)
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (CutlassAotError, ValueError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""Feed damaged files to every reader."""

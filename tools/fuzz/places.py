@@ -1,0 +1,323 @@
+"""Readers of files and directories on a disk: a store, a shard, a wheel, a whole bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.builder.plan.recipe import Origins, Recipe
+from cutlass_aot.builder.records import Selection
+from cutlass_aot.builder.shard import Shard, Share, read_shard, write_shard
+from cutlass_aot.bundle.files import manifest_to_bytes
+from cutlass_aot.bundle.verify import verify_wheel
+from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
+from cutlass_aot.bundle.wheel.write import build_wheels, record_digest, record_to_text
+from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.runtime.bundle import open_bundle
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog, FileReference
+from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.compression import compress, decompressed
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.operands import describe
+from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
+from cutlass_aot.store.artifacts import keep_artifact, read_artifact
+from cutlass_aot.store.durations import durations_problem, remember_durations
+from cutlass_aot.store.roots import read_root, set_root
+from cutlass_aot.store.store import Store
+from tools.fuzz.inputs import (
+    Reader,
+    bytes_maker,
+    closed_body,
+    json_maker,
+    opened_body,
+    parts_of,
+    sealed_maker,
+)
+from tools.fuzz.mutate import bytes_of, elf_of, pack, text_of, tree_of
+
+
+def sample_ranking(entries: Sequence[KernelEntry]) -> Ranking:
+    digests = tuple(entry.kernel.digest for entry in entries)
+    times = tuple(1e-6 * (number + 1) for number in range(len(digests)))
+    problems = tuple(RankedProblem(Extents(1, 64 * m, 128, 256), digests, times) for m in (1, 2, 3))
+    return Ranking(entries[0].kernel.group, "NVIDIA H200", True, "tuned for a test", problems)
+
+
+def sample_requests() -> list[CompiledRequest]:
+    extent = {"symbol": 0, "width": 32, "divisibility": 8}
+    tensor = {
+        "tensor": {"dtype": "cutlass:BFloat16", "space": "gmem", "shape": [extent, 64], "strides": [64, 1]}
+    }
+    return [
+        CompiledRequest(
+            Request(
+                "ops.norm:Norm.__call__",
+                {"object": "ops.norm:Norm", "fields": {"N": n, "scale": 0.5, "tile": {"tuple": [128, 64]}}},
+                {"mX": tensor, "eps": {"dynamic": "float"}, "weight": None},
+                {"opt-level": 3},
+                "sm_90a",
+                {"sm_count": 132},
+                {"ops": "1.0 " + "ab" * 32},
+                {"ops.norm:FAST": True},
+            ),
+            CallByName(("mX", "eps"), (1e-6,), ("weight",), {"weight": None}) if n == 64 else None,
+        )
+        for n in (64, 128)
+    ]
+
+
+def sample_tuning(entries: Sequence[KernelEntry]) -> Tuning:
+    kernels = tuple(TunedKernel(e.kernel.digest, e.object_sha256, e.kernel.name) for e in entries)
+    times = tuple((kernel.digest, 2.0 + number) for number, kernel in enumerate(kernels))
+    problems = (
+        TunedProblem(Extents(1, 64, 64, 64), times, sm_mhz=1980, memory_mhz=2619),
+        TunedProblem(
+            Extents(2, 64, 64, 64), times[:1], times[1:2], tuple((k, "is wrong") for k, _ in times[2:3])
+        ),
+    )
+    group = TunedGroup(entries[0].kernel.group, entries[0].kernel.group_name, kernels, problems)
+    versions = {"cutlass-aot": "0.1.0", "torch": "2.13.0"}
+    return Tuning(
+        "NVIDIA H200", "9.0", "580.1", "13.0", 700.0, "2026-11-21", "small 0.1.0", versions, (group,)
+    )
+
+
+def store_reader(entries: Sequence[KernelEntry], root: Path) -> Reader:
+    """A store whose record, durations and root are damaged."""
+    store = Store(root)
+    kernel, key = entries[0].kernel, "ab" * 32
+    content = KernelObject(HOST_CODE, b"code").to_bytes()
+    _keep(store, entries[0], key, content, root.parent / "object")
+    set_root(store, "nightly", [("kernel", key)])
+    remember_durations(store, {key: 1.0, "cd" * 32: 2.5})
+    places = [store.record_path("kernel", key), root / "roots" / "nightly", root / "durations"]
+    make_file = [sealed_maker([path.read_bytes()]) for path in places]
+
+    def make(source: random.Random) -> bytes:
+        at = source.randrange(len(places))
+        return bytes((at,)) + make_file[at](source)
+
+    def read(data: bytes) -> object:
+        at = data[0] % len(places) if data else 0
+        places[at].write_bytes(data[1:])
+        if at == 0:
+            found, why = read_artifact(store, key, kernel)
+            return [] if found else [why]
+        if at == 1:
+            return [] if read_root(store, "nightly") else ["no root"]
+        problem = durations_problem(store)
+        return [problem] if problem else []
+
+    return Reader("store", make, read, 3)
+
+
+def _keep(store: Store, entry: KernelEntry, key: str, content: bytes, file: Path) -> Artifact:
+    artifact = Artifact(digest(content), len(content), entry.facts, 0.5)
+    file.write_bytes(content)
+    keep_artifact(store, key, entry.kernel, artifact, file)
+    return artifact
+
+
+def shard_reader(entries: Sequence[KernelEntry], catalog: Catalog, root: Path) -> Reader:
+    """A shard's record: the recipe, the kernels, what they come from."""
+    root.mkdir()
+    store = Store(root / "store")
+    keys = tuple(digest(entry.kernel.digest.encode()) for entry in entries)
+    artifacts = {
+        key: _keep(store, entry, key, b"an object", root / "object")
+        for key, entry in zip(keys, entries, strict=True)
+    }
+    versions = {"cutlass-aot": "0.1.0"}
+    generators = {entry.kernel.generator: "1" for entry in entries}
+    shard = Shard(
+        Share(1, 1),
+        Recipe(
+            catalog.name,
+            catalog.version,
+            catalog.device,
+            catalog.targets,
+            catalog.hosts,
+            {"t": sample_tuning(entries)},
+        ),
+        Selection(tuple(entry.kernel for entry in entries), ("a remark",), (sample_ranking(entries),)),
+        Origins(generators, "ab" * 32, versions, "cd" * 32, dict.fromkeys(catalog.hosts, "ef" * 32)),
+        keys,
+        root / "shard",
+    )
+    write_shard(shard, artifacts, store)
+    store.close()
+    (path,) = (path for path in (shard.path / "records" / "shard").rglob("*") if path.is_file())
+    made = sealed_maker([path.read_bytes()])
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        read_shard(shard.path)
+
+    return Reader("shard", made, read, 2)
+
+
+def wheel_readers(bundle: Path, root: Path) -> list[Reader]:
+    """A wheel, and its catalog: the archive's bytes, or a file in it changed with RECORD made right again."""
+    (wheel,) = build_wheels(bundle, root)
+    sample = wheel.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(sample)) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    small = [name for name, data in files.items() if len(data) < 1 << 16]
+    record = next(name for name in files if name.endswith("/RECORD"))
+
+    def make(source: random.Random) -> bytes:
+        if source.randrange(20) == 0:
+            return sample
+        if source.randrange(3):
+            # The index at the end is what decides: changed more often than the files.
+            tail = len(sample) - min(source.choice((100, 2000, len(sample))), len(sample))
+            return sample[:tail] + bytes_of(source, sample[tail:], sample[:2000])
+        name = source.choice(small)
+        changed = {**files, name: bytes_of(source, files[name], files[record])}
+        if source.randrange(4) == 0:
+            changed[source.choice(("../evil", "a\\b", "x" * 300, f"{name}/below", "é", name + " "))] = b"new"
+        if name != record:
+            rows = [
+                (path, record_digest(_sha256(data)), len(data))
+                for path, data in changed.items()
+                if path != record
+            ]
+            changed[record] = record_to_text([*rows, (record, "", "")]).encode()
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for path, data in changed.items():
+                archive.writestr(zipfile.ZipInfo(path), data)
+        return out.getvalue()
+
+    def read(data: bytes) -> object:
+        wheel.write_bytes(data)
+        return verify_wheel(wheel)
+
+    def read_catalog_alone(data: bytes) -> None:
+        wheel.write_bytes(data)
+        read_wheel_catalog(wheel)
+
+    return [Reader("wheel", make, read, 2), Reader("catalog of a wheel", make, read_catalog_alone, 2)]
+
+
+def _sha256(data: bytes) -> bytes:
+    return bytes.fromhex(digest(data))
+
+
+def bundle_reader(bundle: Path, root: Path) -> Reader:
+    """A whole bundle: one file changed and all digests made right again, then verified, opened and listed."""
+    shutil.copytree(bundle, root)
+    references = read_manifest(bundle)
+    contents = {path: (bundle / path).read_bytes() for path in references}
+    small = [path for path, data in contents.items() if len(data) < 1 << 16]
+    envelope = msgpack.unpackb(contents[CATALOG_NAME])
+    body = opened_body(envelope["body"])
+    inside = {path: _inside(path, contents[path]) for path in small if path != CATALOG_NAME}
+    manifest = (bundle / MANIFEST_NAME).read_bytes()
+    made_up = Signature(bytes(32), bytes(64))
+    sign = json_maker([made_up.to_bytes()])
+    dtypes = [operand.dtype for operand in read_catalog(bundle).groups[0].operands]
+    operands = [describe((512, 512), dtype) for dtype in dtypes]
+    dirty: set[str] = set()
+
+    def make(source: random.Random) -> bytes:
+        changed: dict[str, bytes] = {}
+        tree = body
+        if source.randrange(4) == 0:
+            tree = tree_of(source, body, parts_of(body))
+        else:
+            path = source.choice(list(inside))
+            changed[path] = inside[path](source)
+            tree = _referring(body, FileReference(path, len(changed[path]), digest(changed[path])))
+        added: dict[str, bytes] = {}
+        if source.randrange(5) == 0:
+            place = source.choice(("lib/x", "signatures/a.json", "licenses/b", "evil", made_up.path))
+            added[place] = source.choice((b"new", sign(source), made_up.to_bytes()))
+        packed = closed_body(tree)
+        changed[CATALOG_NAME] = pack({**envelope, "body": packed, "sha256": digest(packed)})
+        listed = {**references, **{p: FileReference(p, len(d), digest(d)) for p, d in changed.items()}}
+        changed[MANIFEST_NAME] = manifest_to_bytes(listed)
+        return pack({**changed, **added})
+
+    def read(data: bytes) -> object:
+        for path in dirty:
+            if path in contents:
+                (root / path).write_bytes(contents[path])
+            else:
+                (root / path).unlink()
+        dirty.clear()
+        (root / MANIFEST_NAME).write_bytes(manifest)
+        for path, changed in msgpack.unpackb(data).items():
+            (root / path).parent.mkdir(exist_ok=True)
+            (root / path).write_bytes(changed)
+            if path != MANIFEST_NAME:
+                dirty.add(path)
+        problems = verify_bundle(root)
+        opened = open_bundle(root, check=False)
+        for kernel in opened.kernels():
+            str(kernel)
+        with contextlib.suppress(KernelNotFound):
+            opened.find(*operands)
+            opened.choose(*operands, target=opened.targets[0], gpu="NVIDIA H200")
+        return problems
+
+    return Reader("bundle", make, read, 2)
+
+
+def _inside(path: str, data: bytes) -> Callable[[random.Random], bytes]:
+    """How a file of a bundle is changed: sealed, compressed or plain."""
+    if path.endswith(".msgpack"):
+        return sealed_maker([data])
+    if path.endswith(".zst"):
+        content = decompressed(data, 1 << 30)
+        damage = elf_of if content[:4] == b"\x7fELF" else bytes_of
+
+        def make(source: random.Random) -> bytes:
+            if source.randrange(3) == 0:
+                return bytes_of(source, data, data)
+            return compress(damage(source, content, content), 1)
+
+        return make
+    return bytes_maker([data], text_of)
+
+
+def _referring(tree: Any, reference: FileReference) -> Any:
+    """A tree with the references to one file brought up to date."""
+    if isinstance(tree, dict):
+        if tree.get("path") == reference.path:
+            return reference.to_record()
+        return {key: _referring(item, reference) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [_referring(item, reference) for item in tree]
+    return tree
+
+
+HOST_CODE = r"""
+@cutlass_aot_code_k = global [2 x i64] zeroinitializer, align 8
+@"quoted name" = internal constant [3 x i8] c"a\00b"
+@shown = constant i32 7
+@far = external global ptr
+declare i32 @_cudaLaunchKernelEx(ptr, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define internal void @hidden(ptr %0) {
+  ret void
+}
+define i32 @__tvm_ffi_k(ptr %0, ptr %1, i32 %2, ptr %3) {
+  ret i32 0
+}
+"""

@@ -1,0 +1,1 @@
+"""Kill builders, break stores, and see that nothing was lost."""
