@@ -1,7 +1,7 @@
 """What a shared library exports and needs, read from its dynamic segment as the loader does, bounded.
 
 Verification runs where no build tool is installed, so this reader needs the standard library alone. It reads
-64-bit little-endian ELF and trusts no offset: each is held against the file's length before it is followed.
+64-bit little-endian ELF and trusts no offset: each is compared with the file's length before it is followed.
 Formats: System V gABI, chapters 4 and 5; https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, and
 for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``; for version needs the Linux
 Standard Base, "Symbol Versioning".
