@@ -32,7 +32,6 @@ BUILD_PACKAGES = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",
     "nvidia-matmul-heuristics",
-    "pyelftools",
     "rich",
     "torch",
     "ziglang",
