@@ -1,4 +1,4 @@
-"""What docs/scale.md shows: commands that run, a table that is read, options that exist."""
+"""What docs/guides/scale.md shows: commands that run, a table that is read, options that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutlass_aot.manifest.model import load_manifest
 from tests.support.commands import run_commands
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "scale.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "guides" / "scale.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 DASK_OPTIONS = {"--nthreads", "--nworkers"}
 

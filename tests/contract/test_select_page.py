@@ -1,4 +1,4 @@
-"""What docs/select.md says of ``[select]`` is what is read."""
+"""What docs/guides/select.md says of ``[select]`` is what is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutlass_aot.manifest.select import MAX_SHAPES, SELECT_KEYS
 from cutlass_aot.schema.tuning.shapes import parse_shapes
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "select.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "guides" / "select.md").read_text(encoding="utf-8")
 
 
 def block(kind: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What docs/trust.md shows: its commands and its Python run, its options and its figures are right."""
+"""What docs/guides/trust.md shows: its commands and its Python run, its options and its figures are right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.tunings import tuned_group, tuning
 
 pytest.importorskip("cryptography")
 
-PAGE = (REPOSITORY / "docs" / "trust.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "guides" / "trust.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^(?:`([^`\n]+)`\n)?```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -160,4 +160,4 @@ def test_names_and_figures_are_those_of_the_code() -> None:
 
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert (REPOSITORY / "docs" / target).exists(), target
+        assert (REPOSITORY / "docs" / "guides" / target).exists(), target

@@ -15,7 +15,7 @@ import pytest
 from tests.support.commands import Block, blocks_of, own_environment, run_commands
 from tests.support.paths import REPOSITORY
 
-TUTORIAL = REPOSITORY / "docs" / "bring-your-own-kernel.md"
+TUTORIAL = REPOSITORY / "docs" / "guides" / "write-a-generator.md"
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "scale_add_package"
 SHORT_FORM = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Bring your own kernel\n")[1]
 SHORT_FORM = SHORT_FORM.split("\n## ")[0]

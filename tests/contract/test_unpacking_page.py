@@ -1,4 +1,4 @@
-"""What docs/unpacking.md shows: its commands run, what they make serves, its figures are right."""
+"""What docs/guides/unpacking.md shows: its commands run, what they make serves, its figures are right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.commands import blocks_of, own_environment, run_commands
 from tests.support.paths import REPOSITORY
 from tests.support.stand_ins import write_smoke
 
-PAGE = (REPOSITORY / "docs" / "unpacking.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "guides" / "unpacking.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the bundle is for x86_64")

@@ -2,7 +2,7 @@
 
     cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu
 
-Where no GPU is present these are skipped; results are recorded in docs/gpu-results.md.
+Where no GPU is present these are skipped; results are recorded in docs/results/gpu-results.md.
 """
 
 from __future__ import annotations

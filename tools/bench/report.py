@@ -1,4 +1,4 @@
-"""Rows of benchmark tables, and the report that is made of the numbers: docs/benchmarks.md."""
+"""Rows of benchmark tables, and the report that is made of the numbers: docs/results/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TABLE = (
         since="4.0",
         reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
     ),
-    # What follows is listed by nvidia-cutlass-operators 0.3.0 and does not compile: docs/build-results.md,
+    # What follows is listed by nvidia-cutlass-operators 0.3.0 and does not compile: docs/results/build-results.md,
     # by tools/check/catalogue.py.
     KnownBad(
         generator="cutlass.operators",

@@ -1,4 +1,4 @@
-"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, its page docs/sm90-gemm.md.
+"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, its page docs/reference/sm90-gemm.md.
 
 This module imports no DSL.
 """

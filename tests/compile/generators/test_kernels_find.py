@@ -1,6 +1,6 @@
 """What our kernels' declarations say and what a bundle of them finds agree, over random operands.
 
-What a kernel takes is restated here from docs/kernels.md and docs/tf32.md, in bytes, without the code that
+What a kernel takes is restated here from docs/reference/kernels.md and docs/reference/tf32.md, in bytes, without the code that
 decides it.
 """
 
