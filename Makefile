@@ -27,7 +27,7 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Benchmarks: docs/results/benchmarks.md is made of the numbers that these write, by tools/bench/gpu.py --report.
+# Benchmarks: tools/bench/gpu.py --report prints the tables of docs/results/benchmarks.md from what these write.
 bench: bundle
 	$(BIN)/python -m tools.bench.cpu -o build/bench-cpu.json
 	$(BIN)/python -m tools.bench.build --store build/bench -o build/bench-build.json
