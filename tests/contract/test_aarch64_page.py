@@ -1,4 +1,4 @@
-"""What docs/guides/aarch64.md shows: its manifest is built, its commands run, the files that it names are there."""
+"""docs/guides/aarch64.md: its manifest is built, its commands run, the files that it names are there."""
 
 from __future__ import annotations
 

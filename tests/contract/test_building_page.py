@@ -1,4 +1,4 @@
-"""What docs/guides/building.md shows: its commands run, its events are what a build tells, its options exist."""
+"""docs/guides/building.md: its commands run, its events are what a build tells, its options exist."""
 
 from __future__ import annotations
 

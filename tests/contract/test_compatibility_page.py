@@ -1,4 +1,4 @@
-"""What docs/guides/compatibility.md shows: its commands run and print that, its tables are those of the code."""
+"""docs/guides/compatibility.md: its commands run and print that, its tables are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/reference/epilogues.md shows: its manifest is built, its Python is run, its names are all there are."""
+"""docs/reference/epilogues.md: its manifest is built, its Python is run, its names are all there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/guides/oci.md shows: its commands run, its options exist, its tables and figures are the code's."""
+"""docs/guides/oci.md: its commands run, its options exist, its tables and figures are the code's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/reference/store.md shows: its commands run, its options exist, its figures are those of the code."""
+"""docs/reference/store.md: its commands run, its options exist, its figures are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/guides/trust.md shows: its commands and its Python run, its options and its figures are right."""
+"""docs/guides/trust.md: its commands and its Python run, its options and its figures are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/guides/tuning.md shows: the list of problems is one, the file has those fields, the options exist."""
+"""docs/guides/tuning.md: the list of problems is one, the file has those fields, the options exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/guides/unpacking.md shows: its commands run, what they make serves, its figures are right."""
+"""docs/guides/unpacking.md: its commands run, what they make serves, its figures are right."""
 
 from __future__ import annotations
 

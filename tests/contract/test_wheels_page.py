@@ -1,4 +1,4 @@
-"""What docs/guides/wheels.md shows: its commands run, its options exist, its figures are those of the code."""
+"""docs/guides/wheels.md: its commands run, its options exist, its figures are those of the code."""
 
 from __future__ import annotations
 
