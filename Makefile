@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz clean
+.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz docs clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -26,6 +26,11 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site, in build/site/index.html. A dead link fails it.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 # Benchmarks: tools/bench/gpu.py --report prints the tables of docs/results/benchmarks.md from what these write.
 bench: bundle

@@ -1,4 +1,4 @@
-"""docs/guides/ci.md: the commands of its workflow run, one after the other, and its paths are those they write."""
+"""docs/guides/ci.md: the commands of its workflow run, and write the files that it keeps."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ TABLE = (
         since="4.0",
         reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
     ),
-    # nvidia-cutlass-operators 0.3.0 lists what follows, and it does not compile: tools/check/catalogue.py found
-    # it (docs/results/build-results.md).
+    # nvidia-cutlass-operators 0.3.0 lists what follows, and it does not compile: tools/check/catalogue.py
+    # found it (docs/results/build-results.md).
     KnownBad(
         generator="cutlass.operators",
         design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
