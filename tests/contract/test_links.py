@@ -74,3 +74,16 @@ def test_every_page_is_in_the_index() -> None:
     decisions = set((docs / "internals" / "decisions").glob("0*.md"))
     there = {path.relative_to(docs).as_posix() for path in set(docs.rglob("*.md")) - decisions}
     assert there - listed == {"index.md"}
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    files = [REPOSITORY / "Makefile", REPOSITORY / "pyproject.toml"]
+    for folder in ("cutlass_aot", "examples", "manifests", "tests", "tools"):
+        files += [path for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", ".c", ".toml")]
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [name for name in sorted(named) if not (REPOSITORY / name).is_file()] == []
