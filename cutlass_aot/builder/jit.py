@@ -38,8 +38,8 @@ from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.kernel_handle import Launch
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
-from cutlass_aot.runtime.selection.match import Request, arrangement, usual_accumulator
-from cutlass_aot.runtime.selection.query import Parameters
+from cutlass_aot.runtime.selection.match import arrangement, usual_accumulator
+from cutlass_aot.runtime.selection.query import Parameters, Query
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
@@ -87,12 +87,12 @@ _compiled: dict[tuple[int, str], Compiled] = {}
 _enumerated: dict[tuple[str, Problem, str, str], tuple[Kernel, ...]] = {}
 
 
-def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
+def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
     """``out = a @ b``, or another operation, by a kernel that is compiled now, or was for a like problem.
 
     Args:
-        request: what the bundle has no kernel for.
-        operands: in the order of the request.
+        query: what the bundle has no kernel for.
+        operands: in the order of the query.
         stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
         workspace: likewise.
 
@@ -105,16 +105,16 @@ def gemm(request: Request, operands: Sequence[Any], stream: Any, workspace: Any)
         DeviceError: if the driver does.
     """
     _require_compiler()
-    if request.operation == "gemm" and (request.names or len(operands) != 3):
+    if query.operation == "gemm" and (query.names or len(operands) != 3):
         raise KernelNotFound(
-            f"policy jit compiles GEMMs of a, b and out alone, and what is no GEMM, not {request}"
+            f"policy jit compiles GEMMs of a, b and out alone, and what is no GEMM, not {query}"
         )
-    ordinal = common_device(request.operands)
+    ordinal = common_device(query.operands)
     if ordinal < 0:
         raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")
-    chosen = compiled_for(request, _gpu(ordinal))
-    order = _order(chosen.kernel, request)
-    given, descriptions = [operands[i] for i in order], [request.operands[i] for i in order]
+    chosen = compiled_for(query, _gpu(ordinal))
+    order = _order(chosen.kernel, query)
+    given, descriptions = [operands[i] for i in order], [query.operands[i] for i in order]
     _launch(chosen, given, descriptions, ordinal, stream, workspace)
 
 
@@ -195,18 +195,18 @@ def _launch(
         raise translated(error, kernel.name, names) from error
 
 
-def compiled_for(request: Request, gpu: _Gpu) -> Compiled:
-    """The kernel for a request on a GPU, compiled if it is not yet.
+def compiled_for(query: Query, gpu: _Gpu) -> Compiled:
+    """The kernel for a query on a GPU, compiled if it is not yet.
 
     Raises:
         KernelNotFound: if no generator has one.
         CompileError: if it does not compile.
     """
-    signature = _signature(request, gpu)
+    signature = _signature(query, gpu)
     found = _chosen.get(signature)
     if found is None:
         with _lock:
-            kernel, generator = _choose(request, gpu)
+            kernel, generator = _choose(query, gpu)
             # What a parent process has loaded onto a GPU is of no use to its child.
             key = (os.getpid(), kernel.digest)
             found = _compiled.get(key)
@@ -247,56 +247,56 @@ def _gpu(ordinal: int) -> _Gpu:
     )
 
 
-def _signature(request: Request, gpu: _Gpu) -> Signature:
+def _signature(query: Query, gpu: _Gpu) -> Signature:
     """Everything that the choice of a kernel depends on."""
     operands = tuple(
         # No kernel demands more alignment than this of an address.
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
-        for operand in request.operands
+        for operand in query.operands
     )
-    asked = (request.operation, request.epilogue, request.accumulator, request.names, request.parameters)
+    asked = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
     return (os.getpid(), gpu, asked, operands)
 
 
-def _choose(request: Request, gpu: _Gpu) -> tuple[Kernel, Generator]:
-    """The first kernel in the default order, of the best target that any generator serves the request on."""
+def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
+    """The first kernel in the default order, of the best target that any generator serves the query on."""
     generators = [reference.load() for reference in references().values()]
     version = dsl_version()
     profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
-    extents = _extents(request.operands)
+    extents = _extents(query.operands)
     for target in runnable_targets(KNOWN_TARGETS, gpu.capability):
         found = [
             (kernel, generator)
             for generator in generators
-            if target in generator.targets(request.operation)
-            for problem in _problems(request)
+            if target in generator.targets(query.operation)
+            for problem in _problems(query)
             for kernel in _kernels(generator, problem, target, profile)
-            if _serves(kernel, request) and not known_bad(kernel, version)
+            if _serves(kernel, query) and not known_bad(kernel, version)
         ]
         if found:
             return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
     raise KernelNotFound(
-        f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {request} "
+        f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {query} "
         "either: change the operands, or choose policy warn"
     )
 
 
-def _serves(kernel: Kernel, request: Request) -> bool:
+def _serves(kernel: Kernel, query: Query) -> bool:
     """Whether a kernel computes what is asked for, on these operands."""
-    order = _order(kernel, request)
+    order = _order(kernel, query)
     return (
         bool(order)
-        and bool(supports(kernel.operands, [request.operands[index] for index in order]))
-        and request.epilogue in (None, kernel.epilogue)
-        and request.accumulator in (None, kernel.accumulator)
-        and kernel.parameters == request.parameters
+        and bool(supports(kernel.operands, [query.operands[index] for index in order]))
+        and query.epilogue in (None, kernel.epilogue)
+        and query.accumulator in (None, kernel.accumulator)
+        and kernel.parameters == query.parameters
     )
 
 
-def _order(kernel: Kernel, request: Request) -> tuple[int, ...]:
-    """Where each operand of a kernel stands among those of a request; empty if they are not the same."""
+def _order(kernel: Kernel, query: Query) -> tuple[int, ...]:
+    """Where each operand of a kernel stands among those of a query; empty if they are not the same."""
     names = [operand.name for operand in kernel.operands]
-    order = arrangement(names, len(request.operands), request.names)
+    order = arrangement(names, len(query.operands), query.names)
     return () if isinstance(order, Rejected) else order
 
 
@@ -311,27 +311,27 @@ def _kernels(
     return _enumerated[key]
 
 
-def _problems(request: Request) -> Iterator[Problem]:
+def _problems(query: Query) -> Iterator[Problem]:
     """What to ask a generator: for kernels of any operands, if it is not for GEMMs, and for these.
 
     Of a matrix all layouts that the strides allow: two for one with extents of 1.
     """
-    if request.operation != "gemm":
-        yield Problem(request.operation, (), "", "")
-    if any(len(operand.shape) < 2 for operand in request.operands):
+    if query.operation != "gemm":
+        yield Problem(query.operation, (), "", "")
+    if any(len(operand.shape) < 2 for operand in query.operands):
         return
-    dtypes = tuple(operand.dtype for operand in request.operands)
-    accumulator = request.accumulator or usual_accumulator(dtypes[-1])
+    dtypes = tuple(operand.dtype for operand in query.operands)
+    accumulator = query.accumulator or usual_accumulator(dtypes[-1])
     letters = [
         "".join(
             letter
             for letter, mode in (("t", -1), ("n", -2))
             if operand.strides[mode] == 1 or operand.shape[mode] == 1
         )
-        for operand in request.operands
+        for operand in query.operands
     ]
     for layouts in product(*letters):
-        yield Problem(request.operation, dtypes, "".join(layouts), accumulator)
+        yield Problem(query.operation, dtypes, "".join(layouts), accumulator)
 
 
 def _extents(operands: Sequence[OperandDescription]) -> Extents:

@@ -90,8 +90,7 @@ def plan_of(bundle: Path) -> BundlePlan:
             for group in catalog.groups
             for reference in group.rankings
         ],
-        part=catalog.part,
-        parts=catalog.parts,
+        variant=catalog.variant,
     )
 
 

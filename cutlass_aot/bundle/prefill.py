@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.launching import code_cache
 from cutlass_aot.runtime.launching.gpu_code import Code
-from cutlass_aot.runtime.opened.bundle_directory import open_part
+from cutlass_aot.runtime.opened.bundle_directory import open_directory
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.bundles.group_index import CodeSpan
 
@@ -43,10 +43,10 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
     folder = directory or code_cache.directory()
     if folder is None:
         raise BundleError(f"{code_cache.state().problem}: name a directory to fill")
-    part = open_part(bundle)
+    opened = open_directory(bundle)
     spans: dict[FileReference, list[CodeSpan]] = {}
-    for entry in part.catalog.groups:
-        spans.setdefault(entry.code, []).extend(kernel.code for kernel in part.group(entry).index)
+    for entry in opened.catalog.groups:
+        spans.setdefault(entry.code, []).extend(kernel.code for kernel in opened.group(entry).index)
     most = code_cache.limit() if directory is None else None
     if directory is not None:
         try:

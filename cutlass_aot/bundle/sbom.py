@@ -100,7 +100,7 @@ def bill_of_materials(
             {
                 "cutlass-aot:device": catalog.device,
                 "cutlass-aot:hosts": " ".join(catalog.hosts),
-                "cutlass-aot:part": catalog.part,
+                "cutlass-aot:variant": catalog.variant,
                 "cutlass-aot:targets": " ".join(catalog.targets),
             }
         ),

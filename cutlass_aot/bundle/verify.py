@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import stat
 import tempfile
 import zipfile
@@ -20,9 +19,7 @@ from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundl
 from cutlass_aot.bundle.wheel.catalog import check_directory
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
-    WHOLE_INIT,
     WheelNames,
-    distribution_of,
     entry_points,
     licenses_text,
     metadata,
@@ -30,7 +27,6 @@ from cutlass_aot.bundle.wheel.metadata import (
     release_of,
     wheel_file,
     wheel_names,
-    whole_metadata,
 )
 from cutlass_aot.bundle.wheel.write import BUNDLE_FOLDER
 from cutlass_aot.bundle.wheel.zip_reader import (
@@ -40,7 +36,6 @@ from cutlass_aot.bundle.wheel.zip_reader import (
     record_problems,
     text_of,
 )
-from cutlass_aot.bundle.write import PART_NAME
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
@@ -61,7 +56,6 @@ __all__ = [
     "verify_wheel",
 ]
 
-MAX_INIT_BYTES = 1 << 12
 _SHOWN = 200  # characters of a line that is not what it has to be
 
 
@@ -136,12 +130,6 @@ def _contents(
         yield Problem(file_name, f"{len(records)} files *.dist-info/RECORD", "one")
         return
     manifests = [name for name in sizes if name.endswith(f"/{BUNDLE_FOLDER}/{MANIFEST_NAME}")]
-    if not manifests and any(WHOLE_INIT.fullmatch(_start(archive, name)) for name in sizes):
-        yield from _whole(archive, file_name, records[0], sizes)
-        if keys:
-            findings.unsigned = True
-            yield Problem(file_name, "no bundle, and so no signature", "a wheel of a bundle that is signed")
-        return
     if len(manifests) != 1 or manifests[0].count("/") != 2:
         yield Problem(file_name, f"{len(manifests)} bundles", f"one, in PACKAGE/{BUNDLE_FOLDER}")
         return
@@ -188,61 +176,6 @@ def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str,
         text = bill_of_wheel(catalog, names.distribution, where, bill.sha256).decode()
         found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
     return found
-
-
-def _start(archive: zipfile.ZipFile, name: str) -> str:
-    """The beginning of a package's own module, ``""`` of any other file."""
-    if not name.endswith("/__init__.py") or name.count("/") != 1:
-        return ""
-    try:
-        with archive.open(name) as file:
-            return file.read(MAX_INIT_BYTES).decode("utf-8", "replace")
-    except (KeyError, *ZIP_ERRORS):
-        return ""
-
-
-def _whole(
-    archive: zipfile.ZipFile, file_name: str, record: str, sizes: Mapping[str, int]
-) -> Iterator[Problem]:
-    """What is wrong with the wheel that needs all parts of a bundle, and has nothing of its own."""
-    digests: dict[str, str] = {}
-    for name in sorted(sizes):
-        try:
-            digests[name] = digest_of(archive, name, None)
-        except ZIP_ERRORS as error:
-            yield Problem(name, f"unreadable data ({error})", "a file as the zip's index says")
-    yield from record_problems(archive, record, sizes, digests)
-    dist_info = record.removesuffix("/RECORD")
-    package, _, version = dist_info.removesuffix(".dist-info").partition("-")
-    expected = {
-        f"{package}/__init__.py",
-        *(f"{dist_info}/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
-    }
-    for path in sorted(expected ^ set(sizes)):
-        found, wanted = ("nothing", "a file") if path in expected else ("a file", "no such file")
-        yield Problem(path, found, f"{wanted}, in a wheel that needs the parts of a bundle")
-    match = WHOLE_INIT.fullmatch(_start(archive, f"{package}/__init__.py"))
-    name = match[1] if match else ""
-    distribution = distribution_of(name)
-    if distribution.replace("-", "_") != package:
-        yield Problem(f"{package}/__init__.py", f"the name {distribution!r}", f"{package!r}, as the wheel's")
-    if file_name != f"{package}-{version}-py3-none-any.whl":
-        yield Problem(file_name, "this file name", f"{package}-{version}-py3-none-any.whl")
-    try:
-        about, wheel = (text_of(archive, f"{dist_info}/{name}") for name in ("METADATA", "WHEEL"))
-    except CorruptFile as error:
-        yield Problem(dist_info, str(error), "METADATA and WHEEL")
-        return
-    names = WheelNames(distribution, version, ("py3-none-any",))
-    need = re.compile(
-        rf"^Requires-Dist: (?P<part>{re.escape(distribution)}-{PART_NAME.pattern})=={re.escape(version)}$",
-        re.MULTILINE,
-    )
-    parts = {needed["part"] for needed in need.finditer(about)}
-    if not parts:
-        yield Problem(f"{dist_info}/METADATA", "no need for a part", f"the parts of {distribution} {version}")
-    yield from _differences(f"{dist_info}/METADATA", about, whole_metadata(name, names, parts).decode())
-    yield from _differences(f"{dist_info}/WHEEL", wheel, wheel_file(names, release_of(wheel)).decode())
 
 
 def _surroundings(

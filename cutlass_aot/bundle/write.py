@@ -36,7 +36,7 @@ from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from cutlass_aot.schema.tuning.ranking import Ranking
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+VARIANT_NAME = re.compile(r"[a-z0-9]+")
 
 _COPY_BYTES = 1 << 20
 
@@ -91,8 +91,7 @@ class BundlePlan:
         launchers: host to the library through which kernels are launched.
         licenses: file name to text, of what is linked in.
         rankings: speeds of groups' kernels, in any order; each names a group of the bundle.
-        part: which part of a bundle this is, by its name among ``parts``; ``""`` for the whole of it.
-        parts: names of all parts, in any order.
+        variant: see :attr:`~cutlass_aot.schema.bundles.catalog.Catalog.variant`.
     """
 
     name: str
@@ -106,8 +105,7 @@ class BundlePlan:
     launchers: Mapping[str, PackedFile]
     licenses: Mapping[str, bytes]
     rankings: Sequence[Ranking] = ()
-    part: str = ""
-    parts: Sequence[str] = ()
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +273,7 @@ def _contents(plan: BundlePlan) -> _Contents:
         },
         groups=Groups.of(groups),
         alignment=common_alignment(groups),
-        part=plan.part,
-        parts=tuple(sorted(plan.parts)),
+        variant=plan.variant,
     )
     add(CATALOG_NAME, catalog.to_bytes())
     kernels = [entry for group in plan.groups for entry in group.entries]
@@ -305,11 +302,10 @@ def _check_plan(plan: BundlePlan) -> None:
         )
     if not plan.groups:
         raise BundleError(f"bundle {plan.name!r} has no kernels: nothing to write")
-    names_part = PART_NAME.fullmatch(plan.part) and plan.part in plan.parts
-    if (plan.part or plan.parts) and not names_part:
+    if plan.variant and not VARIANT_NAME.fullmatch(plan.variant):
         raise BundleError(
-            f"bundle {plan.name!r} cannot have a part {plan.part!r} of {', '.join(plan.parts) or 'none'}: "
-            "expected one of the parts, of lower-case letters and digits, with '-' between them"
+            f"bundle {plan.name!r} cannot have a variant {plan.variant!r}: expected lower-case letters "
+            "and digits"
         )
     for what, values in (
         ("target", plan.targets),

@@ -1,4 +1,4 @@
-"""``cutlass-aot installed``: which bundles a program would find, and which it would leave out."""
+"""``cutlass-aot installed``: which bundles are installed, and which of them are opened."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from cutlass_aot.cli.output.render import json_option, print_json
 )
 @json_option
 def command(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
-    """Say what cutlass_aot.open_installed finds, of bundle NAME or of all, and what it leaves out and why.
+    """List installed bundles, of NAME or of all, and say which one cutlass_aot.open_installed opens.
 
     Bundles are searched for in the directories of --path, in those of CUTLASS_AOT_BUNDLE_PATH, and among what
     is installed.
     """
     from cutlass_aot.runtime.installed import installed_report
 
-    report = installed_report(name, paths=paths)
+    found = installed_report(name, paths=paths)
     if as_json:
-        print_json(report.to_record())
-    else:
-        click.echo(str(report) or f"no bundle{f' {name}' if name else ''} is installed")
+        print_json([item.to_record() for item in found])
+    for item in () if as_json else found:
+        click.echo(str(item))
+    if not found and not as_json:
+        click.echo(f"no bundle{f' {name}' if name else ''} is installed")
     return 0

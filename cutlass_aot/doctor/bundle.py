@@ -12,7 +12,7 @@ from cutlass_aot.doctor.facts import facts_record
 from cutlass_aot.doctor.warnings import remarks
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Wanted, decide
+from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Requirements, decide
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.targets import Target
@@ -70,27 +70,13 @@ def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
     a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
     do) and ``reasons``.
     """
-    answers = [
-        _answer(bundle, decide(facts, Wanted.of(bundle.catalog, _missing(bundle.catalog, bundles))))
-        for bundle in bundles
-    ]
+    answers = [_answer(bundle, decide(facts, Requirements.of(bundle.catalog))) for bundle in bundles]
     return {
         "accepted": any(answer["accepted"] for answer in answers),
         "facts": facts_record(facts),
         "bundles": answers,
         "remarks": remarks(facts),
     }
-
-
-def _missing(catalog: Catalog, bundles: list[Found]) -> list[str]:
-    """Names of the parts of a bundle that are not among those at hand."""
-    there = {
-        other.catalog.part
-        for other in bundles
-        if (other.catalog.name, other.catalog.version) == (catalog.name, catalog.version)
-    }
-    # A whole bundle of that name and version has them all.
-    return [] if "" in there else [part for part in catalog.parts if part not in there]
 
 
 def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def rms_norm_kernel(
         vector = step * threads + thread
         if vector < n // VECTOR:
             held[None, step].store(load_floats(inputs, row, vector))
-            # Wanted after the sum: on its way meanwhile.
+            # Requirements after the sum: on its way meanwhile.
             gain[None, step].store(load_floats(weights, 0, vector))
     square = cutlass.Float32(0.0)
     for i in cutlass.range_constexpr(VECTOR * steps):

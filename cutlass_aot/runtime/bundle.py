@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.runtime.dispatch import Choosers, in_order
+from cutlass_aot.runtime.dispatch import Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
-from cutlass_aot.runtime.opened.bundle_directory import Part, open_part
+from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
 from cutlass_aot.runtime.opened.choice import Choice
-from cutlass_aot.runtime.opened.finder import Search
+from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-from cutlass_aot.runtime.opened.merged_groups import MergedGroups
 from cutlass_aot.runtime.selection.match import Explanation
-from cutlass_aot.runtime.selection.query import Asked, Parameters
-from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.runtime.selection.query import Computation, Parameters
+from cutlass_aot.schema.bundles.catalog import Catalog, Groups
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.files.signatures import PublicKey
-    from cutlass_aot.runtime.opened.report import LeftOut, Report
     from cutlass_aot.runtime.requests import CompiledFunction, RequestFinder
     from cutlass_aot.schema.requests.request import Request
 
@@ -58,7 +55,7 @@ def open_bundle(
         UntrustedBundle: if keys are required and none of them has signed it.
         SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
     """
-    bundle = Bundle([open_part(Path(path), rankings=rankings, keys=keys)])
+    bundle = Bundle(open_directory(Path(path), rankings=rankings, keys=keys))
     if check:
         bundle.check_machine()
     return note_opened(bundle)
@@ -84,58 +81,59 @@ class Bundle:
     """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads.
 
     Args:
-        parts: the directories that it lies in, at least one.
-        name: of the bundle; if left out, what its first directory says.
-        version: likewise.
-        left_out: what was at hand and not opened.
+        directory: what it was opened from.
     """
 
-    def __init__(
-        self, parts: Sequence[Part], name: str = "", version: str = "", left_out: LeftOut | None = None
-    ) -> None:
-        self.parts = tuple(parts)
-        self._left_out = left_out
-        self.name = name or parts[0].catalog.name
-        self.version = version or parts[0].catalog.version
-        self._search = Search(self.name, parts)
-        self._choosers = Choosers(self._search, math.lcm(*(part.catalog.alignment for part in parts)))
+    def __init__(self, directory: BundleDirectory) -> None:
+        self.directory = directory
+        self._finder = Finder(directory)
+        self._dispatcher = Dispatcher(self._finder, directory.catalog.alignment)
         self._requests: RequestFinder | None = None
 
     @property
+    def name(self) -> str:
+        """Its name."""
+        return self.catalog.name
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return self.catalog.version
+
+    @property
     def path(self) -> Path:
-        """Its directory; the first, if it lies in several."""
-        return self.parts[0].path
+        """Its directory."""
+        return self.directory.path
 
     @property
     def catalog(self) -> Catalog:
-        """The index of its directory; of the first, if it lies in several: see :attr:`parts`."""
-        return self.parts[0].catalog
+        """Its index."""
+        return self.directory.catalog
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the indices of its directories: bundles with the same one are the same."""
-        catalogs = [digest(part.catalog.to_bytes()) for part in self.parts]
-        return catalogs[0] if len(catalogs) == 1 else digest("".join(catalogs).encode())
+        """SHA-256 of its index: bundles with the same one are the same."""
+        return digest(self.catalog.to_bytes())
 
     @property
     def targets(self) -> tuple[str, ...]:
         """GPU code targets it has kernels for."""
-        return self._search.targets
+        return self.catalog.targets
 
     @property
     def uses_rankings(self) -> bool:
         """Whether it chooses by the speeds that it knows; see :func:`open_bundle`."""
-        return self.parts[0].uses_rankings
+        return self.directory.uses_rankings
 
     @property
     def signers(self) -> tuple[PublicKey, ...]:
-        """The required keys that have signed it, or a part of it; empty if none were required at opening."""
-        return tuple(dict.fromkeys(key for part in self.parts for key in part.signers))
+        """The required keys that have signed it; empty if none were required at opening."""
+        return self.directory.signers
 
     @property
-    def groups(self) -> MergedGroups:
+    def groups(self) -> Groups:
         """Its groups of functionally equivalent kernels, by name."""
-        return self._search.groups
+        return self.catalog.groups
 
     @property
     def tuned_for(self) -> tuple[str, ...]:
@@ -147,16 +145,6 @@ class Bundle:
         count = sum(group.count for group in self.groups)
         kernels = f"{count} kernel{'' if count == 1 else 's'}"
         return f"<Bundle {self.name} {self.version}: {kernels}, {', '.join(self.targets)}>"
-
-    def report(self) -> Report:
-        """Its directories, and what was at hand and left out, with the reasons; see :func:`open_installed`.
-
-        Raises:
-            CorruptFile: if the index of a directory is malformed.
-        """
-        from cutlass_aot.runtime.opened.report import LeftOut, report_of
-
-        return report_of(self.parts, self._left_out or LeftOut())
 
     # -- lookup -----------------------------------------------------------------------------------------
 
@@ -192,14 +180,14 @@ class Bundle:
                 their own decides.
 
         Raises:
-            KernelNotFound: if there is none; says what was asked and what comes nearest.
+            KernelNotFound: if there is none; names the query and what comes nearest.
             OperandError: if an operand cannot be described, ``target`` is not the name of one, or ``gpu`` is
                 given for a bundle of several targets and none is named.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
-        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
-        return self._search.find(asked, in_order(asked, operands, named), target, gpu)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        return self._finder.find(computation, in_order(computation, operands, named), target, gpu)
 
     def choose(
         self,
@@ -228,8 +216,8 @@ class Bundle:
         Raises:
             KernelNotFound: as for :meth:`find`, like the other errors.
         """
-        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
-        return self._search.choose(asked, in_order(asked, operands, named), target, gpu)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
 
     def explain(
         self,
@@ -259,8 +247,8 @@ class Bundle:
         Raises:
             OperandError: if an operand cannot be described, or ``target`` is not the name of one.
         """
-        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
-        return self._search.explain(asked, in_order(asked, operands, named), target)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        return self._finder.explain(computation, in_order(computation, operands, named), target)
 
     def kernels(self, **filters: str | Sequence[str]) -> list[KernelHandle]:
         """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
@@ -279,7 +267,7 @@ class Bundle:
         from cutlass_aot.runtime.opened.filters import group_matches, matching
 
         groups = [group for group in self.groups if group_matches(group, filters)]
-        return matching([h for group in groups for h in self._search.handles(group)], filters)
+        return matching([h for group in groups for h in self._finder.handles(group)], filters)
 
     def kernel(self, name: str) -> KernelHandle:
         """One kernel by its name, or by the beginning of its name or digest.
@@ -289,7 +277,7 @@ class Bundle:
         """
         from cutlass_aot.runtime.opened.filters import by_name
 
-        return by_name(self.name, [h for group in self.groups for h in self._search.handles(group)], name)
+        return by_name(self.name, [h for group in self.groups for h in self._finder.handles(group)], name)
 
     def kernels_of(self, operation: str, parameters: Parameters) -> list[KernelHandle]:
         """Kernels of an operation that leaves something open, with these parameters; by target, then name.
@@ -305,7 +293,7 @@ class Bundle:
             for entry in self.groups.of_operation(operation, target)
             # True and 1 are equal, and two parameters.
             if [(name, type(value), value) for name, value in entry.parameters] == wanted
-            for handle in self._search.handles(entry)
+            for handle in self._finder.handles(entry)
         ]
 
     # -- requests of programs ---------------------------------------------------------------------------
@@ -317,7 +305,7 @@ class Bundle:
             # Most bundles have none, and most programs ask for none.
             from cutlass_aot.runtime.requests import RequestFinder
 
-            self._requests = RequestFinder(self.parts)
+            self._requests = RequestFinder(self.directory)
         return self._requests
 
     def compiled(self, request: Request) -> CompiledFunction | None:
@@ -372,8 +360,8 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        choosers = self._choosers
-        native = choosers.native
+        dispatcher = self._dispatcher
+        native = dispatcher.native
         if (
             stream is None
             and not named
@@ -382,11 +370,11 @@ class Bundle:
             and type(b) in native
             and type(out) in native
         ):
-            chooser = choosers.plain.get(accumulator)
-            if chooser is not None and choosers.short(chooser, (a, b, out), accumulator):
+            cache = dispatcher.plain.get(accumulator)
+            if cache is not None and dispatcher.fast_path(cache, (a, b, out), accumulator):
                 return
-        asked = Asked.of("gemm", epilogue, accumulator, None, named)
-        choosers.run(asked, (a, b, out), named, stream, workspace)
+        computation = Computation.of("gemm", epilogue, accumulator, None, named)
+        dispatcher.run(computation, (a, b, out), named, stream, workspace)
 
     def run(
         self,
@@ -415,8 +403,8 @@ class Bundle:
         Raises:
             KernelNotFound: as for :meth:`gemm`, like the other errors.
         """
-        asked = Asked.of(operation, epilogue, accumulator, parameters, named)
-        self._choosers.run(asked, operands, named, stream, workspace)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        self._dispatcher.run(computation, operands, named, stream, workspace)
 
     # -- this machine -----------------------------------------------------------------------------------
 
@@ -426,8 +414,7 @@ class Bundle:
         Raises:
             Incompatible: with what was found and what is needed.
         """
-        for part in self.parts:
-            part.check_machine()
+        self.directory.check_machine()
 
     def require(self, target: str, ordinal: int) -> None:
         """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
@@ -436,6 +423,4 @@ class Bundle:
             Incompatible: with what was found and what is needed.
             DeviceError: if there is no driver or no such GPU.
         """
-        having = [part for part in self.parts if target in part.catalog.targets]
-        for part in having or self.parts:
-            part.require(target, ordinal)
+        self.directory.require(target, ordinal)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cmp_to_key
 from itertools import product
 from pathlib import Path
 from types import FunctionType
@@ -32,11 +31,11 @@ from cutlass_aot.runtime.launching.tensors import common_device, describe_operan
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
-from cutlass_aot.runtime.opened.precedence import Contender, shadows
 from cutlass_aot.runtime.search_path import InstalledBundle, located
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.kernel import DesignValue
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
+from cutlass_aot.schema.versions import order
 
 MAX_COMBINATIONS = 4096
 """Most values of all parameters together."""
@@ -269,7 +268,7 @@ class PrebuiltFunction:
 
         An installed bundle that cannot be opened is passed over.
         """
-        return [kernel for bundle in BundlesAtHand() for kernel in self._kernels_of(bundle)]
+        return [kernel for bundle in BundleSearch() for kernel in self._kernels_of(bundle)]
 
     def require(self) -> None:
         """Refuse parameters that no bundle has a kernel for, unless the policy is to compile one.
@@ -279,16 +278,16 @@ class PrebuiltFunction:
         """
         if self._known or self._launches or policy.get() == "jit":
             return
-        at_hand = BundlesAtHand()
-        self._known = any(self._kernels_of(bundle) for bundle in at_hand)
+        search = BundleSearch()
+        self._known = any(self._kernels_of(bundle) for bundle in search)
         if not self._known:
-            policy.on_declared_miss(self._missing("any GPU", at_hand), self.declared, self.values, -1)
+            policy.on_declared_miss(self._missing("any GPU", search), self.declared, self.values, -1)
 
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = cuda_driver.compute_capability(ordinal)
-        at_hand = BundlesAtHand()
+        search = BundleSearch()
         best: tuple[tuple[int, int], KernelHandle] | None = None
-        for bundle in at_hand:
+        for bundle in search:
             kernels = self._kernels_of(bundle)
             for target in runnable_targets({kernel.target for kernel in kernels}, capability)[:1]:
                 preference = Target.parse(target).preference(capability)
@@ -299,16 +298,16 @@ class PrebuiltFunction:
         if best is not None:
             return best[1].launch, tuple(operand.name for operand in best[1].group.operands)
         where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
-        return policy.on_declared_miss(self._missing(where, at_hand), self.declared, self.values, ordinal)
+        return policy.on_declared_miss(self._missing(where, search), self.declared, self.values, ordinal)
 
     def _kernels_of(self, bundle: Bundle) -> list[KernelHandle]:
         return bundle.kernels_of(self.declared.name, self.values)
 
-    def _missing(self, where: str, at_hand: BundlesAtHand) -> KernelNotFound:
+    def _missing(self, where: str, search: BundleSearch) -> KernelNotFound:
         return KernelNotFound(
             f"no kernel {self.declared.call_text(self.values)} for {where} in the bundles that are open or "
-            f"installed ({', '.join(at_hand.seen) or 'none'}): open one that has it with cutlass_aot.open, "
-            "or choose policy jit" + "".join(f"; {problem}" for problem in at_hand.problems)
+            f"installed ({', '.join(search.seen) or 'none'}): open one that has it with cutlass_aot.open, "
+            "or choose policy jit" + "".join(f"; {problem}" for problem in search.problems)
         )
 
     def _ordered(
@@ -323,13 +322,12 @@ class PrebuiltFunction:
         return [*operands, *(named[name] for name in rest)]
 
 
-class BundlesAtHand:
+class BundleSearch:
     """Bundles that are open, the latest first, then those that are installed and not open already.
 
-    Installed ones come in the order that :func:`~cutlass_aot.runtime.opened.precedence.shadows` has for
-    ``open_installed``: what is earlier on the search path, then the newest. A wheel is opened when its turn
-    comes, a directory when its name and version are needed for the order. One that cannot be opened keeps
-    nobody from the others.
+    Of those that are installed, what is earlier on the search path comes first, then the newest. A wheel is
+    opened when its turn comes, a directory when its name and version are needed for the order. One that
+    cannot be opened is passed over.
 
     Attributes:
         seen: name and version of each bundle that was gone through.
@@ -347,7 +345,7 @@ class BundlesAtHand:
         ours = {id(bundle) for bundle in list(_installed.values())}
         for bundle in opened_bundles():
             if id(bundle) not in ours:
-                paths.update(part.path.absolute() for part in bundle.parts)
+                paths.add(bundle.path.absolute())
                 yield self._seen(bundle)
         for item in self._in_order(item for item in located() if _absolute(item) not in paths):
             found = self._opened(item)
@@ -355,8 +353,8 @@ class BundlesAtHand:
                 yield self._seen(found)
 
     def _in_order(self, found: Iterable[InstalledBundle]) -> list[InstalledBundle]:
-        """As they are asked; those in directories that cannot be opened are left out."""
-        contenders: list[tuple[Contender, InstalledBundle]] = []
+        """In the order in which they are searched; directories that cannot be opened are left out."""
+        ordered: list[tuple[str, str, InstalledBundle]] = []
         for item in found:
             name, version = item.name, item.version
             if not item.announced:
@@ -364,10 +362,11 @@ class BundlesAtHand:
                 if bundle is None:
                     continue
                 name, version = bundle.name, bundle.version
-            # What is of another host is not opened, and of several bundles none has been measured yet.
-            contender = Contender(True, item.place, version, False, name, str(item.path))
-            contenders.append((contender, item))
-        return [item for _, item in sorted(contenders, key=cmp_to_key(_asked_before))]
+            ordered.append((name, version, item))
+        ordered.sort(key=lambda row: (row[0], str(row[2].path)))
+        ordered.sort(key=lambda row: order(row[1]), reverse=True)
+        ordered.sort(key=lambda row: row[2].place)
+        return [item for _, _, item in ordered]
 
     def _opened(self, item: InstalledBundle) -> Bundle | None:
         """What was found, open; None if it cannot be."""
@@ -376,21 +375,17 @@ class BundlesAtHand:
         if bundle is not None:
             return bundle
         try:
-            part = open_found(item)
-            part.check_machine()
+            directory = open_found(item)
+            directory.check_machine()
         except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
             called = f"{item.name} {item.version}".rstrip()
             self.problems.append(f"installed bundle {called} cannot be opened: {error}")
             return None
-        return _installed.setdefault(part.path, note_opened(Bundle([part])))
+        return _installed.setdefault(directory.path, note_opened(Bundle(directory)))
 
     def _seen(self, bundle: Bundle) -> Bundle:
         self.seen.append(f"{bundle.name} {bundle.version}")
         return bundle
-
-
-def _asked_before(one: tuple[Contender, InstalledBundle], other: tuple[Contender, InstalledBundle]) -> int:
-    return -1 if shadows(one[0], other[0]) else 1
 
 
 def _absolute(item: InstalledBundle) -> Path | None:

@@ -10,7 +10,8 @@ from typing import Any
 from cutlass_aot.errors import KernelNotFound, LaunchError
 from cutlass_aot.runtime.launching.streams import stream_handle
 from cutlass_aot.runtime.launching.tensors import is_torch
-from cutlass_aot.runtime.selection.match import Request, arrangement
+from cutlass_aot.runtime.selection.match import arrangement
+from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected
 
 _DIRECT = ("f64", "f32", "f16", "bf16")
@@ -20,7 +21,7 @@ _LEGACY_STREAM = 1
 """``cudaStreamLegacy``, the default stream under a handle of its own."""
 
 
-def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream: Any) -> None:
+def gemm(miss: KernelNotFound, query: Query, operands: Sequence[Any], stream: Any) -> None:
     """``out = a @ b`` by torch, on the stream given or its current one.
 
     Operands of one floating type go to ``torch.matmul(out=)``. Others are converted to f32 (f64 where one is
@@ -28,8 +29,8 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
 
     Args:
         miss: raised where torch cannot compute it.
-        request: descriptions of the operands.
-        operands: a, b and out, in the order of the request.
+        query: descriptions of the operands.
+        operands: a, b and out, in the order of the query.
         stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
 
     Raises:
@@ -38,14 +39,14 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
         LaunchError: if torch refuses.
         OperandError: if the stream is none.
     """
-    order = arrangement(("a", "b", "out"), len(operands), request.names)
+    order = arrangement(("a", "b", "out"), len(operands), query.names)
     if isinstance(order, Rejected):
         raise miss
     operands = [operands[place] for place in order]
-    descriptions = [request.operands[place] for place in order]
+    descriptions = [query.operands[place] for place in order]
     if (
-        request.operation != "gemm"
-        or request.epilogue
+        query.operation != "gemm"
+        or query.epilogue
         or not all(is_torch(operand) for operand in operands)
         or not _fit(descriptions)
         or not all("f" in operand.dtype for operand in descriptions)
@@ -62,7 +63,7 @@ def gemm(miss: KernelNotFound, request: Request, operands: Sequence[Any], stream
                 wide = torch.float64 if "f64" in dtypes else torch.float32
                 out.copy_(torch.matmul(a.to(wide), b.to(wide)))
     except (RuntimeError, TypeError) as error:
-        raise LaunchError(f"policy warn: torch cannot compute {request} either: {error}") from error
+        raise LaunchError(f"policy warn: torch cannot compute {query} either: {error}") from error
 
 
 def _fit(operands: Sequence[OperandDescription]) -> bool:

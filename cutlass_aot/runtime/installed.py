@@ -1,19 +1,69 @@
-"""Open what is at hand as one bundle: parts that belong together, several bundles, and what is left out."""
+"""Open an installed bundle by its name: the one for this machine, where there are several."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cutlass_aot.errors import BundleError, CutlassAotError, UntrustedBundle
+from cutlass_aot.errors import BundleError, CutlassAotError, DeviceError, UntrustedBundle
 from cutlass_aot.runtime.bundle import Bundle, note_opened
 from cutlass_aot.runtime.files import trust
-from cutlass_aot.runtime.opened.bundle_directory import Part, open_part
-from cutlass_aot.runtime.opened.report import LeftOut, Missing, Report, Unusable, report_of
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
 from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, located
-from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import order
+from cutlass_aot.words import plural
+
+Capability = tuple[int, int]
+"""Compute capability of a GPU, as (major, minor)."""
+
+
+class Candidate(NamedTuple):
+    """An installed bundle that :func:`open_installed` could open.
+
+    Attributes:
+        directory: the open directory.
+        place: where on the search path it was found, 0 first.
+    """
+
+    directory: BundleDirectory
+    place: int
+
+
+class Found(NamedTuple):
+    """An installed bundle, and whether :func:`open_installed` opens it; ``str`` gives a line for it.
+
+    Attributes:
+        name: of the bundle; of its directory, if it cannot be read.
+        version: of the bundle; ``""`` if it cannot be read.
+        path: its directory, or the package that lacks one.
+        targets: GPU code targets it has kernels for; empty if it cannot be read.
+        hosts: CPU architectures it has libraries for; likewise.
+        kernels: how many kernels it has.
+        reason: why it is not opened; ``""`` if it is.
+    """
+
+    name: str
+    version: str
+    path: str
+    targets: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    kernels: int = 0
+    reason: str = ""
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**self._asdict(), "targets": list(self.targets), "hosts": list(self.hosts)}
+
+    def __str__(self) -> str:
+        title = f"{self.name} {self.version}".rstrip()
+        if not self.targets:
+            return f"{title} ({self.path}): not opened: {self.reason}"
+        line = f"{title}: {plural(self.kernels, 'kernel')} for {', '.join(self.targets)} ({self.path})"
+        return f"{line}: not opened: {self.reason}" if self.reason else line
 
 
 def open_installed(
@@ -24,24 +74,23 @@ def open_installed(
     paths: Iterable[str | os.PathLike[str]] = (),
     keys: trust.KeyFiles | None = None,
 ) -> Bundle:
-    """Open bundles that were installed as wheels, or lie in directories of the search path, as one.
+    """Open a bundle that was installed as a wheel, or lies in a directory of the search path.
 
-    All parts of one name and version add up to one bundle. Of several versions of a name, the one that comes
-    first on the search path is opened, then the newest. Where bundles of several names have the same group,
-    see :func:`~.shadows`. What cannot be used is left out, unless nothing is
-    left; :meth:`cutlass_aot.Bundle.report` has it with the reasons.
+    Of several bundles of one name, such as the wheels that ``cutlass-aot wheel --split targets`` makes, it
+    opens the one that :func:`precedence` puts first: one for this machine's GPUs, then the one that comes
+    first on the search path, then the newest.
 
     Args:
-        name: of the bundle; None for all of them together.
+        name: of the bundle; may be left out where bundles of one name alone are installed.
         version: of the bundle; None for the newest.
         check: see :func:`cutlass_aot.open`.
         paths: directories that are searched before those of ``CUTLASS_AOT_BUNDLE_PATH``, see
             :mod:`~cutlass_aot.runtime.search_path`.
-        keys: see :func:`cutlass_aot.open`; of each directory. They are read once.
+        keys: see :func:`cutlass_aot.open`; of each bundle. They are read once.
 
     Raises:
-        BundleError: if there is none of that name and version, with what is at hand, or none can be used, for
-            several reasons.
+        BundleError: if there is none of that name and version, with what is installed; if bundles of several
+            names are installed and none is named; or if none can be used, for several reasons.
         CorruptFile: if it is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
         Incompatible: if this machine cannot load it.
@@ -50,13 +99,15 @@ def open_installed(
         SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
     """
     gathered = _gather(located(paths), name, version, check, trust.read_once(keys))
-    if not gathered.parts:
+    names = list(dict.fromkeys(candidate.directory.catalog.name for candidate in gathered.candidates))
+    if len(names) > 1:
+        raise BundleError(
+            f"bundles of several names are installed ({', '.join(sorted(names))}): expected one of them, as "
+            "in cutlass_aot.open_installed(NAME)"
+        )
+    if not names:
         raise _nothing(name, version, gathered)
-    parts = gathered.parts
-    names = dict.fromkeys(part.catalog.name for part in parts)
-    versions = {part.catalog.name: part.catalog.version for part in parts}
-    bundle = Bundle(parts, "+".join(names), "+".join(versions[item] for item in names), gathered.left_out)
-    return note_opened(bundle)
+    return note_opened(Bundle(_first(gathered.candidates).directory))
 
 
 def installed_report(
@@ -64,23 +115,84 @@ def installed_report(
     version: str | None = None,
     *,
     paths: Iterable[str | os.PathLike[str]] = (),
-) -> Report:
-    """What :func:`open_installed` would open, and what it would leave out; empty if there is nothing.
+) -> list[Found]:
+    """Every installed bundle, of one name or of all, and whether :func:`open_installed` opens it.
 
     Args:
         name: see :func:`open_installed`, like the others.
         version: likewise.
         paths: likewise.
-
-    Raises:
-        CorruptFile: if the index of a group is malformed.
     """
     gathered = _gather(located(paths), name, version, True, None)
-    return report_of(gathered.parts, gathered.left_out)
+    by_name: dict[str, list[Candidate]] = {}
+    for candidate in gathered.candidates:
+        by_name.setdefault(candidate.directory.catalog.name, []).append(candidate)
+    found = list(gathered.refused)
+    for candidates in by_name.values():
+        first = _first(candidates)
+        found += [_found(candidate, _behind(first, candidate)) for candidate in candidates]
+    return sorted(found, key=lambda item: (item.name, order(item.version), bool(item.reason), item.path))
 
 
-def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Part:
-    """Open what a search found, and hold its catalog against what announced it.
+def precedence(candidate: Candidate, capabilities: Sequence[Capability]) -> tuple[Any, ...]:
+    """Sort key of installed bundles of one name; the greatest is opened.
+
+    It compares, in this order: how many of the machine's GPUs the bundle has a target for; how well its best
+    target fits the first of those (exact, then family, then portable); the place on the search path; the
+    version.
+
+    Args:
+        candidate: the bundle.
+        capabilities: of the machine's GPUs, in order; empty if it has none.
+    """
+    catalog = candidate.directory.catalog
+    fitting = [
+        Target.parse(targets[0]).preference(capability)
+        for capability in capabilities
+        if (targets := runnable_targets(catalog.targets, capability))
+    ]
+    kind, distance = fitting[0] if fitting else (0, 0)
+    return len(fitting), -kind, -distance, -candidate.place, order(catalog.version)
+
+
+_REASONS = (
+    "{first} has kernels for more of this machine's GPUs",
+    "{first} has kernels that are built for this machine's GPU",
+    "{first} has kernels that are nearer to this machine's GPU",
+    "{first} comes earlier on the search path",
+    "{first} is newer",
+    "{first} is the same version, and its path comes first",
+)
+"""Why a bundle is not opened, by the first item of :func:`precedence` that differs."""
+
+
+def _first(candidates: Sequence[Candidate]) -> Candidate:
+    """The bundle that is opened, of those of one name."""
+    capabilities = _capabilities() if len(candidates) > 1 else ()
+    # Of equal ones, max() takes the first.
+    by_path = sorted(candidates, key=lambda candidate: str(candidate.directory.path))
+    return max(by_path, key=lambda candidate: precedence(candidate, capabilities))
+
+
+def _capabilities() -> list[Capability]:
+    try:
+        return [cuda_driver.compute_capability(ordinal) for ordinal in range(cuda_driver.device_count())]
+    except DeviceError:
+        return []
+
+
+def _behind(first: Candidate, other: Candidate) -> str:
+    """Why a candidate is not opened; ``""`` for the one that is."""
+    if first is other:
+        return ""
+    capabilities = _capabilities()
+    keys = zip(precedence(first, capabilities), precedence(other, capabilities), strict=True)
+    differing = [number for number, (one, two) in enumerate(keys) if one != two]
+    return _REASONS[differing[0] if differing else -1].format(first=first.directory.path)
+
+
+def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> BundleDirectory:
+    """Open what a search found, and check its catalog against the name and version that announced it.
 
     A signature is of the catalog, not of a wheel's metadata: with another name or version there, a bundle
     that was rightly signed would be taken for another one.
@@ -91,7 +203,7 @@ def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Par
 
     Raises:
         BundleError: if there is nothing to open, or it is another bundle than was announced.
-        CorruptFile: as :func:`~cutlass_aot.runtime.opened.bundle_directory.open_part`, like the others.
+        CorruptFile: as :func:`~cutlass_aot.runtime.opened.bundle_directory.open_directory`, like the others.
         SchemaTooNew: likewise.
         UntrustedBundle: likewise.
         SignatureError: likewise.
@@ -103,8 +215,8 @@ def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Par
             f"bundle {item.name!r} is installed by {item.distribution}, but package {item.package} has no "
             f"folder {FOLDER!r}: install the wheel again"
         )
-    part = open_part(item.path, place=item.place, keys=keys)
-    catalog = part.catalog
+    directory = open_directory(item.path, keys=keys)
+    catalog = directory.catalog
     if item.announced and (item.name, item.version) != (catalog.name, catalog.version):
         raise BundleError(
             f"{item.path} is bundle {catalog.name} {catalog.version}, but "
@@ -112,22 +224,22 @@ def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> Par
             "expected its own name and version; pack it with cutlass-aot wheel, or get it again from who "
             "made the bundle"
         )
-    return part
+    return directory
 
 
 class _Gathered(NamedTuple):
-    """What there is.
+    """What is installed.
 
     Attributes:
-        parts: what is opened.
-        left_out: what is not.
-        names: names and versions of all that is at hand, as far as they are known.
-        errors: of what was asked for and cannot be used.
-        unnamed: errors of what may be what was asked for: its name could not be read.
+        candidates: what can be opened, in the order of the search path.
+        refused: what cannot, with the reasons.
+        names: names and versions of all that is installed, as far as they are known.
+        errors: of bundles of the name and version that was asked for.
+        unnamed: errors of bundles whose name could not be read, and which may be meant.
     """
 
-    parts: list[Part]
-    left_out: LeftOut
+    candidates: list[Candidate]
+    refused: list[Found]
     names: list[tuple[str, str]]
     errors: list[CutlassAotError]
     unnamed: list[CutlassAotError]
@@ -140,89 +252,43 @@ def _gather(
     check: bool,
     keys: trust.KeyFiles | None,
 ) -> _Gathered:
-    def asked(its_name: str, its_version: str | None) -> bool:
+    def matches(its_name: str, its_version: str | None) -> bool:
         return name in (None, its_name) and version in (None, its_version)
 
-    opened: list[Part] = []
-    unusable: list[Unusable] = []
-    refused: list[Catalog] = []
-    names: list[tuple[str, str]] = []
-    errors: list[CutlassAotError] = []
-    unnamed: list[CutlassAotError] = []
+    gathered = _Gathered([], [], [], [], [])
     for item in found:
         # Of a wheel whose version is not known the name decides.
-        if item.announced and not asked(item.name, item.version or version):
-            names.append((item.name, item.version))
+        if item.announced and not matches(item.name, item.version or version):
+            gathered.names.append((item.name, item.version))
             continue
         try:
-            part = open_found(item, keys)
+            directory = open_found(item, keys)
         except CutlassAotError as error:
             where = str(item.path or item.package)
-            unusable.append(Unusable(item.name, item.version, "", where, str(error)))
-            (errors if item.announced or name is None else unnamed).append(error)
+            gathered.refused.append(Found(item.name, item.version, where, reason=str(error)))
+            (gathered.errors if item.announced or name is None else gathered.unnamed).append(error)
             continue
-        catalog = part.catalog
-        names.append((catalog.name, catalog.version))
-        if not asked(catalog.name, catalog.version):
+        catalog = directory.catalog
+        gathered.names.append((catalog.name, catalog.version))
+        if not matches(catalog.name, catalog.version):
             continue
+        candidate = Candidate(directory, item.place)
         try:
             if check:
-                part.check_machine()
+                directory.check_machine()
         except CutlassAotError as error:
-            path = str(part.path)
-            unusable.append(Unusable(catalog.name, catalog.version, catalog.part, path, str(error)))
-            refused.append(catalog)
-            errors.append(error)
+            gathered.refused.append(_found(candidate, str(error)))
+            gathered.errors.append(error)
             continue
-        opened.append(part)
-    parts, older = _newest(opened)
-    # In order of the search path: the first stands for the bundle where one directory has to.
-    parts.sort(key=lambda part: (part.place, part.catalog.name, str(part.path)))
-    left_out = LeftOut(tuple(older), tuple(unusable), tuple(_missing(parts, refused)))
-    return _Gathered(parts, left_out, names, errors, unnamed)
+        gathered.candidates.append(candidate)
+    return gathered
 
 
-def _newest(opened: Sequence[Part]) -> tuple[list[Part], list[tuple[Part, Part, str]]]:
-    """Of each name the version to take, and the others with what is taken instead and why."""
-    chosen: dict[str, Part] = {}
-    for part in opened:
-        best = chosen.get(part.catalog.name)
-        if best is None or _before(part, best):
-            chosen[part.catalog.name] = part
-    kept, older = [], []
-    for part in opened:
-        best = chosen[part.catalog.name]
-        if order(part.catalog.version) == order(best.catalog.version):
-            kept.append(part)
-            continue
-        reason = "it comes earlier on the search path" if best.place < part.place else "it is newer"
-        older.append((part, best, reason))
-    return kept, older
-
-
-def _before(one: Part, other: Part) -> bool:
-    if one.place != other.place:
-        return one.place < other.place
-    return order(one.catalog.version) > order(other.catalog.version)
-
-
-def _missing(parts: Sequence[Part], refused: Sequence[Catalog]) -> list[Missing]:
-    """Parts that those at hand speak of, and that are not; ``refused`` are those that are, and unusable."""
-    present: dict[tuple[str, str], set[str]] = {}
-    wanted: dict[tuple[str, str], set[str]] = {}
-    for part in parts:
-        key = part.catalog.name, part.catalog.version
-        present.setdefault(key, set()).add(part.catalog.part)
-        wanted.setdefault(key, set()).update(part.catalog.parts)
-    unusable = {(catalog.name, catalog.version, catalog.part) for catalog in refused}
-    return [
-        Missing(name, version, part)
-        for (name, version), names in sorted(wanted.items())
-        # A whole bundle of that name and version has them all.
-        if "" not in present[name, version]
-        for part in sorted(names - present[name, version])
-        if (name, version, part) not in unusable
-    ]
+def _found(candidate: Candidate, reason: str) -> Found:
+    catalog = candidate.directory.catalog
+    count = sum(group.count for group in catalog.groups)
+    path = str(candidate.directory.path)
+    return Found(catalog.name, catalog.version, path, catalog.targets, catalog.hosts, count, reason)
 
 
 def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> CutlassAotError:
@@ -231,7 +297,7 @@ def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> Cutl
         return gathered.errors[0]
     if gathered.errors:
         reasons = "; ".join(map(str, gathered.errors))
-        made = f"none of the {len(gathered.errors)} bundles at hand can be used: {reasons}"
+        made = f"none of the {len(gathered.errors)} bundles that are installed can be used: {reasons}"
         kinds = {type(error) for error in gathered.errors}
         return kinds.pop()(made) if len(kinds) == 1 else BundleError(made)
     names = sorted(dict.fromkeys(gathered.names), key=lambda item: (item[0], order(item[1])))

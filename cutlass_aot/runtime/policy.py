@@ -20,15 +20,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
-from cutlass_aot.runtime.selection.match import Request
-from cutlass_aot.runtime.selection.query import Parameters
-
-if TYPE_CHECKING:
-    from cutlass_aot.runtime.declared import DeclaredKernel
+from cutlass_aot.runtime.selection.query import Parameters, Query
 
 POLICIES = ("required", "warn", "jit")
 """Their names."""
@@ -45,6 +41,13 @@ OTHERS = "other problems"
 _JIT = "cutlass_aot.builder.jit"
 
 _of_block: ContextVar[str | None] = ContextVar("cutlass_aot_policy", default=None)
+
+
+class MissedKernel(Protocol):
+    """A declared kernel, as far as a miss of it is concerned."""
+
+    def call_text(self, values: Parameters, /) -> str:
+        """A call with these parameters, for messages."""
 
 
 class MissWarning(UserWarning):
@@ -129,14 +132,14 @@ def reset_misses() -> None:
 
 
 def on_miss(
-    error: KernelNotFound, request: Request, operands: Sequence[Any], stream: Any, workspace: Any
+    error: KernelNotFound, query: Query, operands: Sequence[Any], stream: Any, workspace: Any
 ) -> None:
     """Count a miss, write it to the log, and do what the policy says.
 
     Args:
         error: what the miss is under ``required``.
-        request: what was asked for.
-        operands: in the order of the request.
+        query: what no kernel matches.
+        operands: in the order of the query.
         stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
         workspace: likewise.
 
@@ -145,17 +148,17 @@ def on_miss(
         ToolchainError: under ``jit``, where the DSL is not installed.
         CutlassAotError: whatever else went wrong on the way that the policy chose; ``error`` is its cause.
     """
-    counted, policy = _note(str(request))
+    counted, policy = _note(str(query))
     if policy == "required":
         raise error
     try:
         if policy == "warn":
             from cutlass_aot.runtime.framework import gemm
 
-            gemm(error, request, operands, stream)
+            gemm(error, query, operands, stream)
             warn_once(counted, f"{error}; computed by torch instead")
         else:
-            importlib.import_module(_JIT).gemm(request, operands, stream, workspace)
+            importlib.import_module(_JIT).gemm(query, operands, stream, workspace)
     except CutlassAotError as failure:
         if failure is error:
             raise
@@ -163,7 +166,7 @@ def on_miss(
 
 
 def on_declared_miss(
-    error: KernelNotFound, declared: DeclaredKernel, values: Parameters, ordinal: int
+    error: KernelNotFound, declared: MissedKernel, values: Parameters, ordinal: int
 ) -> tuple[Any, tuple[str, ...]]:
     """Count a miss of a declared kernel, write it to the log, and do what the policy says.
 

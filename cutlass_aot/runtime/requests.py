@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.runtime.opened.bundle_directory import Part
+from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-from cutlass_aot.runtime.opened.merged_groups import contender
-from cutlass_aot.runtime.opened.precedence import shadows
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.requests.request import (
     OPERATION,
@@ -40,28 +37,23 @@ class CompiledFunction(NamedTuple):
 
 
 class RequestFinder:
-    """Finds what answers a program's requests in the directories of a bundle; several threads may use it.
-
-    A group of requests does not take the place of another directory's, as a group of equivalent kernels
-    does: each request is looked up in every directory, in the order of precedence, and the first that has it
-    answers.
+    """Finds what answers a program's requests in a bundle; several threads may use it.
 
     Args:
-        parts: the directories, at least one.
+        directory: the bundle's directory.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, directory: BundleDirectory) -> None:
+        self._directory = directory
         # Each is filled without a lock, which a forked child could inherit held: two threads make the same.
-        self._by_target: dict[str, Mapping[str, Sequence[tuple[GroupEntry, Part]]]] = {}
+        self._by_target: dict[str, Mapping[str, Sequence[GroupEntry]]] = {}
         # By process, as libraries are.
         self._found: dict[tuple[int, str], CompiledFunction] = {}
 
     @property
     def targets(self) -> tuple[str, ...]:
         """GPU code targets of its requests, sorted."""
-        targets = {target for part in self._parts for target in part.catalog.targets}
-        return tuple(sorted(target for target in targets if self._groups(target)))
+        return tuple(target for target in self._directory.catalog.targets if self._groups(target))
 
     def find(self, request: Request) -> CompiledFunction | None:
         """The compiled function of a request; None if the bundle does not have it.
@@ -92,8 +84,8 @@ class RequestFinder:
             BundleError: if a file cannot be read.
         """
         name = _name(request)
-        groups = [pair for target in self.targets for pair in self._groups(target).get(name, ())]
-        candidates = [other for other in _requests(groups) if other.callable == request.callable]
+        groups = [entry for target in self.targets for entry in self._groups(target).get(name, ())]
+        candidates = [other for other in self._requests(groups) if other.callable == request.callable]
         compared = [(other, differences(request, other)) for other in candidates or self.requests()]
         return min(compared, key=lambda pair: len(pair[1]), default=None)
 
@@ -104,7 +96,7 @@ class RequestFinder:
             CorruptFile: if a request is malformed.
             BundleError: if a file cannot be read.
         """
-        return _requests(self._all())
+        return self._requests(self._all())
 
     def digests(self) -> Iterator[str]:
         """Digest of every request of the bundle, each once; none is decoded.
@@ -113,48 +105,43 @@ class RequestFinder:
             CorruptFile: if a file is malformed.
             BundleError: if a file cannot be read.
         """
-        return (digest for _, _, digest in _rows(self._all()))
+        return (digest for _, _, digest in self._rows(self._all()))
 
     @property
     def count(self) -> int:
         """How many requests the bundle has."""
         return sum(1 for _ in self.digests())
 
-    def _all(self) -> list[tuple[GroupEntry, Part]]:
+    def _all(self) -> list[GroupEntry]:
         return [
-            pair
+            entry
             for target in self.targets
             for _, groups in sorted(self._groups(target).items())
-            for pair in groups
+            for entry in groups
         ]
 
-    def _groups(self, target: str) -> Mapping[str, Sequence[tuple[GroupEntry, Part]]]:
-        """Groups of requests for a target by the callable's name, those that are asked first at the front."""
+    def _groups(self, target: str) -> Mapping[str, Sequence[GroupEntry]]:
+        """Groups of requests for a target by the callable's name."""
         found = self._by_target.get(target)
         if found is None:
-            word = signature(OPERATION, (), "", target)
-            by_name: dict[str, list[tuple[GroupEntry, Part]]] = {}
-            for part in self._parts:
-                for entry in part.catalog.groups.with_signature(word):
-                    if entry.requests is not None:
-                        by_name.setdefault(str(dict(entry.parameters).get("callable", "")), []).append(
-                            (entry, part)
-                        )
-            found = {name: sorted(pairs, key=_precedence) for name, pairs in by_name.items()}
-            found = self._by_target.setdefault(target, found)
+            by_name: dict[str, list[GroupEntry]] = {}
+            for entry in self._directory.catalog.groups.with_signature(signature(OPERATION, (), "", target)):
+                if entry.requests is not None:
+                    by_name.setdefault(str(dict(entry.parameters).get("callable", "")), []).append(entry)
+            found = self._by_target.setdefault(target, by_name)
         return found
 
     def _made(self, request: Request) -> CompiledFunction | None:
         kernel = request.kernel
-        for entry, part in self._groups(request.target).get(_name(request), ()):
-            group = part.group(entry)
+        for entry in self._groups(request.target).get(_name(request), ()):
+            group = self._directory.group(entry)
             position = group.requests.position(request.digest)
             if position is None:
                 continue
             # Both files are in the same order, but only `verify` has compared them.
             if group.index.digest(position) != kernel.digest:
                 raise CorruptFile(
-                    f"{part.path}: requests and kernels of {entry.name} do not belong together: "
+                    f"{self._directory.path}: requests and kernels of {entry.name} do not belong together: "
                     "build the bundle again"
                 )
             call = group.requests.call(position)
@@ -163,36 +150,29 @@ class RequestFinder:
             function = group.compiled(position, None)
             if call is not None:
                 function = _by_name(function, call, group)
-            return CompiledFunction(function, call, part.handles(entry)[position])
+            return CompiledFunction(function, call, self._directory.handles(entry)[position])
         return None
+
+    def _rows(self, groups: Sequence[GroupEntry]) -> Iterator[tuple[Group, int, str]]:
+        """Group, position and digest of every request, each once."""
+        seen: set[str] = set()
+        for entry in groups:
+            group = self._directory.group(entry)
+            for position in range(len(group.requests)):
+                digest = group.requests.digest(position)
+                if digest not in seen:
+                    seen.add(digest)
+                    yield group, position, digest
+
+    def _requests(self, groups: Sequence[GroupEntry]) -> Iterator[Request]:
+        for group, position, _ in self._rows(groups):
+            request: Request = group.requests[position].request
+            yield request
 
 
 def _name(request: Request) -> str:
     """Name of a request's callable among the parameters of its group."""
     return str(dict(request.kernel.parameters)["callable"])
-
-
-@functools.cmp_to_key
-def _precedence(one: tuple[GroupEntry, Part], other: tuple[GroupEntry, Part]) -> int:
-    return -1 if shadows(contender(*one), contender(*other)) else 1
-
-
-def _rows(groups: Sequence[tuple[GroupEntry, Part]]) -> Iterator[tuple[Group, int, str]]:
-    """Group, position and digest of every request, each once."""
-    seen: set[str] = set()
-    for entry, part in groups:
-        group = part.group(entry)
-        for position in range(len(group.requests)):
-            digest = group.requests.digest(position)
-            if digest not in seen:
-                seen.add(digest)
-                yield group, position, digest
-
-
-def _requests(groups: Sequence[tuple[GroupEntry, Part]]) -> Iterator[Request]:
-    for group, position, _ in _rows(groups):
-        request: Request = group.requests[position].request
-        yield request
 
 
 def _by_name(function: Any, call: CallByName, group: Group) -> Any:

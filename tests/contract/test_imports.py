@@ -43,8 +43,6 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.opened.finder",
     "cutlass_aot.runtime.opened.group",
     "cutlass_aot.runtime.opened.kernel_handle",
-    "cutlass_aot.runtime.opened.merged_groups",
-    "cutlass_aot.runtime.opened.precedence",
     "cutlass_aot.runtime.selection",
     "cutlass_aot.runtime.selection.cost_model",
     "cutlass_aot.runtime.selection.match",

@@ -18,7 +18,7 @@ from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm, operand
 
 # In this order: the first asks for more of the C library's headers.
-LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("short_way.c", "launcher.c"))
+LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c"))
 
 # A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
 # one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.

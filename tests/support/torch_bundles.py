@@ -13,6 +13,7 @@ from cutlass_aot.runtime.launching.call import without_gradients
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.opened.choice import Choice
 from cutlass_aot.runtime.selection import match
+from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import FileReference, GroupEntry, Groups
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -56,19 +57,19 @@ class CpuBundle:
         self.groups = groups
         self.digest = digest(contents)
 
-    def _request(self, operands, accumulator):
+    def _query(self, operands, accumulator):
         described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
-        return match.Request("gemm", "", accumulator, self.targets, "the CPU", described)
+        return Query("gemm", "", accumulator, self.targets, "the CPU", described)
 
     def choose(self, *operands, accumulator=None):
-        request = self._request(operands, accumulator)
-        found = match.serving(self.groups, request, TARGET)
+        query = self._query(operands, accumulator)
+        found = match.serving(self.groups, query, TARGET)
         if not found:
-            raise KernelNotFound(match.not_found(self.name, self.groups, request))
+            raise KernelNotFound(match.not_found(self.name, self.groups, query))
         return Choice(found[0], "default order", "the first")
 
     def explain(self, *operands, accumulator=None):
-        return match.explain(self.groups, self._request(operands, accumulator))
+        return match.explain(self.groups, self._query(operands, accumulator))
 
     def gemm(self, a, b, out, *, accumulator=None, stream=None, workspace=None):
         a, b, out = without_gradients(("a", "b", "out"), (a, b, out))
@@ -78,8 +79,8 @@ class CpuBundle:
             found = self.choose(a, b, out, accumulator=accumulator).kernel
         except KernelNotFound as error:
             described = tuple(describe_operand(operand) for operand in (a, b, out))
-            request = match.Request("gemm", "", accumulator, self.targets, "the CPU", described)
-            policy.on_miss(error, request, (a, b, out), stream, workspace)
+            query = Query("gemm", "", accumulator, self.targets, "the CPU", described)
+            policy.on_miss(error, query, (a, b, out), stream, workspace)
             return
         self.launched.append((a, b, out))
         wide = {"f64": torch.float64, "i32": torch.int32}.get(found.accumulator, torch.float32)

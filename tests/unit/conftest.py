@@ -33,6 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return answer
 
+    monkeypatch.setattr(cuda_driver, "device_count", lambda: facts["count"])
     monkeypatch.setattr(cuda_driver, "compute_capability", ask("capability"))
     monkeypatch.setattr(cuda_driver, "driver_version", ask("driver"))
     monkeypatch.setattr(cuda_driver, "sm_count", ask("sms"))

@@ -54,10 +54,10 @@ _LINK_FLAGS = (
 _LIBRARIES = ("-ldl",)
 # Objects say which device a launch is for through this function alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
-_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*short_way; local: *; }};\n"
+_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*fast_path; local: *; }};\n"
 """A version script for libraries of either kind; what they export is looked at afterwards."""
 _SHIM = native.FOLDER / "shim.c"
-_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "short_way.c"))
+_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c"))
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20
 

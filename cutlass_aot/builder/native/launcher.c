@@ -17,14 +17,14 @@
  * of operand number `of` along its mode `along`; TILED where they lie in tiles of 128 rows by 4 factors
  * (cutlass_aot/schema/kernels/kernel.py, Scale): their number is checked.
  *
- *     cutlass_aot_chooser(alignment) -> choose
+ *     cutlass_aot_dispatch_cache(alignment) -> choose
  *     choose(operand...)          launches what is remembered for like operands, or returns false
  *     choose(operand..., launch)  remembers launch for operands like these; returns how many it remembers
  *
  * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment; numbers
  * are alike if they are of one type.
  *
- * Nothing here takes a lock: remembered choices are published once and never change or move until the chooser itself goes, so
+ * Nothing here takes a lock: remembered choices are published once and never change or move until the cache itself goes, so
  * that threads do not wait for each other and a forked child finds no lock held. Two threads that remember the same at once
  * leave it there twice, which does no harm.
  */
@@ -294,7 +294,7 @@ struct choice {
   int64_t key[];
 };
 
-struct chooser {
+struct dispatch_cache {
   int64_t alignment;
   int64_t count;
   struct choice *heads[HEADS];
@@ -307,7 +307,7 @@ struct key {
 };
 
 /* What a choice can depend on. 0 if the arguments are not operands that can be remembered. */
-static int make_key(const struct chooser *chooser, const TVMFFIAny *arguments, int count, struct key *key) {
+static int make_key(const struct dispatch_cache *cache, const TVMFFIAny *arguments, int count, struct key *key) {
   int words = 0;
   if (count < 1 || count > MAX_OPERANDS) return 0;
   for (int position = 0; position < count; position++) {
@@ -321,7 +321,7 @@ static int make_key(const struct chooser *chooser, const TVMFFIAny *arguments, i
     uint64_t address = (uint64_t)(uintptr_t)tensor->data + tensor->byte_offset;
     key->word[words++] = (int64_t)(type << 32 | (uint32_t)tensor->ndim);
     key->word[words++] = (int64_t)((uint64_t)tensor->device.device_type << 32 | (uint32_t)tensor->device.device_id);
-    key->word[words++] = (int64_t)(address % (uint64_t)chooser->alignment);
+    key->word[words++] = (int64_t)(address % (uint64_t)cache->alignment);
     size_t bytes = sizeof(int64_t) * (size_t)tensor->ndim;
     memcpy(&key->word[words], tensor->shape, bytes);
     memcpy(&key->word[words + tensor->ndim], tensor->strides, bytes);
@@ -337,10 +337,10 @@ static int make_key(const struct chooser *chooser, const TVMFFIAny *arguments, i
   return 1;
 }
 
-static struct choice **chain(struct chooser *chooser, uint64_t hash) { return &chooser->heads[hash & (HEADS - 1)]; }
+static struct choice **chain(struct dispatch_cache *cache, uint64_t hash) { return &cache->heads[hash & (HEADS - 1)]; }
 
-static const struct choice *recall(struct chooser *chooser, const struct key *key) {
-  const struct choice *choice = __atomic_load_n(chain(chooser, key->hash), __ATOMIC_ACQUIRE);
+static const struct choice *recall(struct dispatch_cache *cache, const struct key *key) {
+  const struct choice *choice = __atomic_load_n(chain(cache, key->hash), __ATOMIC_ACQUIRE);
   for (; choice; choice = choice->next)
     if (choice->hash == key->hash && choice->words == key->words &&
         !memcmp(choice->key, key->word, sizeof(int64_t) * (size_t)key->words))
@@ -348,7 +348,7 @@ static const struct choice *recall(struct chooser *chooser, const struct key *ke
   return NULL;
 }
 
-static int remember(struct chooser *chooser, const struct key *key, TVMFFIObjectHandle function) {
+static int remember(struct dispatch_cache *cache, const struct key *key, TVMFFIObjectHandle function) {
   size_t bytes = sizeof(int64_t) * (size_t)key->words;
   struct choice *made = malloc(sizeof *made + bytes);
   if (!made) return refuse("MemoryError", "out of memory");
@@ -357,27 +357,27 @@ static int remember(struct chooser *chooser, const struct key *key, TVMFFIObject
   made->hash = key->hash;
   made->words = key->words;
   memcpy(made->key, key->word, bytes);
-  struct choice **head = chain(chooser, key->hash);
+  struct choice **head = chain(cache, key->hash);
   made->next = __atomic_load_n(head, __ATOMIC_ACQUIRE);
   while (!__atomic_compare_exchange_n(head, &made->next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
   }
-  __atomic_fetch_add(&chooser->count, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&cache->count, 1, __ATOMIC_RELAXED);
   return 0;
 }
 
 static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
-  struct chooser *chooser = self;
+  struct dispatch_cache *cache = self;
   struct key key;
   int teaching = count > 1 && arguments[count - 1].type_index == kTVMFFIFunction;
-  int known = make_key(chooser, arguments, count - teaching, &key);
+  int known = make_key(cache, arguments, count - teaching, &key);
   if (teaching) {
-    if (known && remember(chooser, &key, arguments[count - 1].v_obj)) return -1;
+    if (known && remember(cache, &key, arguments[count - 1].v_obj)) return -1;
     result->type_index = kTVMFFIInt;
     result->zero_padding = 0;
-    result->v_int64 = __atomic_load_n(&chooser->count, __ATOMIC_RELAXED);
+    result->v_int64 = __atomic_load_n(&cache->count, __ATOMIC_RELAXED);
     return 0;
   }
-  const struct choice *choice = known ? recall(chooser, &key) : NULL;
+  const struct choice *choice = known ? recall(cache, &key) : NULL;
   if (!choice) {
     result->type_index = kTVMFFIBool;
     result->zero_padding = 0;
@@ -390,9 +390,9 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
 }
 
 static void forget(void *self) {
-  struct chooser *chooser = self;
+  struct dispatch_cache *cache = self;
   for (int head = 0; head < HEADS; head++) {
-    struct choice *choice = chooser->heads[head];
+    struct choice *choice = cache->heads[head];
     while (choice) {
       struct choice *next = choice->next;
       TVMFFIObjectDecRef(choice->function);
@@ -400,14 +400,14 @@ static void forget(void *self) {
       choice = next;
     }
   }
-  free(chooser);
+  free(cache);
 }
 
-EXPORT int __tvm_ffi_cutlass_aot_chooser(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+EXPORT int __tvm_ffi_cutlass_aot_dispatch_cache(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
   if (count != 1 || arguments[0].type_index != kTVMFFIInt || arguments[0].v_int64 < 1)
     return refuse("TypeError", "expected an alignment in bytes");
-  struct chooser *made = calloc(1, sizeof *made);
+  struct dispatch_cache *made = calloc(1, sizeof *made);
   if (!made) return refuse("MemoryError", "out of memory");
   made->alignment = arguments[0].v_int64;
   TVMFFIObjectHandle function = NULL;

@@ -63,8 +63,8 @@ def config_of(catalog: Catalog) -> bytes:
         "hosts": list(catalog.hosts),
         "schema": SCHEMA,
     }
-    if catalog.part:
-        body["part"] = catalog.part
+    if catalog.variant:
+        body["variant"] = catalog.variant
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 

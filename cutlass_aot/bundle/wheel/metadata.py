@@ -7,12 +7,12 @@ https://packaging.python.org/en/latest/specifications/
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot import __version__
 from cutlass_aot.bundle.glibc import platform_tags
-from cutlass_aot.bundle.write import PART_NAME
+from cutlass_aot.bundle.write import VARIANT_NAME
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
 from cutlass_aot.schema.versions import major_minor
@@ -63,7 +63,7 @@ class WheelNames:
 
 
 def wheel_names(catalog: Catalog) -> WheelNames:
-    """The names that follow from a bundle's catalog, or from that of a part.
+    """The names that follow from a bundle's catalog.
 
     Raises:
         BundleError: if its name, version, hosts or glibc cannot be those of a wheel.
@@ -73,26 +73,14 @@ def wheel_names(catalog: Catalog) -> WheelNames:
             f"bundle {catalog.name!r} has libraries for {', '.join(catalog.hosts) or 'no host'}, a wheel is "
             "for one host: pack it with cutlass-aot wheel, which makes a wheel for each"
         )
-    if catalog.part and not PART_NAME.fullmatch(catalog.part):
+    if catalog.variant and not VARIANT_NAME.fullmatch(catalog.variant):
         raise BundleError(
-            f"part {catalog.part!r} of bundle {catalog.name!r} cannot name a wheel: expected lower-case "
-            "letters and digits, with '-' between them"
+            f"variant {catalog.variant!r} of bundle {catalog.name!r} cannot name a wheel: expected "
+            "lower-case letters and digits"
         )
     platforms = platform_tags(catalog.needs.glibc, catalog.hosts[0])
-    distribution = _distribution(catalog) + (f"-{catalog.part}" if catalog.part else "")
+    distribution = _distribution(catalog) + (f"-{catalog.variant}" if catalog.variant else "")
     return WheelNames(distribution, catalog.version, tuple(f"py3-none-{platform}" for platform in platforms))
-
-
-def whole_names(catalog: Catalog) -> WheelNames:
-    """The names of the wheel that has nothing but the need for all parts of a bundle.
-
-    Args:
-        catalog: of one of the parts.
-
-    Raises:
-        BundleError: as :func:`wheel_names`.
-    """
-    return WheelNames(_distribution(catalog), catalog.version, ("py3-none-any",))
 
 
 def _distribution(catalog: Catalog) -> str:
@@ -106,31 +94,15 @@ def _distribution(catalog: Catalog) -> str:
             f"bundle version {catalog.version!r} cannot be a wheel's: expected a normalised version such as "
             "1.2.0, 1.2rc1, 1.2.post1 or 1.2+cu13 (PEP 440); change bundle.version in the manifest"
         )
-    return distribution_of(catalog.name)
-
-
-def distribution_of(name: str) -> str:
-    """The project name of a whole bundle's wheel, by the bundle's name."""
     # Names are compared in this form. Source: names and normalization specification (PEP 503).
-    return PREFIX + re.sub(r"[-_.]+", "-", name)
+    return PREFIX + re.sub(r"[-_.]+", "-", catalog.name)
 
 
 def package_init(catalog: Catalog) -> bytes:
     """The package's only module: a docstring."""
-    part = f"part {catalog.part} of " if catalog.part else ""
-    summary = f"Kernels of {part}the cutlass-aot bundle {catalog.name}; see cutlass_aot.open_installed."
-    return f'"""{summary}"""\n'.encode()
-
-
-WHOLE_INIT = re.compile(
-    rf'"""All parts of the cutlass-aot bundle ({BUNDLE_NAME.pattern}); see cutlass_aot.open_installed."""\n'
-)
-"""What :func:`whole_init` gives, with the name of the bundle."""
-
-
-def whole_init(name: str) -> bytes:
-    """The only module of the wheel that needs all parts of a bundle."""
-    return f'"""All parts of the cutlass-aot bundle {name}; see cutlass_aot.open_installed."""\n'.encode()
+    return (
+        f'"""Kernels of the cutlass-aot bundle {catalog.name}; see cutlass_aot.open_installed."""\n'.encode()
+    )
 
 
 def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
@@ -167,25 +139,12 @@ def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str =
         BundleError: if what the catalog needs is no version.
     """
     count = plural(sum(group.count for group in catalog.groups), "kernel")
-    part = f", part {catalog.part}" if catalog.part else ""
-    summary = f"cutlass-aot bundle {catalog.name}{part}: {count} for {' '.join(catalog.targets)}"
+    summary = f"cutlass-aot bundle {catalog.name}: {count} for {' '.join(catalog.targets)}"
     requires = [
         f"cutlass-aot{_same_minor(release, from_minor=True)}",
         f"apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
     ]
     return _metadata(catalog.name, names, summary, requires, [LICENSES_NAME] if licensed else [])
-
-
-def whole_metadata(name: str, names: WheelNames, parts: Collection[str]) -> bytes:
-    """METADATA of the wheel that needs all parts of a bundle.
-
-    Args:
-        name: of the bundle.
-        names: of the wheel.
-        parts: distributions of the parts.
-    """
-    summary = f"cutlass-aot bundle {name}: all of its {len(parts)} parts"
-    return _metadata(name, names, summary, [f"{part}=={names.version}" for part in sorted(parts)], ())
 
 
 def _metadata(
@@ -214,9 +173,8 @@ def _metadata(
 
 def wheel_file(names: WheelNames, release: str = __version__) -> bytes:
     """WHEEL: what kind of a wheel it is, and the release of this package that packed it."""
-    pure = str(names.tags == ("py3-none-any",)).lower()
     tags = "".join(f"Tag: {tag}\n" for tag in names.tags)
-    return (f"Wheel-Version: 1.0\nGenerator: cutlass-aot {release}\nRoot-Is-Purelib: {pure}\n{tags}").encode()
+    return (f"Wheel-Version: 1.0\nGenerator: cutlass-aot {release}\nRoot-Is-Purelib: false\n{tags}").encode()
 
 
 _GENERATOR = re.compile(rf"^Generator: cutlass-aot ({_VERSION.pattern})$", re.MULTILINE)

@@ -1,8 +1,8 @@
 """Pack a bundle as wheels that install beside the runtime and need nothing of the build side.
 
 There is a wheel for each host of the bundle, with its libraries and the GPU code, which is the same for all;
-and, where the bundle is split, a wheel for each part and one that needs them all. What a wheel holds is a
-bundle: the one that is packed, or a smaller one that says which part it is.
+and, where the bundle is split by target, one for each host and target. What a wheel holds is a bundle: the
+one that is packed, or a smaller one, which is verified, signed and opened by itself.
 
 Formats: the binary distribution format of the Python Packaging Authority,
 https://packaging.python.org/en/latest/specifications/binary-distribution-format/; bills of materials as PEP
@@ -39,11 +39,8 @@ from cutlass_aot.bundle.wheel.metadata import (
     package_init,
     wheel_file,
     wheel_names,
-    whole_init,
-    whole_metadata,
-    whole_names,
 )
-from cutlass_aot.bundle.wheel.split import SPLITS, for_host, split
+from cutlass_aot.bundle.wheel.split import by_target, for_host
 from cutlass_aot.bundle.write import BundlePlan, write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.signatures import examine, why_unchecked
@@ -56,7 +53,6 @@ from cutlass_aot.runtime.files.verified_read import (
 )
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog
 from cutlass_aot.schema.bundles.signature import Signature
-from cutlass_aot.words import size
 
 BUNDLE_FOLDER = "bundle"
 """Name of the bundle's directory in the wheel's package."""
@@ -65,58 +61,40 @@ _FIRST_SECOND = 315532800  # 1980-01-01 00:00 UTC, where a zip file's calendar b
 _LAST_SECOND = 4354819199  # 2107-12-31 23:59:59 UTC, where it ends
 _COMPRESSION_LEVEL = 6
 _COMPRESSED = ".zst"
-_SIGNED = 1024  # bytes of a wheel that a signature costs, at most
 
 _Date = tuple[int, int, int, int, int, int]
 
 
 def build_wheels(
-    bundle: Path,
-    output: Path,
-    *,
-    by: str | None = None,
-    limit: int | None = None,
-    signer: Signer | None = None,
+    bundle: Path, output: Path, *, split: bool = False, signer: Signer | None = None
 ) -> list[Path]:
     """Pack a bundle as wheels. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
 
     Args:
         bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is
-            packed as it is: a wheel for one host of several, or for a part, has a bundle of its own. Where
-            the package ``cryptography`` is not there, they go along unchecked.
+            packed as it is: a wheel for one host of several, or for one target, has a bundle of its own.
+            Where the package ``cryptography`` is not there, they go along unchecked.
         output: directory for the wheels, made if it is not there.
-        by: how to split it, of :data:`~cutlass_aot.bundle.wheel.split.SPLITS`; None leaves it whole.
-        limit: bytes that a wheel may have; a bundle, or a part, that would have more is split.
+        split: make a wheel for each GPU code target.
         signer: signs the bundle in each wheel; signatures by other keys that go along stay.
 
     Returns:
         The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
 
     Raises:
-        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses; or if kernels that
-            cannot be parted have more bytes than ``limit``.
+        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses.
         SignatureError: if the signer gives no signature.
     """
     plan = plan_of(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
-    label = None if by is None else SPLITS[by]
-
-    def measure(part: BundlePlan) -> int:
-        with _disk(output):
-            output.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as name:
-                return _largest(part, plan, bundle, Path(name), date) + (_SIGNED if signer else 0)
-
-    parts = split(plan, label=label, limit=limit, measure=measure)
     made: list[Path] = []
     with _disk(output):
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as name:
             folder = Path(name)
             for host in sorted(plan.hosts):
-                catalogs = []
-                for part in parts:
-                    packed = for_host(part, host)
+                for variant in by_target(plan) if split else [plan]:
+                    packed = for_host(variant, host)
                     source = bundle
                     if packed is not plan:
                         source = _written(packed, folder)
@@ -124,24 +102,10 @@ def build_wheels(
                         source = _copied(bundle, folder)
                     if signer is not None:
                         sign_bundle(source, signer)
-                    catalogs.append(read_catalog(source))
                     made.append(_pack(source, folder, date))
-            if parts[0] is not plan:
-                made.append(_pack_whole(catalogs, folder, date))
-            _check_sizes(made, limit)
             for path in made:
                 path.replace(output / path.name)
     return sorted(output / path.name for path in made)
-
-
-def _largest(part: BundlePlan, plan: BundlePlan, bundle: Path, folder: Path, date: _Date) -> int:
-    """Bytes of the largest wheel of a part, of those for each host, or of the bundle itself."""
-    found = []
-    for host in sorted(part.hosts):
-        packed = for_host(part, host)
-        source = bundle if packed is plan else _written(packed, folder)
-        found.append(_pack(source, folder, date).stat().st_size)
-    return max(found)
 
 
 @contextmanager
@@ -155,19 +119,9 @@ def _disk(output: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_sizes(wheels: Sequence[Path], limit: int | None) -> None:
-    for wheel in wheels:
-        found = wheel.stat().st_size
-        if limit is not None and found > limit:
-            raise BundleError(
-                f"{wheel.name} has {size(found)}, the limit is {size(limit)}: allow more, or build fewer "
-                "kernels a group (max_per_group in the manifest)"
-            )
-
-
 def _written(plan: BundlePlan, folder: Path) -> Path:
     """Write the bundle of a wheel."""
-    path = folder / f"{plan.part or 'bundle'}-{plan.hosts[0]}"
+    path = folder / f"{plan.variant or 'bundle'}-{plan.hosts[0]}"
     write_bundle(plan, path)
     return path
 
@@ -196,24 +150,13 @@ def _pack(bundle: Path, folder: Path, date: _Date) -> Path:
     return folder / names.file_name
 
 
-def _pack_whole(parts: Sequence[Catalog], folder: Path, date: _Date) -> Path:
-    """The wheel that needs all parts, for any host."""
-    names = whole_names(parts[0])
-    with _archive(folder / names.file_name, names, date) as archive:
-        archive.add(f"{names.package}/__init__.py", whole_init(parts[0].name))
-        needed = [wheel_names(part).distribution for part in parts]
-        archive.add(f"{names.dist_info}/METADATA", whole_metadata(parts[0].name, names, needed))
-        archive.add(f"{names.dist_info}/WHEEL", wheel_file(names))
-    return folder / names.file_name
-
-
 def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelNames) -> None:
     manifest = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
     references = parse_manifest(manifest, str(bundle / MANIFEST_NAME))
     folder = f"{names.package}/{BUNDLE_FOLDER}"
     archive.add(f"{folder}/{MANIFEST_NAME}", manifest)
     for path, reference in sorted(references.items()):
-        # Held against its digest once more: the bundle may have changed since it was verified.
+        # Checked against its digest once more: the bundle may have changed since it was verified.
         archive.add(f"{folder}/{path}", read_file(bundle, reference))
     for signature in _signatures(bundle, manifest):
         archive.add(f"{folder}/{signature.path}", signature.to_bytes())
@@ -283,7 +226,7 @@ def _synchronise(file: BinaryIO) -> None:
 
 
 def _signatures(bundle: Path, manifest: bytes) -> Iterator[Signature]:
-    """A bundle's signatures, each held against the manifest that is packed, where that can be done."""
+    """A bundle's signatures, each checked against the manifest that is packed, where that can be done."""
     for item in examine(bundle, manifest, check=not why_unchecked()):
         if item.problem or item.signature is None:
             raise BundleError(f"{bundle}: {item.path}: {item.problem}; remove it, or sign the bundle again")

@@ -1,7 +1,7 @@
-"""The short way of a launch: an object in place of a method, without a frame of Python before native code.
+"""The fast path of a launch: an object in place of a method, without a frame of Python before native code.
 
 A call through a method of Python costs a tenth of a launch; through this object, implemented in the bundle's
-launcher (``builder/native/short_way.c``), next to nothing.
+launcher (``builder/native/fast_path.c``), next to nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from cutlass_aot.runtime.launching.library import Library
 
 
 def make(
-    launcher: Library, long_way: Callable[..., None], failed: Callable[[BaseException, tuple[Any, ...]], None]
+    launcher: Library,
+    slow_path: Callable[..., None],
+    failed: Callable[[BaseException, tuple[Any, ...]], None],
 ) -> Any:
-    """An object that is called like ``long_way``, and calls that until :func:`open_way`.
+    """An object that is called like ``slow_path``, and calls that until :func:`open_way`.
 
     Args:
         launcher: the bundle's.
-        long_way: takes every call that the short way does not serve.
+        slow_path: takes every call that the fast path does not serve.
         failed: called with what native code raised and the arguments; raises what the caller is to see.
 
     Returns:
-        The object; ``long_way`` itself where this Python is not one that native code knows.
+        The object; ``slow_path`` itself where this Python is not one that native code knows.
 
     Raises:
         BundleError: if the launcher cannot be read or mapped.
     """
     if not _supported():
-        return long_way
-    made = _function(launcher, "cutlass_aot_short_way", ctypes.py_object, 2)
-    return made(long_way, failed)
+        return slow_path
+    made = _function(launcher, "cutlass_aot_fast_path", ctypes.py_object, 2)
+    return made(slow_path, failed)
 
 
 def open_way(launcher: Library, way: Any, function: Any, tensor: type, recording: Callable[[], bool]) -> None:
@@ -49,7 +51,7 @@ def open_way(launcher: Library, way: Any, function: Any, tensor: type, recording
         recording: whether the framework records gradients.
     """
     if _supported():
-        _function(launcher, "cutlass_aot_open_short_way", ctypes.c_int, 4)(way, function, tensor, recording)
+        _function(launcher, "cutlass_aot_open_fast_path", ctypes.c_int, 4)(way, function, tensor, recording)
 
 
 def _supported() -> bool:

@@ -7,7 +7,6 @@ it is on, by ``cutlass-aot doctor`` for that one or another.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
 
 GLIBC, MUSL = "glibc", "musl"
-
-_SHOWN = 3  # parts of a bundle, in advice
 
 
 class Gpu(NamedTuple):
@@ -71,7 +68,7 @@ class Machine(NamedTuple):
     gpus: tuple[Gpu, ...] | None = None
 
 
-class Wanted(NamedTuple):
+class Requirements(NamedTuple):
     """What is to be used on a machine.
 
     Attributes:
@@ -79,22 +76,20 @@ class Wanted(NamedTuple):
         hosts: CPU architectures that there are libraries for.
         needs: lowest versions.
         name: how it is called in reasons.
-        missing: names of the parts of it that are not at hand, which may be what a GPU needs.
     """
 
     targets: Sequence[str]
     hosts: Sequence[str]
     needs: Needs
     name: str = "the bundle"
-    missing: Sequence[str] = ()
 
     @classmethod
-    def of(cls, catalog: Catalog, missing: Sequence[str] = ()) -> Wanted:
+    def of(cls, catalog: Catalog) -> Requirements:
         """A bundle, as its catalog describes it."""
-        return cls(catalog.targets, catalog.hosts, catalog.needs, missing=missing)
+        return cls(catalog.targets, catalog.hosts, catalog.needs)
 
 
-ANYTHING = Wanted(
+ANYTHING = Requirements(
     KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"), "a bundle"
 )
 """All that this release builds: for a machine to be asked what it could use."""
@@ -160,7 +155,7 @@ class Answer(NamedTuple):
         return "; ".join(dict.fromkeys(map(str, found)))
 
 
-def decide(machine: Machine, wanted: Wanted) -> Answer:
+def decide(machine: Machine, wanted: Requirements) -> Answer:
     """Whether what is wanted can be used on a machine, on which GPUs, and if not why: every reason.
 
     Pure: nothing is asked of the machine that this runs on. Versions compare as numbers, and one that cannot
@@ -217,7 +212,7 @@ def driver_cuda(driver: Driver | None) -> tuple[int, int] | None:
         return None
 
 
-def _host(found: str, wanted: Wanted) -> Iterator[Reason]:
+def _host(found: str, wanted: Requirements) -> Iterator[Reason]:
     if found not in wanted.hosts:
         hosts = ", ".join(wanted.hosts) or "no host"
         problem = f"this machine is {found}, {wanted.name} has libraries for {hosts}"
@@ -227,7 +222,7 @@ def _host(found: str, wanted: Wanted) -> Iterator[Reason]:
         yield Reason("host", problem, advice)
 
 
-def _tvm_ffi(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+def _tvm_ffi(found: str | None, wanted: Requirements) -> Iterator[Reason]:
     """The ABI changed within 0.1.x, so major and minor have to agree, and an older release is refused."""
     needed = _without_post(wanted.needs.tvm_ffi)
     major, minor = major_minor(needed)
@@ -248,7 +243,7 @@ def _without_post(version: str) -> str:
     return first if is_version(first) else ".".join(map(str, release(version)))
 
 
-def _libc(found: str | None, wanted: Wanted) -> Iterator[Reason]:
+def _libc(found: str | None, wanted: Requirements) -> Iterator[Reason]:
     needed = wanted.needs.glibc
     name, _, text = (found or "").partition(" ")
     needs = f"{wanted.name} needs glibc {needed} or newer"
@@ -277,7 +272,7 @@ def _python(found: str | None) -> Iterator[Reason]:
         yield Reason("python", problem, "use a newer Python")
 
 
-def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> Iterator[Reason]:
+def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Requirements) -> Iterator[Reason]:
     lowest = major_minor(wanted.needs.cuda_driver)
     if cuda is not None and cuda >= lowest:
         return
@@ -296,7 +291,7 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Wanted) -> I
     yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
 
 
-def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Wanted) -> GpuAnswer:
+def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Requirements) -> GpuAnswer:
     capability = _capability(gpu)
     if capability is None:
         problem = f"the compute capability of {gpu.name} is not known"
@@ -320,26 +315,14 @@ def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
     return min(((name, minimum_cuda(Target.parse(name))) for name in targets), key=lambda item: item[1])
 
 
-def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason:
+def _no_target(name: str, capability: tuple[int, int], wanted: Requirements) -> Reason:
     problem = (
         f"{name} has compute capability {text_of(capability)}, {wanted.name} has kernels for "
         f"{', '.join(wanted.targets) or 'no target'}"
     )
     buildable = runnable_targets(KNOWN_TARGETS, capability)
     advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"
-    parts = _parts_for(buildable, wanted.missing)
-    if parts:
-        more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
-        advice = f"install what is missing of it, part {', '.join(parts[:_SHOWN])}{more}"
     return Reason("gpu", problem if buildable else f"{problem}, and this release builds none for it", advice)
-
-
-def _parts_for(targets: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """Parts of a bundle that may have kernels for one of the targets, as far as their names say."""
-    labels = {name.replace("_", "") for name in targets}
-    labels |= {f"sm{Target.parse(name).major}x" for name in targets}
-    # Of a bundle that was split by size alone no name says what is in a part.
-    return [part for part in parts if targets and re.sub(r"-?part[0-9]+\Z", "", part) in {"", *labels}]
 
 
 def _capability(gpu: Gpu) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""One directory of an open bundle: its catalog, groups and libraries, each loaded when first needed."""
+"""The directory of an open bundle: its catalog, groups and libraries, each loaded when first needed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.files.signatures import PublicKey
 
 
-def open_part(
-    path: Path, *, rankings: bool = True, place: int = 0, keys: trust.KeyFiles | None = None
-) -> Part:
-    """Open a directory with a bundle's files: the one way to do so, which holds it against required keys.
+def open_directory(
+    path: Path, *, rankings: bool = True, keys: trust.KeyFiles | None = None
+) -> BundleDirectory:
+    """Open a bundle's directory, and check its signatures where keys are required.
+
+    Nothing else makes a :class:`BundleDirectory`, so that no bundle is opened unchecked.
 
     Args:
         path: the directory.
-        rankings: as for :class:`Part`.
-        place: likewise.
+        rankings: as for :class:`BundleDirectory`.
         keys: what the caller requires, beside what :mod:`cutlass_aot.runtime.files.trust` knows of.
 
     Raises:
@@ -44,19 +45,18 @@ def open_part(
     keys = trust.read_once(keys)
     signers = trust.check(path, manifest, keys)
     catalog = catalog_of(path, manifest)
-    # Before anybody has it: from now on `trust` knows of it, whatever becomes of the part.
+    # Before anybody has it: from now on `trust` knows of it, whatever becomes of the directory.
     signers = trust.note_opened(catalog.name, path, manifest, signers, keys)
-    return Part(path, catalog, rankings=rankings, place=place, signers=signers)
+    return BundleDirectory(path, catalog, rankings=rankings, signers=signers)
 
 
-class Part:
-    """A directory with a bundle's files; made by :func:`open_part`. May be used from several threads.
+class BundleDirectory:
+    """A directory with a bundle's files; made by :func:`open_directory`. May be used from several threads.
 
     Args:
         path: the directory.
         catalog: what was read there.
         rankings: whether the speeds that it knows are to be used.
-        place: where on the search path it was found, 0 first.
         signers: the required keys that have signed it.
     """
 
@@ -66,13 +66,11 @@ class Part:
         catalog: Catalog,
         *,
         rankings: bool = True,
-        place: int = 0,
         signers: tuple[PublicKey, ...] = (),
     ) -> None:
         self.path = path
         self.catalog = catalog
         self.uses_rankings = rankings
-        self.place = place
         self.signers = signers
         self._host = os.uname().machine
         # Each made when it is first needed, without a lock: what two threads make at once is equal.
@@ -84,7 +82,7 @@ class Part:
         self._runs: set[tuple[int, str, int]] = set()
 
     def __repr__(self) -> str:
-        return f"<Part {self.path}>"
+        return f"<BundleDirectory {self.path}>"
 
     def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
         """The kernels of one of its groups, in the order of the group's index."""
@@ -180,7 +178,7 @@ class Part:
         )
 
     def _decide(self, facts: compatibility.Machine, targets: Sequence[str]) -> None:
-        wanted = compatibility.Wanted(targets, self.catalog.hosts, self.catalog.needs)
+        wanted = compatibility.Requirements(targets, self.catalog.hosts, self.catalog.needs)
         answer = compatibility.decide(facts, wanted)
         if not answer.accepted:
             raise Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}")

@@ -1,4 +1,4 @@
-"""Which kernels of an open bundle serve a call's operands, best first."""
+"""Which kernels of an open bundle match a call, best first."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, Operan
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
-from cutlass_aot.runtime.opened.bundle_directory import Part
+from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.choice import Choice, best, ordered, prefer
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-from cutlass_aot.runtime.opened.merged_groups import MergedGroups
 from cutlass_aot.runtime.selection import match
-from cutlass_aot.runtime.selection.query import Asked
+from cutlass_aot.runtime.selection.query import Computation, Query
 from cutlass_aot.runtime.selection.ranking import Preference
-from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
 class _Served(NamedTuple):
-    """What serves a request for one target: what a tier says, the groups, their kernels, and for whom."""
+    """What matches a query for one target: what a tier says, the groups, their kernels, and for which GPU."""
 
     preference: Preference
     groups: list[Group]
@@ -32,47 +30,52 @@ class _Served(NamedTuple):
     sm_count: int | None
 
 
-class Search:
-    """Finds kernels in a bundle; holds nothing but the bundle.
-
-    Args:
-        name: of the bundle, for messages.
-        parts: the directories it lies in, at least one.
+class PreparedCall(NamedTuple):
+    """A call whose operands are described: what finding, choosing and launching need to know of it.
 
     Attributes:
-        targets: GPU code targets it has kernels for, sorted.
-        groups: its groups.
+        query: what is asked for.
+        ordinal: of the GPU that the operands are on, -1 for none.
     """
 
-    def __init__(self, name: str, parts: Sequence[Part]) -> None:
-        self._name = name
-        self._parts = tuple(parts)
-        self.targets = tuple(sorted({target for part in parts for target in part.catalog.targets}))
-        self.groups = MergedGroups(parts)
+    query: Query
+    ordinal: int
 
-    def group(self, entry: GroupEntry) -> Group:
-        """One of the groups, open."""
-        return self.groups.part_of(entry).group(entry)
 
-    def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
-        """The kernels of one of the groups, in the order of its index."""
-        return self.groups.part_of(entry).handles(entry)
+class Finder:
+    """Finds the kernels of a bundle that match a query. It holds nothing but the bundle.
+
+    Args:
+        directory: the bundle's directory.
+
+    Attributes:
+        targets: GPU code targets that the bundle has kernels for, sorted.
+        groups: the bundle's groups.
+    """
+
+    def __init__(self, directory: BundleDirectory) -> None:
+        self._directory = directory
+        self.targets = directory.catalog.targets
+        self.groups = directory.catalog.groups
+        self.group = directory.group
+        self.handles = directory.handles
 
     def find(
-        self, asked: Asked, operands: Sequence[Any], target: str | None, gpu: str | None
+        self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
     ) -> list[KernelHandle]:
         """Kernels that serve operands, best first; see :meth:`cutlass_aot.Bundle.find`."""
-        request, ordinal = self.request(asked, operands, target)
-        return [
-            kernel for served in self._served(request, ordinal, target, gpu) for kernel in ordered(*served)
-        ]
+        call = self.prepare(computation, operands, target)
+        return [kernel for served in self._served(call, target, gpu) for kernel in ordered(*served)]
 
-    def choose(self, asked: Asked, operands: Sequence[Any], target: str | None, gpu: str | None) -> Choice:
+    def choose(
+        self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
+    ) -> Choice:
         """The kernel that a launch on operands takes; see :meth:`cutlass_aot.Bundle.choose`."""
-        request, ordinal = self.request(asked, operands, target)
-        return self.best(request, ordinal, target, gpu)
+        return self.best(self.prepare(computation, operands, target), target, gpu)
 
-    def explain(self, asked: Asked, operands: Sequence[Any], target: str | None) -> match.Explanation:
+    def explain(
+        self, computation: Computation, operands: Sequence[Any], target: str | None
+    ) -> match.Explanation:
         """For each group, whether it serves operands; see :meth:`cutlass_aot.Bundle.explain`."""
         descriptions = tuple(describe_operand(operand) for operand in operands)
         try:
@@ -80,12 +83,12 @@ class Search:
         except (Incompatible, DeviceError) as error:
             # Then that is the reason for each group.
             targets, where = (), str(error)
-        return match.explain(self.groups, asked.request(targets, where, descriptions))
+        return match.explain(self.groups, computation.query(targets, where, descriptions))
 
-    def request(
-        self, asked: Asked, operands: Sequence[Any], target: str | None = None
-    ) -> tuple[match.Request, int]:
-        """What a caller asks for, and the GPU that the operands are on, -1 for none.
+    def prepare(
+        self, computation: Computation, operands: Sequence[Any], target: str | None = None
+    ) -> PreparedCall:
+        """Describe the operands of a call, and say which targets will do for them.
 
         Raises:
             OperandError: if an operand cannot be described, or ``target`` is not the name of one.
@@ -95,65 +98,44 @@ class Search:
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
-        return asked.request(targets, where, descriptions), ordinal
+        return PreparedCall(computation.query(targets, where, descriptions), ordinal)
 
-    def best(
-        self, request: match.Request, ordinal: int, target: str | None = None, gpu: str | None = None
-    ) -> Choice:
-        """The best kernel for a request.
+    def best(self, call: PreparedCall, target: str | None = None, gpu: str | None = None) -> Choice:
+        """The best kernel for a call.
 
         Raises:
             KernelNotFound: if there is none.
             OperandError: see :meth:`cutlass_aot.Bundle.find`.
             Incompatible: if the kernels cannot run on the GPU.
         """
-        preference, groups, handles, *_ = next(self._served(request, ordinal, target, gpu))
+        preference, groups, handles, *_ = next(self._served(call, target, gpu))
         return best(preference, groups, handles)
 
-    def _served(
-        self, request: match.Request, ordinal: int, target: str | None, gpu: str | None
-    ) -> Iterator[_Served]:
-        """What serves a request, by target, the best first: one for operands on a GPU, at least one."""
+    def _served(self, call: PreparedCall, target: str | None, gpu: str | None) -> Iterator[_Served]:
+        """What matches, by target, the best first: one for operands on a GPU, at least one."""
+        query, ordinal = call
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
             raise OperandError(
                 f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
                 f"{', '.join(self.targets)}"
             )
         found = False
-        for name in request.targets:
-            entries = match.serving(self.groups, request, name)
+        for name in query.targets:
+            entries = match.serving(self.groups, query, name)
             if not entries:
                 continue
             if target is None and ordinal >= 0:
-                entries = self._usable(entries, name, ordinal)
+                self._directory.require(name, ordinal)
             groups = [self.group(entry) for entry in entries]
             handles = [self.handles(entry) for entry in entries]
-            extents = match.problem_extents(entries[0], request)
+            extents = match.problem_extents(entries[0], query)
             model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
             found = True
             yield _Served(prefer(groups, extents, model, sms), groups, handles, extents, sms)
             if ordinal >= 0:
                 break
         if not found:
-            raise KernelNotFound(match.not_found(self._name, self.groups, request))
-
-    def _usable(self, entries: Sequence[GroupEntry], target: str, ordinal: int) -> list[GroupEntry]:
-        """Groups whose directory can be used on a GPU.
-
-        Raises:
-            Incompatible: if there is none, with the first reason.
-        """
-        usable = []
-        refusal: Incompatible | None = None
-        for entry in entries:
-            try:
-                self.groups.part_of(entry).require(target, ordinal)
-                usable.append(entry)
-            except Incompatible as error:
-                refusal = refusal or error
-        if refusal is not None and not usable:
-            raise refusal
-        return usable
+            raise KernelNotFound(match.not_found(self._directory.catalog.name, self.groups, query))
 
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
         """Targets to look at, best first, and why these."""
@@ -171,7 +153,7 @@ class Search:
         where = f"GPU {ordinal} with compute capability {capability[0]}.{capability[1]}"
         running = runnable_targets(self.targets, capability)
         if not running:
-            self._parts[0].require_any(self.targets, ordinal)
+            self._directory.require_any(self.targets, ordinal)
         return tuple(running), where
 
 

@@ -29,7 +29,7 @@ class Launch(Protocol):
 
 
 class _LaunchAttribute:
-    """Makes a kernel's short way when it is first asked for, which then stands in its place.
+    """Makes the fast path of a kernel's launch when it is first used, and puts it in its own place.
 
     ``functools.cached_property`` would do, but for the lock that it holds before Python 3.12, for all kernels
     at once: a child that is forked meanwhile would wait for it for ever.
@@ -173,7 +173,7 @@ class KernelHandle:
         return made
 
     def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
-        """A first launch, or one that the short way does not serve."""
+        """A first launch, or one that the fast path does not take."""
         if self.group.requests is not None:
             raise LaunchError(
                 f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
@@ -184,18 +184,32 @@ class KernelHandle:
         try:
             taken = without_gradients(names, operands)
             device = self._device(taken)
-            arguments = list(taken)
+        except Exception as error:
+            raise self.failure(error, taken) from error
+        self.launch_on(device, taken, stream, workspace)
+
+    def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
+        """Launch it on operands whose device is known, and which autograd does not follow.
+
+        Args:
+            device: CUDA device ordinal of the operands.
+            operands: see :attr:`launch`, like the others.
+            stream: likewise.
+            workspace: likewise.
+        """
+        try:
+            arguments = list(operands)
             if self.workspace_bytes:
-                given = workspace_for(self.workspace_bytes, self.name, taken, device, workspace, stream)
+                given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace, stream)
                 arguments.append(given)
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
-            raise self.failure(error, taken) from error
-        if not self._opened and all(map(exported, taken)):
+            raise self.failure(error, operands) from error
+        if not self._opened and all(map(exported, operands)):
             self._open()
 
     def _open(self) -> None:
-        """Open the short way for torch tensors, whose element types torch exports."""
+        """Open the fast path for torch tensors, whose element types torch exports."""
         launcher = self._group.launcher
         if launcher is not None and not self.workspace_bytes:
             torch = sys.modules["torch"]

@@ -1,62 +1,20 @@
-"""Which groups serve a request, and why the others do not: pure functions over the catalog."""
+"""Which groups match a query, and why the others do not: pure functions over the catalog."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cutlass_aot.errors import OperandError
+from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, NO_VALUES, Values
+from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.tuning.ranking import Extents
 
 NEAREST = 9
 """Rank of a refusal that has nothing against the operands."""
-
-
-class Request(NamedTuple):
-    """What a caller asks for.
-
-    Attributes:
-        operation: such as ``gemm``.
-        epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
-        accumulator: element type, None for any.
-        targets: GPU code targets that will do.
-        where: why these targets, for messages, such as ``GPU 0 with compute capability 9.0``.
-        operands: descriptions in the order of the call.
-        names: of the last operands, as many as were given by name.
-        parameters: what the operation leaves open, sorted by name.
-    """
-
-    operation: str
-    epilogue: str | None
-    accumulator: str | None
-    targets: tuple[str, ...]
-    where: str
-    operands: tuple[OperandDescription, ...]
-    names: tuple[str, ...] = ()
-    parameters: Values = NO_VALUES
-
-    def __str__(self) -> str:
-        unnamed = len(self.operands) - len(self.names)
-        operands = ", ".join(
-            (f"{self.names[index - unnamed]} = " if index >= unnamed else "") + _in_words(operand)
-            for index, operand in enumerate(self.operands)
-        )
-        epilogue = f", epilogue {self.epilogue!r}" if self.epilogue else ""
-        parameters = "".join(f", {name} = {value}" for name, value in self.parameters)
-        return (
-            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}{parameters}; "
-            f"{self.where}"
-        )
-
-
-def _in_words(operand: OperandDescription) -> str:
-    if operand.is_number:
-        return f"a number ({operand.dtype})"
-    return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
 
 
 class KeptGroups(Protocol):
@@ -103,35 +61,35 @@ def _supported(group: GroupEntry) -> str:
     return f"supported, {group.count} kernel{'' if group.count == 1 else 's'}"
 
 
-def judge(group: GroupEntry, request: Request) -> Verdict:
-    """Whether a group serves a request.
+def judge(group: GroupEntry, query: Query) -> Verdict:
+    """Whether a group serves a query.
 
     What no copy of an operand could mend ranks below every refusal of operands: another operation, then
     another epilogue, then another target. Another accumulator alone is the nearest miss there is.
     """
-    if group.operation != request.operation:
-        return Rejected(f"expected operation {group.operation}, got {request.operation}", -3)
+    if group.operation != query.operation:
+        return Rejected(f"expected operation {group.operation}, got {query.operation}", -3)
     if group.requests is not None:
         return Rejected("answers requests of a program (cutlass_aot.serve), and is not found by operands", -2)
-    if request.epilogue is not None and group.epilogue != request.epilogue:
-        return Rejected(f"expected epilogue {group.epilogue!r}, got {request.epilogue!r}", -2)
-    if group.parameters != request.parameters:
-        expected, got = dict(group.parameters), dict(request.parameters)
+    if query.epilogue is not None and group.epilogue != query.epilogue:
+        return Rejected(f"expected epilogue {group.epilogue!r}, got {query.epilogue!r}", -2)
+    if group.parameters != query.parameters:
+        expected, got = dict(group.parameters), dict(query.parameters)
         return Rejected(f"expected parameters {expected}, got {got}", -2)
-    if group.target not in request.targets:
-        return Rejected(f"built for {group.target}, asked for {request.where}", -1)
-    order = arrangement(operand_names(group), len(request.operands), request.names)
+    if group.target not in query.targets:
+        return Rejected(f"built for {group.target}, asked for {query.where}", -1)
+    order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
         return order
-    verdict = supports(group.operands, [request.operands[index] for index in order])
+    verdict = supports(group.operands, [query.operands[index] for index in order])
     if not verdict:
         return verdict
-    if request.accumulator not in (None, group.accumulator):
-        return Rejected(f"expected accumulator {group.accumulator}, got {request.accumulator}", NEAREST)
+    if query.accumulator not in (None, group.accumulator):
+        return Rejected(f"expected accumulator {group.accumulator}, got {query.accumulator}", NEAREST)
     return verdict
 
 
-def explain(groups: Iterable[GroupEntry], request: Request) -> Explanation:
+def explain(groups: Iterable[GroupEntry], query: Query) -> Explanation:
     """Judge every group; the nearest come first, then by name."""
 
     def nearness(item: tuple[GroupEntry, Verdict]) -> tuple[int, str]:
@@ -139,64 +97,64 @@ def explain(groups: Iterable[GroupEntry], request: Request) -> Explanation:
         rank = verdict.rank if isinstance(verdict, Rejected) else NEAREST + 1
         return -rank, group.name
 
-    return Explanation(sorted(((group, judge(group, request)) for group in groups), key=nearness))
+    return Explanation(sorted(((group, judge(group, query)) for group in groups), key=nearness))
 
 
-def serving(groups: KeptGroups, request: Request, target: str) -> list[GroupEntry]:
-    """Groups of one target that serve a request, all with the same accumulator and epilogue.
+def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
+    """Groups of one target that serve a query, all with the same accumulator and epilogue.
 
-    Where the request leaves the accumulator open, it is the first of those that serve in this order: the
+    Where the query leaves the accumulator open, it is the first of those that serve in this order: the
     usual one for the output's element type (f64 for f64, f32 for other floating types, i32 for
     integers), then the others by name.
 
     Raises:
-        OperandError: if the request leaves the epilogue open, and more than one takes its operands.
+        OperandError: if the query leaves the epilogue open, and more than one takes its operands.
     """
-    candidates = list(_candidates(groups, request, target))
-    fitting = [group for group in candidates if judge(group, request)]
+    candidates = list(_candidates(groups, query, target))
+    fitting = [group for group in candidates if judge(group, query)]
     if not fitting:
         return []
-    if request.epilogue is None:
+    if query.epilogue is None:
         # Whatever the shapes: which epilogue is computed must not depend on what happens to fit them.
-        epilogues = sorted({group.epilogue for group in candidates if _takes(group, request)})
+        epilogues = sorted({group.epilogue for group in candidates if _takes(group, query)})
         if len(epilogues) > 1:
             raise OperandError(
                 f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
             )
-    usual = usual_accumulator(_output(fitting[0], request).dtype)
+    usual = usual_accumulator(_output(fitting[0], query).dtype)
     chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
     return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
 
 
-def _takes(group: GroupEntry, request: Request) -> bool:
+def _takes(group: GroupEntry, query: Query) -> bool:
     """Whether a group has operands of these names and element types, and these parameters."""
-    order = arrangement(operand_names(group), len(request.operands), request.names)
-    if isinstance(order, Rejected) or group.parameters != request.parameters:
+    order = arrangement(operand_names(group), len(query.operands), query.names)
+    if isinstance(order, Rejected) or group.parameters != query.parameters:
         return False
     return all(
-        constraint.is_number or constraint.dtype == request.operands[place].dtype
+        constraint.is_number or constraint.dtype == query.operands[place].dtype
         for constraint, place in zip(group.operands, order, strict=True)
     )
 
 
-def _candidates(groups: KeptGroups, request: Request, target: str) -> Iterable[GroupEntry]:
+def _candidates(groups: KeptGroups, query: Query, target: str) -> Iterable[GroupEntry]:
     """Groups that may serve: few are decoded for operands alone, for named ones all of the operation."""
-    if request.names or any(operand.is_number or len(operand.shape) < 2 for operand in request.operands):
-        return groups.of_operation(request.operation, target)
-    dtypes = [operand.dtype for operand in request.operands]
+    if query.names or any(operand.is_number or len(operand.shape) < 2 for operand in query.operands):
+        return groups.of_operation(query.operation, target)
+    dtypes = [operand.dtype for operand in query.operands]
     return (
         group
-        for layouts in _layouts(request.operands)
-        for group in groups.with_signature(signature(request.operation, dtypes, layouts, target))
+        for layouts in _layouts(query.operands)
+        for group in groups.with_signature(signature(query.operation, dtypes, layouts, target))
     )
 
 
-def _output(group: GroupEntry, request: Request) -> OperandDescription:
+def _output(group: GroupEntry, query: Query) -> OperandDescription:
     """The first operand that is written; the last one if none is said to be."""
-    for place, constraint in zip(order_for(group, request), group.operands, strict=True):
+    for place, constraint in zip(order_for(group, query), group.operands, strict=True):
         if constraint.written:
-            return request.operands[place]
-    return request.operands[-1]
+            return query.operands[place]
+    return query.operands[-1]
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
@@ -221,18 +179,18 @@ def usual_accumulator(dtype: str) -> str:
     return "f32" if "f" in dtype else "i32"
 
 
-def order_for(group: GroupEntry, request: Request) -> tuple[int, ...]:
-    """Where each operand of a group that serves a request stands among those of the request."""
-    order = arrangement(operand_names(group), len(request.operands), request.names)
+def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
+    """Where each operand of a group that serves a query stands among those of the query."""
+    order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
-        raise ValueError(f"{group.name} does not serve the request: {order.reason}")
+        raise ValueError(f"{group.name} does not serve the query: {order.reason}")
     return order
 
 
-def problem_extents(group: GroupEntry, request: Request) -> Extents:
+def problem_extents(group: GroupEntry, query: Query) -> Extents:
     """Extents of the problem by their names in the group's constraints; 1 for one that is not named."""
     extents: dict[str | int, int] = {}
-    operands = [request.operands[index] for index in order_for(group, request)]
+    operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
@@ -240,18 +198,18 @@ def problem_extents(group: GroupEntry, request: Request) -> Extents:
     return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
 
 
-def not_found(bundle: str, groups: Sequence[GroupEntry], request: Request) -> str:
-    """The message for a request that nothing serves: what was asked, and what comes nearest."""
-    asked = f"bundle {bundle} has no kernel for {request}"
+def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
+    """The message for a query that nothing serves: what was asked, and what comes nearest."""
+    asked = f"bundle {bundle} has no kernel for {query}"
     if not groups:
         return f"{asked}. The bundle is empty"
     targets = sorted({group.target for group in groups})
-    if not set(targets) & set(request.targets):
+    if not set(targets) & set(query.targets):
         return (
-            f"bundle {bundle} has nothing for {request.where}: it has kernels for {', '.join(targets)}, "
+            f"bundle {bundle} has nothing for {query.where}: it has kernels for {', '.join(targets)}, "
             "and a target is an exact name"
         )
-    explanation = explain(groups, request)
+    explanation = explain(groups, query)
     nearest, verdict = explanation[0]
     more = "; explain() has the reason for each group" if len(groups) > 1 else ""
     return f"{asked}. Nearest is {nearest.name}: {verdict.reason}{more}"

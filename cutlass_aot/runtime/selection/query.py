@@ -1,4 +1,4 @@
-"""What a caller asks a bundle for, less the operands."""
+"""What a caller asks a bundle for: the computation, and the query that it becomes with operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
-from cutlass_aot.runtime.selection.match import Request
 from cutlass_aot.schema.kernels.kernel import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.kernels.operands import OperandDescription
 
@@ -43,8 +42,51 @@ def _checked(parameters: Parameters) -> Values:
     return Values.of(parameters)
 
 
-class Asked(NamedTuple):
-    """An operation and how it is to be computed; what choices are remembered by.
+class Query(NamedTuple):
+    """What a caller asks a bundle for: a computation on described operands, for some targets.
+
+    Attributes:
+        operation: such as ``gemm``.
+        epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
+        accumulator: element type, None for any.
+        targets: GPU code targets that will do.
+        where: why these targets, for messages, such as ``GPU 0 with compute capability 9.0``.
+        operands: descriptions in the order of the call.
+        names: of the last operands, as many as were given by name.
+        parameters: what the operation leaves open, sorted by name.
+    """
+
+    operation: str
+    epilogue: str | None
+    accumulator: str | None
+    targets: tuple[str, ...]
+    where: str
+    operands: tuple[OperandDescription, ...]
+    names: tuple[str, ...] = ()
+    parameters: Values = NO_VALUES
+
+    def __str__(self) -> str:
+        unnamed = len(self.operands) - len(self.names)
+        operands = ", ".join(
+            (f"{self.names[index - unnamed]} = " if index >= unnamed else "") + _in_words(operand)
+            for index, operand in enumerate(self.operands)
+        )
+        epilogue = f", epilogue {self.epilogue!r}" if self.epilogue else ""
+        parameters = "".join(f", {name} = {value}" for name, value in self.parameters)
+        return (
+            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}{parameters}; "
+            f"{self.where}"
+        )
+
+
+def _in_words(operand: OperandDescription) -> str:
+    if operand.is_number:
+        return f"a number ({operand.dtype})"
+    return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
+
+
+class Computation(NamedTuple):
+    """What is to be computed, apart from the operands. The dispatch cache has one entry for each.
 
     Attributes:
         operation: such as ``gemm``.
@@ -72,8 +114,8 @@ class Asked(NamedTuple):
         accumulator: str | None,
         parameters: Parameters | None,
         named: Mapping[str, Any],
-    ) -> Asked:
-        """What a call asks for. Without operands by name, no epilogue is meant unless it is said.
+    ) -> Computation:
+        """What a call computes. Without operands by name, there is no epilogue unless one is given.
 
         Raises:
             OperandError: if a parameter or the epilogue is of a type that no record has.
@@ -91,18 +133,16 @@ class Asked(NamedTuple):
             names,
         )
 
-    def reading(self, operands: Sequence[Any]) -> Asked:
+    def reading(self, operands: Sequence[Any]) -> Computation:
         """The same, with what the memory of the operands is to be read as."""
         if not any(isinstance(operand, View) for operand in operands):
             return self
         reads = (operand.dtype if isinstance(operand, View) else "" for operand in operands)
         return self._replace(reads=tuple(reads))
 
-    def request(
-        self, targets: tuple[str, ...], where: str, operands: tuple[OperandDescription, ...]
-    ) -> Request:
-        """The question to a catalog: for these operands, those given by name last, and these targets."""
-        return Request(
+    def query(self, targets: tuple[str, ...], where: str, operands: tuple[OperandDescription, ...]) -> Query:
+        """The query for these operands, those given by name last, and these targets."""
+        return Query(
             self.operation,
             self.epilogue,
             self.accumulator,

@@ -39,7 +39,7 @@ from cutlass_aot.schema.kernels.kernel import (
 )
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 5
+SCHEMA = 6
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -317,8 +317,8 @@ class Catalog:
         launchers: host to the library through which kernels are launched.
         groups: by name.
         alignment: bytes; addresses matter to what serves an operand modulo this number.
-        part: which part of the bundle this is, by its name among ``parts``; ``""`` for the whole of it.
-        parts: names of all parts that the bundle was split into, sorted; empty for the whole of it.
+        variant: which of the bundles of this name and version it is, where it was split by target:
+            ``sm90a``; ``""`` where it was not.
     """
 
     name: str
@@ -331,8 +331,7 @@ class Catalog:
     launchers: Mapping[str, FileReference]
     groups: Groups
     alignment: int = field(default=1)
-    part: str = ""
-    parts: tuple[str, ...] = ()
+    variant: str = ""
 
     def to_bytes(self) -> bytes:
         """The parent's file."""
@@ -351,8 +350,7 @@ class Catalog:
             "launchers": {host: ref.to_record() for host, ref in self.launchers.items()},
             "groups": self.groups.to_record(),
             "alignment": self.alignment,
-            "part": self.part,
-            "parts": self.parts,
+            "variant": self.variant,
         }
         return seal(CATALOG_KIND, SCHEMA, body)
 
@@ -388,8 +386,7 @@ class Catalog:
                 },
                 groups=Groups(records, what),
                 alignment=_positive(body["alignment"]),
-                part=str(body["part"]),
-                parts=tuple(str(part) for part in body["parts"]),
+                variant=str(body["variant"]),
             )
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None

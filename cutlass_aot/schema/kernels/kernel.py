@@ -26,12 +26,12 @@ CODE_PREFIX = "cutlass_aot_code_"
 """What the exported slot of a compiled function begins with: it takes address and size of its GPU code."""
 
 LAUNCHER_SYMBOLS = (
-    f"{EXPORT_PREFIX}cutlass_aot_chooser",
+    f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
     f"{EXPORT_PREFIX}cutlass_aot_launcher",
-    "cutlass_aot_open_short_way",
-    "cutlass_aot_short_way",
+    "cutlass_aot_fast_path",
+    "cutlass_aot_open_fast_path",
 )
-"""What a bundle's launcher exports; see ``launcher.c`` and ``short_way.c`` in ``builder/native``."""
+"""What a bundle's launcher exports; see ``launcher.c`` and ``fast_path.c`` in ``builder/native``."""
 
 LAYOUT_LETTERS = {-1: "t", -2: "n", 0: "s"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major; s is a number."""

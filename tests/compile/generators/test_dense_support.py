@@ -14,7 +14,7 @@ import pytest
 from cutlass_aot.builder.compile.messages import problem_record
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
-from cutlass_aot.runtime.selection.query import Asked
+from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
@@ -114,7 +114,7 @@ def expected(problem: Problem, target: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def asked():
+def computation():
     chance = random.Random(7)
     return {
         "operands": [made_up_operands(chance) for _ in range(OPERANDS)],
@@ -123,12 +123,12 @@ def asked():
 
 
 @pytest.fixture(scope="module")
-def answers(asked):
+def answers(computation):
     script = SUPPORT / "dense_answers.py"
     question = {
         "kinds": [[problem_record(problem), target] for problem, target in KINDS],
-        "operands": [plain_strides(operands) for operands in asked["operands"]],
-        "problems": [[problem_record(problem), target] for problem, target in asked["problems"]],
+        "operands": [plain_strides(operands) for operands in computation["operands"]],
+        "problems": [[problem_record(problem), target] for problem, target in computation["problems"]],
     }
     repository = os.fspath(script.parents[2])
     done = subprocess.run(
@@ -143,12 +143,12 @@ def answers(asked):
     return json.loads(done.stdout)
 
 
-def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(asked, answers):
+def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(computation, answers):
     """Apart from one thing: compiled code also demands a divisible contiguous extent, so we do."""
     kernels = [Kernel.from_record(record) for record in answers["kernels"]]
     groups = Groups.of([group(kernel) for kernel in {kernel.group: kernel for kernel in kernels}.values()])
     accepted = refused = narrower = 0
-    for made, verdicts in zip(asked["operands"], answers["operands"], strict=True):
+    for made, verdicts in zip(computation["operands"], answers["operands"], strict=True):
         operands = [describe(shape, dtype, strides=strides) for dtype, shape, strides in made]
         for kernel, theirs in zip(kernels, verdicts, strict=True):
             whole = all(
@@ -158,7 +158,7 @@ def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(asked, ans
             verdict = supports(kernel.operands, operands)
             assert bool(verdict) == (theirs and whole), (kernel.name, made, theirs, verdict.reason)
             assert verdict or verdict.reason
-            request = Asked.of("gemm", None, kernel.accumulator, None, {}).request(
+            request = Computation.of("gemm", None, kernel.accumulator, None, {}).query(
                 (kernel.target,), "here", tuple(operands)
             )
             found = {entry.name for entry in match.serving(groups, request, kernel.target)}
@@ -168,9 +168,9 @@ def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(asked, ans
     assert min(accepted, refused, narrower) > 20
 
 
-def test_there_are_epilogues_where_the_page_says_so_and_nowhere_else(asked, answers):
+def test_there_are_epilogues_where_the_page_says_so_and_nowhere_else(computation, answers):
     seen = {True: 0, False: 0}
-    for (problem, target), answer in zip(asked["problems"], answers["enumerated"], strict=True):
+    for (problem, target), answer in zip(computation["problems"], answers["enumerated"], strict=True):
         kernels, digests, groups, _ = answer
         assert (kernels > 0) == expected(problem, target), (str(problem), target, kernels)
         assert kernels == digests
@@ -200,17 +200,17 @@ def test_operands_of_an_epilogue_are_found_and_others_are_refused_with_a_reason(
             accepted, refused = accepted + fits, refused + (not fits)
             named = dict(zip([operand.name for operand in kernel.operands], operands, strict=True))
             first = [named.pop(name) for name in ("a", "b", "out")]
-            asked = Asked.of("gemm", kernel.epilogue, kernel.accumulator, None, named)
-            given = (*first, *(named[name] for name in asked.names))
+            computation = Computation.of("gemm", kernel.epilogue, kernel.accumulator, None, named)
+            given = (*first, *(named[name] for name in computation.names))
             found = {
                 entry.name
                 for entry in match.serving(
-                    groups, asked.request((kernel.target,), "here", given), kernel.target
+                    groups, computation.query((kernel.target,), "here", given), kernel.target
                 )
             }
             assert (kernel.group_name in found) == fits
             # One operand more, or one of another size, is another epilogue's, or nobody's.
-            more = Asked.of("gemm", kernel.epilogue, kernel.accumulator, None, {**named, "other": 1})
+            more = Computation.of("gemm", kernel.epilogue, kernel.accumulator, None, {**named, "other": 1})
             request = more.request((kernel.target,), "here", (*given, describe((), "f32")))
             assert not match.serving(groups, request, kernel.target)
     assert min(accepted, refused) > 50

@@ -14,7 +14,7 @@ import pytest
 from cutlass_aot.builder.compile.messages import problem_from_record, problem_record
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
-from cutlass_aot.runtime.selection.query import Asked
+from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -144,9 +144,9 @@ def test_operands_of_a_record_are_found_and_others_are_refused_with_a_reason(ans
             accepted, refused = accepted + fits, refused + (not fits)
             named = dict(zip([operand.name for operand in kernel.operands], operands, strict=True))
             first = [named.pop(name) for name in ("a", "b", "out")]
-            asked = Asked.of(kernel.operation, None, kernel.accumulator, None, named)
-            request = asked.request(
-                (kernel.target,), "here", (*first, *(named[name] for name in asked.names))
+            computation = Computation.of(kernel.operation, None, kernel.accumulator, None, named)
+            request = computation.query(
+                (kernel.target,), "here", (*first, *(named[name] for name in computation.names))
             )
             found = {entry.name for entry in match.serving(groups, request, kernel.target)}
             assert (kernel.group_name in found) == fits

@@ -12,7 +12,7 @@ from cutlass_aot import policy
 from cutlass_aot.builder import jit
 from cutlass_aot.errors import CompileError, KernelNotFound, LaunchError, OperandError
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.runtime.selection.match import Request
+from cutlass_aot.runtime.selection.query import Query
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
 
@@ -82,8 +82,8 @@ def use(monkeypatch):
     return use
 
 
-def request(a, b, out, accumulator=None):
-    return Request("gemm", "", accumulator, (), "GPU 0", (a, b, out))
+def query(a, b, out, accumulator=None):
+    return Query("gemm", "", accumulator, (), "GPU 0", (a, b, out))
 
 
 def linear(m=64, n=128, k=256, **how):
@@ -93,8 +93,8 @@ def linear(m=64, n=128, k=256, **how):
 
 def test_the_best_target_and_the_default_order_decide(use):
     generator = use(Generator())
-    small = jit.compiled_for(request(*linear(m=64, n=64)), H200).kernel
-    large = jit.compiled_for(request(*linear(m=8192, n=8192)), H200).kernel
+    small = jit.compiled_for(query(*linear(m=64, n=64)), H200).kernel
+    large = jit.compiled_for(query(*linear(m=8192, n=8192)), H200).kernel
     assert (small.target, dict(small.design)["tile_shape"]) == ("sm_90a", (64, 64))
     assert (large.target, dict(large.design)["tile_shape"]) == ("sm_90a", (128, 256))
     # One question, whose answer is kept; nothing is asked of a target that comes later.
@@ -104,44 +104,44 @@ def test_the_best_target_and_the_default_order_decide(use):
 def test_another_target_serves_where_the_best_one_has_nothing(use):
     use(Generator(targets=("sm_80",)))
     ampere = jit._Gpu(0, (8, 6), 84, "NVIDIA A10")
-    assert jit.compiled_for(request(*linear()), ampere).kernel.target == "sm_80"
+    assert jit.compiled_for(query(*linear()), ampere).kernel.target == "sm_80"
     with pytest.raises(KernelNotFound, match=r"no generator \(some\) has a kernel for gemm on f16"):
-        jit.compiled_for(request(*linear()), H200)
+        jit.compiled_for(query(*linear()), H200)
 
 
 def test_strides_give_the_layouts_and_an_extent_of_one_both(use):
     d = cutlass_aot.describe
-    kernels = list(jit._problems(request(d((1, 64), "f16"), d((64, 8), "f16"), d((1, 8), "f16"))))
+    kernels = list(jit._problems(query(d((1, 64), "f16"), d((64, 8), "f16"), d((1, 8), "f16"))))
     assert [problem.layouts for problem in kernels] == ["ttt", "ttn", "ntt", "ntn"]
-    assert list(jit._problems(request(*linear()))) == [jit.Problem("gemm", ("f16",) * 3, "tnt", "f32")]
-    assert not list(jit._problems(request(d((8, 8), "f16", strides=(16, 2)), *linear()[1:])))
-    (named,) = jit._problems(request(*linear(), accumulator="f16"))
+    assert list(jit._problems(query(*linear()))) == [jit.Problem("gemm", ("f16",) * 3, "tnt", "f32")]
+    assert not list(jit._problems(query(d((8, 8), "f16", strides=(16, 2)), *linear()[1:])))
+    (named,) = jit._problems(query(*linear(), accumulator="f16"))
     assert named.accumulator == "f16"
 
 
 def test_what_no_kernel_demands_is_a_miss_too(use):
     use(Generator())
     with pytest.raises(KernelNotFound, match="either: change the operands, or choose policy warn"):
-        jit.compiled_for(request(*linear(k=255)), H200)
+        jit.compiled_for(query(*linear(k=255)), H200)
     with pytest.raises(KernelNotFound):
-        jit.compiled_for(request(*linear(), accumulator="f64"), H200)
+        jit.compiled_for(query(*linear(), accumulator="f64"), H200)
 
 
 def test_a_kernel_known_to_be_bad_is_not_compiled(use, monkeypatch):
     use(Generator())
     monkeypatch.setattr(jit, "known_bad", lambda kernel, _: dict(kernel.design)["tile_shape"] == (64, 64))
-    chosen = jit.compiled_for(request(*linear(m=64, n=64)), H200)
+    chosen = jit.compiled_for(query(*linear(m=64, n=64)), H200)
     assert dict(chosen.kernel.design)["tile_shape"] == (128, 256)
 
 
 def test_a_kernel_is_compiled_once_and_warned_of_once(use, caplog):
     generator = use(Generator())
     with pytest.warns(policy.MissWarning, match=r"was compiled in .* s \(policy jit\): build it into the"):
-        first = jit.compiled_for(request(*linear()), H200)
+        first = jit.compiled_for(query(*linear()), H200)
     # Other extents, the same kernel.
-    assert jit.compiled_for(request(*linear(m=65)), H200) is first
+    assert jit.compiled_for(query(*linear(m=65)), H200) is first
     threads = [
-        threading.Thread(target=jit.compiled_for, args=(request(*linear(m=m)), H200)) for m in range(66, 90)
+        threading.Thread(target=jit.compiled_for, args=(query(*linear(m=m)), H200)) for m in range(66, 90)
     ]
     for thread in threads:
         thread.start()
@@ -167,7 +167,7 @@ class WithoutEngine(Compiled):
 def test_a_kernel_that_cannot_be_compiled_or_called_is_an_error(use, compile, message):
     use(Generator(compile=compile))
     with pytest.raises(CompileError, match=message):
-        jit.compiled_for(request(*linear()), H200)
+        jit.compiled_for(query(*linear()), H200)
 
 
 @pytest.mark.parametrize(

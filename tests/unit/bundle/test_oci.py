@@ -187,11 +187,11 @@ def test_a_manifest_says_what_its_files_are(fake, bundle):
     assert all(kind.startswith("application/vnd.cutlass-aot.bundle.") for kind in own)
 
 
-def test_a_part_of_a_bundle_says_which(fake, tmp_path):
-    write_bundle(replace(plan(tmp_path / "linked"), part="sm90", parts=("sm100", "sm90")), tmp_path / "part")
+def test_a_variant_of_a_bundle_says_which(fake, tmp_path):
+    write_bundle(replace(plan(tmp_path / "linked"), variant="sm90a"), tmp_path / "part")
     push_bundle(tmp_path / "part", f"{fake.name}/k/small:1", plain_http=True)
     config = json.loads(fake.blobs[json.loads(fake.manifests["1"])["config"]["digest"]])
-    assert config["part"] == "sm90"
+    assert config["variant"] == "sm90a"
     do_pull(fake, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(tmp_path / "part")
 

@@ -190,7 +190,7 @@ def test_an_index_of_an_older_release_is_found_with_what_to_do(bundle):
     rewrite(bundle, path, seal(GROUP_KIND, 1, {}))
     problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
     assert [problem.found for problem in problems] == [
-        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 5"
+        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 6"
     ]
 
 
@@ -315,7 +315,7 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
 @pytest.mark.parametrize(
     ("library", "says"),
     [
-        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
+        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_dispatch_cache"),
         ({"machine": 183}, "a library for aarch64"),
         ({"extra": ["__tvm_ffi_system"]}, "the symbol __tvm_ffi_system"),
         ({"needed": ["libcudart.so.13"]}, "a need for libcudart.so.13"),
@@ -338,7 +338,7 @@ def test_a_library_of_kernels_is_no_launcher(bundle):
     library = read_catalog(bundle).groups[0].libraries["x86_64"][0]
     change_catalog(bundle, launchers={"x86_64": library})
     problems = {(problem.path, problem.found[:36]) for problem in verify_bundle(bundle)}
-    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_choo") in problems
+    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_disp") in problems
     assert ("lib/x86_64/launcher.so.zst", "a file that the catalog does not nam") in problems
 
 

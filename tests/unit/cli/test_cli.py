@@ -76,8 +76,7 @@ def test_help_says_what_options_take_and_what_counts_without_them(run):
         run, "bundle", "pull"
     )
     wheel = words(run, "wheel")
-    assert "--split [families|targets] A wheel for each family of GPUs, or for each GPU code target." in wheel
-    assert "A whole number, with B, KB, MB, GB, KiB, MiB or GiB or without, such as 100MB." in wheel
+    assert "--split [targets] targets: a wheel for each GPU code target, each with a bundle" in wheel
     assert "With --command: file of the public key whose signatures the program gives." in wheel
 
 

@@ -10,7 +10,6 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,10 @@ from cutlass_aot.bundle.wheel import catalog as wheel_catalog
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
 from cutlass_aot.cli import main
 from cutlass_aot.doctor import bundle as diagnosis
-from cutlass_aot.doctor.bundle import Found, find_bundles
+from cutlass_aot.doctor.bundle import find_bundles
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.machine.compatibility import Gpu, Machine
 from cutlass_aot.runtime.search_path import InstalledBundle
-from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from tests.support.bundles import NEEDS, designs, write_bundle
 from tests.support.unreadable import unreadable
 
@@ -154,38 +152,6 @@ def test_plain_data(doctor: Doctor, bundle: Path, facts: Path) -> None:
     (reason,) = answer["gpus"][2]["reasons"]
     assert reason["about"] == "gpu"
     assert reason["advice"] == "build it with a target such as sm_89"
-
-
-@pytest.mark.parametrize(
-    ("parts", "advice"),
-    [
-        (("sm100a", "sm90a"), "install what is missing of it, part sm90a"),
-        (("sm10x", "sm9x"), "install what is missing of it, part sm9x"),
-        (
-            ("sm100a", "sm90a-part1", "sm90a-part2"),
-            "install what is missing of it, part sm90a-part1, sm90a-part2",
-        ),
-        (
-            ("part1", "part2", "part3", "part4", "part5"),
-            "install what is missing of it, part part2, part3, part4 and 1 more",
-        ),
-        (("sm100a", "sm80"), "build it with a target such as sm_90a"),
-    ],
-)
-def test_a_part_that_is_missing_is_to_be_installed(bundle: Path, parts: tuple[str, ...], advice: str) -> None:
-    whole = find_bundles(str(bundle))[0].catalog
-    here = replace(whole, targets=("sm_100a",), part=parts[0], parts=parts)
-    machine = Machine("x86_64", "glibc 2.39", "0.1.15.post2", gpus=(Gpu("NVIDIA H200"),))
-
-    def advised(*catalogs: Catalog) -> set[str]:
-        found = diagnosis.diagnose([Found("x", catalog) for catalog in catalogs], machine)
-        return {reason["advice"] for gpu in found["bundles"][0]["gpus"] for reason in gpu["reasons"]}
-
-    assert advised(here) == {advice}
-    # Of another version it is not the part that is missing.
-    assert advised(here, replace(here, version="9", part=parts[1])) == {advice}
-    everything = [replace(here, part=part) for part in parts]
-    assert advised(*everything) == {"build it with a target such as sm_90a"}
 
 
 def test_a_wheel_is_asked_as_its_directory_is(

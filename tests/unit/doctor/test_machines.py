@@ -12,7 +12,7 @@ import pytest
 from cutlass_aot.cli import main
 from cutlass_aot.doctor.facts import facts_of, facts_record
 from cutlass_aot.doctor.warnings import remarks
-from cutlass_aot.runtime.machine.compatibility import Wanted, decide
+from cutlass_aot.runtime.machine.compatibility import Requirements, decide
 from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from tests.support.bundles import designs, write_bundle
@@ -42,7 +42,7 @@ CASES = [
 @pytest.mark.parametrize(("record", "name", "expected"), CASES)
 def test_the_answer(record: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     bundle = TABLE["bundles"][name]
-    answer = decide(facts_of(record, "table"), Wanted(bundle["targets"], bundle["hosts"], NEEDS))
+    answer = decide(facts_of(record, "table"), Requirements(bundle["targets"], bundle["hosts"], NEEDS))
     assert [gpu.target or "" for gpu in answer.gpus] == expected["targets"]
     assert answer.accepted is (any(expected["targets"]) and not expected.get("refused", False))
     found = [*answer.reasons, *(reason for gpu in answer.gpus for reason in gpu.reasons)]

@@ -17,15 +17,13 @@ from cutlass_aot.bundle.prefill import prefill
 from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_bill, code_of_requests
 from cutlass_aot.bundle.unpack import unpack_bundle
 from cutlass_aot.bundle.verify import verify_bundle, verify_path
-from cutlass_aot.bundle.wheel.split import SPLITS, split
+from cutlass_aot.bundle.wheel.split import by_target
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, bundle_is, write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.cli.output.request_lines import set_apart
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
-from cutlass_aot.runtime.opened.bundle_directory import open_part
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, FileReference, GroupEntry, Groups
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest
@@ -207,22 +205,21 @@ def test_the_bill_lists_the_code_of_requests(bundle: Path) -> None:
         code_of_bill(b"[]", "it")
 
 
-def test_wheels_have_the_requests_and_add_up(bundle: Path, tmp_path: Path) -> None:
+def test_wheels_have_the_requests(bundle: Path, tmp_path: Path) -> None:
     (wheel,) = build_wheels(bundle, tmp_path / "whole")
     assert verify_path(wheel) == []
-    parts = build_wheels(bundle, tmp_path / "parts", by="targets")
-    assert [verify_path(part) for part in parts] == [[], [], []]
+    parts = build_wheels(bundle, tmp_path / "parts", split=True)
+    assert [verify_path(part) for part in parts] == [[], []]
 
 
-def test_parts_of_a_split_bundle_answer_together(mixed: BundlePlan, tmp_path: Path) -> None:
-    folders = []
-    for part in split(mixed, label=SPLITS["targets"]):
-        folders.append(tmp_path / part.part)
-        write_bundle(part, folders[-1])
-        assert verify_bundle(folders[-1]) == []
-    opened = Bundle([open_part(folder) for folder in folders])
-    assert opened.requests.count == 3
-    assert set(opened.requests.digests()) == {item.request.digest for item in (*REQUESTS, *SM100)}
+def test_each_target_of_a_split_bundle_answers_its_own_requests(mixed: BundlePlan, tmp_path: Path) -> None:
+    digests: list[str] = []
+    for variant in by_target(mixed):
+        folder = tmp_path / variant.variant
+        write_bundle(variant, folder)
+        assert verify_bundle(folder) == []
+        digests += cutlass_aot.open(folder, check=False).requests.digests()
+    assert sorted(digests) == sorted(item.request.digest for item in (*REQUESTS, *SM100))
 
 
 def test_unpacking_and_prefilling(bundle: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from cutlass_aot.runtime.machine.compatibility import (
     Driver,
     Gpu,
     Machine,
-    Wanted,
+    Requirements,
     decide,
     driver_cuda,
     runnable_targets,
@@ -36,10 +36,10 @@ from cutlass_aot.schema.versions import release
 from tests.support.paths import REPOSITORY
 
 GOOD = Machine("x86_64", "glibc 2.36", "0.1.15", driver=Driver((13, 0)), gpus=(Gpu("NVIDIA H200", (9, 0)),))
-HOPPER = Wanted(("sm_90a",), ("x86_64",), Needs("12.0", "0.1.15", "2.28"))
+HOPPER = Requirements(("sm_90a",), ("x86_64",), Needs("12.0", "0.1.15", "2.28"))
 
 
-def needing(**changes: str) -> Wanted:
+def needing(**changes: str) -> Requirements:
     return HOPPER._replace(needs=HOPPER.needs._replace(**changes))
 
 

@@ -409,16 +409,16 @@ def test_installed_bundles_come_in_the_order_of_open_installed(tmp_path, fresh, 
     ):
         write_bundle(tmp_path / folder, [record()], name=name, version=version)
     monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", f"{tmp_path / 'first'}:{tmp_path / 'second'}")
-    at_hand = declared.BundlesAtHand()
+    search = declared.BundleSearch()
     for _ in range(2):
-        assert own in list(at_hand)
-        assert at_hand.seen[-4:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0", "a 0.9.0"]
-        assert at_hand.problems == []
+        assert own in list(search)
+        assert search.seen[-4:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0", "a 0.9.0"]
+        assert search.problems == []
     # One that the program opened comes before all of these, and once.
     newer = cutlass_aot.open(tmp_path / "second" / "0")
-    assert next(iter(at_hand)) is newer
-    list(at_hand)
-    assert at_hand.seen[-3:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0"]
+    assert next(iter(search)) is newer
+    list(search)
+    assert search.seen[-3:] == ["z 0.0.1", "a 0.10.0", "b 0.10.0"]
 
 
 def test_a_listing_filters_by_parameters(tmp_path):

@@ -1,4 +1,4 @@
-"""The short way of a launch: what takes it, what it raises, and what it keeps alive."""
+"""The fast path of a launch: what takes it, what it raises, and what it keeps alive."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ tvm_ffi = pytest.importorskip("tvm_ffi")
 
 
 class Refused(Exception):
-    """What the caller of a short way is to see."""
+    """What the caller of a fast path is to see."""
 
 
 class Calls:
-    """A long way and what to do on failure, with what they were called with."""
+    """A slow path and what to do on failure, with what they were called with."""
 
     def __init__(self) -> None:
         self.long: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.native: list[tuple[Any, ...]] = []
 
-    def long_way(self, *operands: Any, **named: Any) -> None:
+    def slow_path(self, *operands: Any, **named: Any) -> None:
         self.long.append((operands, named))
 
     def failed(self, error: Exception, operands: tuple[Any, ...]) -> None:
@@ -56,21 +56,21 @@ def calls() -> Calls:
 
 @pytest.fixture
 def way(launcher: Library, calls: Calls) -> Any:
-    """A short way that was opened for torch tensors."""
-    made = fast_path.make(launcher, calls.long_way, calls.failed)
+    """A fast path that was opened for torch tensors."""
+    made = fast_path.make(launcher, calls.slow_path, calls.failed)
     fast_path.open_way(launcher, made, tvm_ffi.convert(calls.function), torch.Tensor, torch.is_grad_enabled)
     return made
 
 
-def test_before_it_is_opened_every_call_goes_the_long_way(launcher: Library, calls: Calls) -> None:
-    made = fast_path.make(launcher, calls.long_way, calls.failed)
+def test_before_it_is_opened_every_call_goes_the_slow_path(launcher: Library, calls: Calls) -> None:
+    made = fast_path.make(launcher, calls.slow_path, calls.failed)
     tensor = torch.zeros(2)
     made(tensor, 1, stream=3)
     made()
     assert calls.long == [((tensor, 1), {"stream": 3}), ((), {})]
 
 
-def test_tensors_go_the_short_way(way: Any, calls: Calls) -> None:
+def test_tensors_go_the_fast_path(way: Any, calls: Calls) -> None:
     tensor = torch.arange(3.0)
     assert way(tensor, tensor) is None
     assert calls.long == []
@@ -93,7 +93,7 @@ class Subclass(torch.Tensor):
         ((torch.zeros(2), "says nothing of gradients"), {}),
     ],
 )
-def test_what_takes_the_long_way(way: Any, calls: Calls, operands: Any, named: dict[str, Any]) -> None:
+def test_what_takes_the_slow_path(way: Any, calls: Calls, operands: Any, named: dict[str, Any]) -> None:
     way(*operands, **named)
     assert len(calls.long) == 1
     assert all(found is given for found, given in zip(calls.long[0][0], operands, strict=True))
@@ -114,7 +114,7 @@ def test_an_error_of_native_code_becomes_the_callers(launcher: Library, calls: C
     def failing(*operands: Any) -> None:
         raise ValueError("argument #1 is wrong")
 
-    made = fast_path.make(launcher, calls.long_way, calls.failed)
+    made = fast_path.make(launcher, calls.slow_path, calls.failed)
     fast_path.open_way(launcher, made, tvm_ffi.convert(failing), torch.Tensor, torch.is_grad_enabled)
     with pytest.raises(Refused) as caught:
         made(torch.zeros(2), torch.zeros(2))
@@ -123,11 +123,11 @@ def test_an_error_of_native_code_becomes_the_callers(launcher: Library, calls: C
     assert caught.value.__cause__.__traceback__ is not None
 
 
-def test_a_word_on_gradients_that_fails_takes_the_long_way(launcher: Library, calls: Calls) -> None:
+def test_a_word_on_gradients_that_fails_takes_the_slow_path(launcher: Library, calls: Calls) -> None:
     def recording() -> bool:
         raise RuntimeError("torch is going")
 
-    made = fast_path.make(launcher, calls.long_way, calls.failed)
+    made = fast_path.make(launcher, calls.slow_path, calls.failed)
     fast_path.open_way(launcher, made, tvm_ffi.convert(calls.function), torch.Tensor, recording)
     made(torch.zeros(2))
     assert len(calls.long) == 1
@@ -145,11 +145,11 @@ def test_it_is_opened_once(launcher: Library, way: Any, calls: Calls) -> None:
 def test_nothing_is_kept_that_nobody_has(launcher: Library) -> None:
     class Kernel:
         def __init__(self) -> None:
-            self.launch = fast_path.make(launcher, self.long_way, self.failed)
+            self.launch = fast_path.make(launcher, self.slow_path, self.failed)
             function = tvm_ffi.convert(lambda *operands: None)
             fast_path.open_way(launcher, self.launch, function, torch.Tensor, torch.is_grad_enabled)
 
-        def long_way(self, *operands: Any) -> None: ...
+        def slow_path(self, *operands: Any) -> None: ...
 
         def failed(self, error: Exception, operands: Any) -> None: ...
 
@@ -160,14 +160,14 @@ def test_nothing_is_kept_that_nobody_has(launcher: Library) -> None:
         kernel.launch(tensor, tensor)
     assert sys.getrefcount(tensor) == before
     gone = weakref.ref(kernel)
-    # The kernel and its short way hold each other.
+    # The kernel and its fast path hold each other.
     del kernel
     gc.collect()
     assert gone() is None
 
 
 def test_a_failure_keeps_no_reference(launcher: Library, calls: Calls) -> None:
-    made = fast_path.make(launcher, calls.long_way, calls.failed)
+    made = fast_path.make(launcher, calls.slow_path, calls.failed)
 
     def failing(*operands: Any) -> None:
         raise ValueError("no")
@@ -186,13 +186,13 @@ def test_a_failure_keeps_no_reference(launcher: Library, calls: Calls) -> None:
     assert sys.getrefcount(tensor) == before
 
 
-def test_a_python_of_another_kind_gets_the_long_way_itself(
+def test_a_python_of_another_kind_gets_the_slow_path_itself(
     launcher: Library, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "abiflags", "t")
-    long_way = calls.long_way
-    made = fast_path.make(launcher, long_way, calls.failed)
-    assert made is long_way
+    slow_path = calls.slow_path
+    made = fast_path.make(launcher, slow_path, calls.failed)
+    assert made is slow_path
     fast_path.open_way(launcher, made, calls.function, torch.Tensor, torch.is_grad_enabled)
     made(torch.zeros(2))
     assert len(calls.long) == 1

@@ -1,4 +1,4 @@
-"""``Bundle.gemm`` and ``launch`` with torch: the short way, what it remembers, and its errors.
+"""``Bundle.gemm`` and ``launch`` with torch: the fast path, what it remembers, and its errors.
 
 torch's tensors are on the host and are said to be on a GPU; native code is given them as they are.
 """
@@ -27,9 +27,9 @@ from cutlass_aot.errors import (
 )
 from cutlass_aot.runtime import dispatch
 from cutlass_aot.runtime.bundle import Bundle
-from cutlass_aot.runtime.dispatch import Choosers
+from cutlass_aot.runtime.dispatch import Dispatcher
 from cutlass_aot.runtime.launching import tensors
-from cutlass_aot.runtime.opened.finder import Search
+from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
@@ -78,31 +78,31 @@ def close(out: Any, product: Any) -> None:
 
 
 @pytest.fixture
-def short_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, every launch that leaves the short way fails."""
+def fast_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, every launch that leaves the fast path fails."""
 
     def left(self: Any, *arguments: Any) -> None:
-        raise AssertionError("left the short way")
+        raise AssertionError("left the fast path")
 
     def only() -> None:
-        monkeypatch.setattr(Choosers, "_choose_and_launch", left)
+        monkeypatch.setattr(Dispatcher, "_find_and_launch", left)
         monkeypatch.setattr(KernelHandle, "_launch", left)
 
     return only
 
 
-# -- the short way ------------------------------------------------------------------------------------------
+# -- the fast path ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["ttt", "tnt"])
 @pytest.mark.parametrize("shape", [(8, 12, 16), (1, 8, 12, 16), (3, 8, 12, 16), (1, 4, 4), (1, 1, 4, 4)])
-def test_like_problems_take_the_short_way(
-    bundle: Bundle, short_way: Callable[[], None], shape: tuple[int, ...], layout: str
+def test_like_problems_take_the_fast_path(
+    bundle: Bundle, fast_path: Callable[[], None], shape: tuple[int, ...], layout: str
 ) -> None:
     a, b, out, product = problem(*shape, layout=layout)
     bundle.gemm(a, b, out)
     close(out, product)
-    short_way()
+    fast_path()
     for seed in (2, 3):
         a, b, out, product = problem(*shape, layout=layout, seed=seed)
         assert bundle.gemm(a, b, out) is None
@@ -110,21 +110,21 @@ def test_like_problems_take_the_short_way(
 
 
 @pytest.mark.parametrize("shape", [(8, 12, 16), (3, 8, 12, 16), (1, 4, 4)])
-def test_a_kernel_takes_the_short_way_for_any_problem(
-    bundle: Bundle, short_way: Callable[[], None], shape: tuple[int, ...]
+def test_a_kernel_takes_the_fast_path_for_any_problem(
+    bundle: Bundle, fast_path: Callable[[], None], shape: tuple[int, ...]
 ) -> None:
     a, b, out, product = problem(*shape)
     kernel = bundle.find(a, b, out)[0]
     kernel.launch(a, b, out)
     close(out, product)
-    short_way()
+    fast_path()
     for other in (shape, (16, 20, 8), (2, 4, 8, 4)):
         a, b, out, product = problem(*other)
         assert kernel.launch(a, b, out) is None
         close(out, product)
 
 
-def test_slices_and_broadcasts_take_the_short_way(bundle: Bundle, short_way: Callable[[], None]) -> None:
+def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Callable[[], None]) -> None:
     def launch() -> None:
         a = torch.randn(3, 8, 24)[:, :, :16]
         b = torch.randn(16, 12).expand(3, 16, 12)
@@ -133,13 +133,13 @@ def test_slices_and_broadcasts_take_the_short_way(bundle: Bundle, short_way: Cal
         close(out, a @ b)
 
     launch()
-    short_way()
+    fast_path()
     launch()
 
 
-def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, short_way: Callable[[], None]) -> None:
+def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[[], None]) -> None:
     bundle.gemm(*problem(8, 12, 16)[:3])
-    short_way()
+    fast_path()
     a, b, out, _ = problem(8, 12, 16)
     for other in (
         problem(8, 12, 20)[:3],
@@ -147,23 +147,23 @@ def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, short_way: Callable
         (torch.zeros(8, 20)[:, :16], b, out),
         problem(8, 12, 16, layout="tnt")[:3],
     ):
-        with pytest.raises(AssertionError, match="left the short way"):
+        with pytest.raises(AssertionError, match="left the fast path"):
             bundle.gemm(*other)
-    with pytest.raises(AssertionError, match="left the short way"):
+    with pytest.raises(AssertionError, match="left the fast path"):
         bundle.gemm(a, b, out, accumulator="f32")
     bundle.gemm(a, b, out)
 
 
 def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
-    real = Search.best
+    real = Finder.best
 
-    def choose(self: Search, *given: Any) -> Any:
+    def choose(self: Finder, *given: Any) -> Any:
         found = real(self, *given)
         chosen.append(found.kernel.kernel.accumulator)
         return found
 
-    monkeypatch.setattr(Search, "best", choose)
+    monkeypatch.setattr(Finder, "best", choose)
     for _ in range(2):
         for accumulator in (None, "f32", "f64"):
             a, b, out, product = problem(8, 12, 16)
@@ -172,7 +172,7 @@ def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: py
     assert chosen == ["f32", "f32", "f64"]
 
 
-def test_subclasses_of_tensors_go_the_long_way(bundle: Bundle, short_way: Callable[[], None]) -> None:
+def test_subclasses_of_tensors_go_the_slow_path(bundle: Bundle, fast_path: Callable[[], None]) -> None:
     class Tagged(torch.Tensor):
         pass
 
@@ -185,13 +185,13 @@ def test_subclasses_of_tensors_go_the_long_way(bundle: Bundle, short_way: Callab
         out.fill_(float("nan"))
         bundle.find(a, b, out)[0].launch(tagged, b, out)
         close(out, product)
-    short_way()
-    with pytest.raises(AssertionError, match="left the short way"):
+    fast_path()
+    with pytest.raises(AssertionError, match="left the fast path"):
         bundle.gemm(tagged, b, out)
     bundle.gemm(a, b, out)
 
 
-def test_element_types_that_torch_does_not_export_go_the_long_way(
+def test_element_types_that_torch_does_not_export_go_the_slow_path(
     tmp_path: Path, claims: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensors, "_torch_exports", lambda name: False)
@@ -242,8 +242,8 @@ def test_what_requires_a_gradient_is_refused(bundle: Bundle, warm: bool, which: 
             launch(*given)
 
 
-def test_parameters_without_gradients_take_the_short_way(
-    bundle: Bundle, short_way: Callable[[], None]
+def test_parameters_without_gradients_take_the_fast_path(
+    bundle: Bundle, fast_path: Callable[[], None]
 ) -> None:
     a, b, out, product = problem(8, 12, 16)
     weight = torch.nn.Parameter(b)
@@ -251,7 +251,7 @@ def test_parameters_without_gradients_take_the_short_way(
     kernel = bundle.find(a, b, out)[0]
     bundle.gemm(a, b, out)
     kernel.launch(a, b, out)
-    short_way()
+    fast_path()
     for launch in (bundle.gemm, kernel.launch):
         out.fill_(float("nan"))
         launch(a, frozen, out)
@@ -453,7 +453,7 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
     kernel = KernelHandle(kernel._group, kernel._position)
     kernel._function = tvm_ffi.convert(failing)
     kernel._open()
-    bundle._choosers.plain[None](a, b, out, kernel._function)
+    bundle._dispatcher.plain[None](a, b, out, kernel._function)
     for launch in (kernel.launch, bundle.gemm):
         with pytest.raises(LaunchError) as caught:
             launch(a, b, out)
@@ -471,13 +471,13 @@ def test_remembered_choices_are_bounded_and_made_again(
 ) -> None:
     monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 3)
     chosen: list[int] = []
-    real = Search.best
+    real = Finder.best
 
-    def choose(self: Search, request: Any, *given: Any) -> Any:
-        chosen.append(request.operands[0].shape[0])
-        return real(self, request, *given)
+    def choose(self: Finder, call: Any, *given: Any) -> Any:
+        chosen.append(call.query.operands[0].shape[0])
+        return real(self, call, *given)
 
-    monkeypatch.setattr(Search, "best", choose)
+    monkeypatch.setattr(Finder, "best", choose)
 
     def run(m: int) -> None:
         a, b, out, product = problem(m, 4, 4)
@@ -487,10 +487,10 @@ def test_remembered_choices_are_bounded_and_made_again(
     for m in (1, 2, 3, 1, 2, 3):
         run(m)
     assert chosen == [1, 2, 3]
-    assert None in bundle._choosers.plain
+    assert None in bundle._dispatcher.plain
     # The fourth is one too many: all are forgotten, and learnt again.
     run(4)
-    assert bundle._choosers._by_call == {}
+    assert bundle._dispatcher._caches == {}
     for m in (1, 2, 3, 3, 2, 1):
         run(m)
     assert chosen == [1, 2, 3, 4, 1, 2, 3]

@@ -35,7 +35,7 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files.verified_read import why_unreadable
 from cutlass_aot.runtime.launching import call as launch
 from cutlass_aot.runtime.launching import library, streams, tensors
-from cutlass_aot.runtime.opened.finder import Search
+from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.compression import compress, decompressed
@@ -82,8 +82,8 @@ def test_a_choice_is_remembered_for_like_operands_alone(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Any] = []
-    real = Search.best
-    monkeypatch.setattr(Search, "best", lambda self, *o: (searches.append(o), real(self, *o))[1])
+    real = Finder.best
+    monkeypatch.setattr(Finder, "best", lambda self, *o: (searches.append(o), real(self, *o))[1])
 
     def call(*shape: int, **options: Any) -> int:
         a, b, out, product = arrays(*shape)

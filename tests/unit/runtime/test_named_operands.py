@@ -12,7 +12,7 @@ import pytest
 from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.selection import match
-from cutlass_aot.runtime.selection.query import Asked
+from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.operands import Rejected, describe, supports
@@ -73,9 +73,9 @@ def served(
     parameters: dict[str, Any] | None = None,
     **named: Any,
 ) -> list[str]:
-    asked = Asked.of(operation, epilogue, None, parameters, named)
-    given = (*operands, *(named[name] for name in asked.names))
-    request = asked.request((TARGET,), "here", tuple(map(describe_operand, given)))
+    computation = Computation.of(operation, epilogue, None, parameters, named)
+    given = (*operands, *(named[name] for name in computation.names))
+    request = computation.query((TARGET,), "here", tuple(map(describe_operand, given)))
     groups = Groups.of([group(kernel) for kernel in kernels])
     found = match.serving(groups, request, TARGET)
     for entry in found:
@@ -189,12 +189,14 @@ def test_a_parameter_of_another_type_is_another() -> None:
     x = describe((7,), "f32")
     assert served(one, operands=(x,), operation="scale", parameters={"n": True}) == [one.group_name]
     assert served(one, operands=(x,), operation="scale", parameters={"n": 1}) == []
-    assert Asked.of("scale", None, None, {"n": 1}, {}) != Asked.of("scale", None, None, {"n": True}, {})
+    assert Computation.of("scale", None, None, {"n": 1}, {}) != Computation.of(
+        "scale", None, None, {"n": True}, {}
+    )
     for wrong in ({"n": [1, 2]}, {"n": None}):
         with pytest.raises(OperandError, match="parameter n = "):
-            Asked.of("scale", None, None, wrong, {})
+            Computation.of("scale", None, None, wrong, {})
     with pytest.raises(OperandError, match="epilogue: expected a formula as text, got 5"):
-        Asked.of("gemm", 5, None, None, {})  # type: ignore[arg-type]
+        Computation.of("gemm", 5, None, None, {})  # type: ignore[arg-type]
 
 
 def test_what_fits_by_chance_does_not_choose_the_epilogue() -> None:

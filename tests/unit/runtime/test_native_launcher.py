@@ -198,8 +198,8 @@ class Native:
         """Make a launch function as the runtime does."""
         return self.make("launcher", self.address(kernel), *launcher_numbers(constraints))
 
-    def chooser(self, alignment: int = 16) -> Function:
-        return self.make("chooser", alignment)
+    def dispatch_cache(self, alignment: int = 16) -> Function:
+        return self.make("dispatch_cache", alignment)
 
     def plain(self, kernel: str) -> Function:
         """The function of a kernel itself."""
@@ -814,7 +814,7 @@ def test_right_operands_are_accepted_by_both(
     assert agree(native, GEMM, operands)
 
 
-# -- the chooser: what is remembered, and for what ----------------------------------------------------------
+# -- the dispatch cache: what is remembered, and for what ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -824,7 +824,7 @@ def numbered(native: Native) -> list[Function]:
 
 
 def test_a_choice_is_missed_taught_and_hit(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     (given,) = tensors(describe((4, 8), "f16", device=0))
     assert choose(given) is False
     assert choose(given, numbered[3]) == 1
@@ -860,7 +860,7 @@ LIKE = describe((2, 4, 8), "f16", strides=(32, 8, 1), address=4096, device=0)
 def test_operands_that_differ_in_anything_are_not_alike(
     native: Native, numbered: list[Function], other: OperandDescription, position: int
 ) -> None:
-    choose = native.chooser(16)
+    choose = native.dispatch_cache(16)
     launch = native.launch([operand("a")] * 3, "number_6")
     assert choose(*tensors(LIKE, LIKE, LIKE), launch) == 1
     changed = [LIKE, LIKE, LIKE]
@@ -872,7 +872,7 @@ def test_operands_that_differ_in_anything_are_not_alike(
 def test_operands_are_not_told_apart_by_what_does_not_matter(
     native: Native, numbered: list[Function]
 ) -> None:
-    choose = native.chooser(48)
+    choose = native.dispatch_cache(48)
     choose(Tensor(LIKE), numbered[1])
     for address in (4096 + 48, 4096 + 48 * 1000, 4096 - 48):
         assert choose(Tensor(replace(LIKE, address=address))) == 1
@@ -883,14 +883,14 @@ def test_operands_are_not_told_apart_by_what_does_not_matter(
 
 
 def test_memory_of_another_kind_is_another_device(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     choose(Tensor(LIKE), numbered[1])
     assert choose(Tensor(LIKE, device_type=13)) is False
     assert choose(Tensor(LIKE, device_type=2)) == 1
 
 
 def test_operands_in_another_order_or_number_are_not_alike(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     a, b, out = tensors(*product())
     choose(a, b, out, numbered[1])
     for other in ((b, a, out), (a, b), (a, b, out, out), (a,), ()):
@@ -899,7 +899,7 @@ def test_operands_in_another_order_or_number_are_not_alike(native: Native, numbe
 
 
 def test_numbers_are_alike_if_they_are_of_one_type(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     (a,) = tensors(LIKE)
     assert choose(a, 0.5, numbered[3]) == 1
     assert choose(a, 0.25) == 3
@@ -908,7 +908,7 @@ def test_numbers_are_alike_if_they_are_of_one_type(native: Native, numbered: lis
 
 
 def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     (a,) = tensors(LIKE)
     deep = Tensor(describe((1,) * 9, "f16", device=0))
     for arguments in ([Tensor(LIKE, strided=False)], [deep], [None], [a, None], [a] * 17):
@@ -922,7 +922,7 @@ def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Functio
 
 
 def test_what_the_remembered_function_raises_is_raised(native: Native) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     (a,) = tensors(LIKE)
     choose(a, native.launch([operand("a")], "fail"))
     with pytest.raises(Refused, match="ValueError: Mismatched type on argument #1"):
@@ -935,13 +935,13 @@ def test_what_the_remembered_function_raises_is_raised(native: Native) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), (0,), (-16,), (None,), (16, 16)])
-def test_a_chooser_that_cannot_be_made(native: Native, arguments: tuple[Any, ...]) -> None:
+def test_a_dispatch_cache_that_cannot_be_made(native: Native, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(Refused, match="TypeError: expected an alignment in bytes"):
-        native.make("chooser", *arguments)
+        native.make("dispatch_cache", *arguments)
 
 
 def test_many_choices_are_each_found_again(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     count = 20_000
     # One tensor that is changed in place: making one for each would be most of the time.
     given = Tensor(describe((1, 8), "f16", device=0))
@@ -957,7 +957,7 @@ def test_many_choices_are_each_found_again(native: Native, numbered: list[Functi
 
 
 def hash_of(words: Sequence[int]) -> int:
-    """The chooser's hash: a bijection of each word, so that a last word can give any hash there is."""
+    """The dispatch cache's hash: a bijection of each word, so that a last word can give any hash there is."""
     value = 0
     for word in words:
         value = (value ^ word % 2**64) * 0x9E3779B97F4A7C15 % 2**64
@@ -972,7 +972,7 @@ def key_of(given: OperandDescription) -> list[int]:
 
 
 def test_keys_of_one_hash_are_told_apart(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     first = describe((4, 8), "f16", device=0)
     prefix = hash_of(key_of(first)[:-1])
     alike = [first]
@@ -989,12 +989,12 @@ def test_keys_of_one_hash_are_told_apart(native: Native, numbered: list[Function
     assert [choose(Tensor(item)) for item in alike] == list(range(NUMBERS))
 
 
-# -- the chooser: threads, lifetimes, processes -------------------------------------------------------------
+# -- the dispatch cache: threads, lifetimes, processes ------------------------------------------------------
 
 
 def test_threads_teach_and_call_at_once(native: Native, numbered: list[Function]) -> None:
     """Whatever is remembered is whole: a hit is always the right one, and nothing taught is lost."""
-    choose, threads, count = native.chooser(), 6, 1500
+    choose, threads, count = native.dispatch_cache(), 6, 1500
     start, failures = threading.Barrier(threads), []
 
     def work(own: int) -> None:
@@ -1029,8 +1029,8 @@ def test_threads_teach_and_call_at_once(native: Native, numbered: list[Function]
     assert choose(given, numbered[0]) == threads * count + 1
 
 
-def test_a_chooser_holds_what_it_remembers_and_lets_it_go(native: Native) -> None:
-    choose = native.chooser()
+def test_a_dispatch_cache_holds_what_it_remembers_and_lets_it_go(native: Native) -> None:
+    choose = native.dispatch_cache()
     launch = native.launch([operand("a")], "number_2")
     assert launch.references == 1
     for m in (1, 2, 3):
@@ -1044,13 +1044,13 @@ def test_a_chooser_holds_what_it_remembers_and_lets_it_go(native: Native) -> Non
 
 def python_functions(native: Native) -> tuple[Any, Any]:
     """The launcher's own functions as the runtime calls them."""
-    chooser, launcher = (
+    dispatch_cache, launcher = (
         tvm_ffi.Function.__from_extern_c__(
             ctypes.cast(getattr(native.launcher, f"{EXPORT_PREFIX}cutlass_aot_{name}"), ctypes.c_void_p).value
         )
-        for name in ("chooser", "launcher")
+        for name in ("dispatch_cache", "launcher")
     )
-    return chooser, launcher
+    return dispatch_cache, launcher
 
 
 def test_python_functions_are_remembered_and_freed(native: Native) -> None:
@@ -1065,8 +1065,8 @@ def test_python_functions_are_remembered_and_freed(native: Native) -> None:
 
     called = Called()
     gone = weakref.ref(called)
-    chooser, _ = python_functions(native)
-    choose = chooser(16)
+    dispatch_cache, _ = python_functions(native)
+    choose = dispatch_cache(16)
     given = np.zeros((4, 8), np.float16)
     assert choose(given) is False
     assert choose(given, tvm_ffi.convert(called)) == 1
@@ -1081,10 +1081,10 @@ def test_python_functions_are_remembered_and_freed(native: Native) -> None:
     assert gone() is None
 
 
-def test_a_chooser_that_is_dropped_while_it_is_called_goes_afterwards(native: Native) -> None:
+def test_a_dispatch_cache_that_is_dropped_while_it_is_called_goes_afterwards(native: Native) -> None:
     np = pytest.importorskip("numpy")
-    chooser, _ = python_functions(native)
-    box = [chooser(16)]
+    dispatch_cache, _ = python_functions(native)
+    box = [dispatch_cache(16)]
     entered, leave = threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> None:
@@ -1116,7 +1116,7 @@ def test_a_chooser_that_is_dropped_while_it_is_called_goes_afterwards(native: Na
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 def test_a_fork_has_its_own_memory_of_choices(native: Native, numbered: list[Function]) -> None:
-    choose = native.chooser()
+    choose = native.dispatch_cache()
     old, new = (Tensor(describe((m, 8), "f16", device=0)) for m in (4, 5))
     choose(old, numbered[1])
     stop = threading.Event()

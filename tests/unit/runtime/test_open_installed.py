@@ -1,31 +1,27 @@
-"""What is at hand, opened as one: parts, several bundles, what shadows what, and what is left out."""
+"""Installed bundles: which one is opened by name, and why the others are not."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cutlass_aot
 from cutlass_aot.cli import main
-from cutlass_aot.errors import BundleError, CorruptFile, Incompatible, KernelNotFound
-from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.errors import BundleError, CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.installed import installed_report
-from cutlass_aot.runtime.opened.bundle_directory import Part
-from cutlass_aot.runtime.opened.precedence import Contender, shadows
+from cutlass_aot.runtime.installed import Candidate, Found, installed_report, precedence
+from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import Target
 from tests.support.bundles import NEEDS, designs, write_bundle
-from tests.support.synthetic import ranking
 
 
 @pytest.fixture(autouse=True)
@@ -55,209 +51,96 @@ def of(dtype: str, **changes: Any) -> list[Kernel]:
     return designs(dtypes=(dtype,) * 3, **changes)
 
 
-# -- parts of one bundle ------------------------------------------------------------------------------------
+def reasons(name: str | None = None, **options: Any) -> dict[str, str]:
+    """Why each bundle is not opened, by the name of its directory."""
+    return {Path(item.path).name: item.reason for item in installed_report(name, **options)}
 
 
-def test_parts_add_up_to_one_bundle(tree: Path) -> None:
-    for part, dtype in (("one", "f16"), ("two", "bf16")):
-        write_bundle(tree / part, of(dtype), part=part, parts=("one", "two"))
-    bundle = cutlass_aot.open_installed("small")
-    assert (bundle.name, bundle.version, len(bundle.groups)) == ("small", "0.1.0", 2)
-    assert [part.path.name for part in bundle.parts] == ["one", "two"]
-    for dtype in ("f16", "bf16"):
-        assert len(bundle.find(*operands(dtype))) == 3
-    assert len(bundle.kernels()) == 6
-    assert len(bundle.explain(*operands())) == 2
-    report = bundle.report()
-    assert [item.part for item in report.used] == ["one", "two"]
-    assert (report.shadowed, report.unusable, report.missing) == ((), (), ())
+# -- one of several -----------------------------------------------------------------------------------------
 
 
-def test_a_part_that_is_not_there_is_named(tree: Path) -> None:
-    write_bundle(tree / "one", of("f16"), part="one", parts=("one", "three", "two"))
-    report = cutlass_aot.open_installed("small").report()
-    assert [item.part for item in report.missing] == ["three", "two"]
-    assert "missing: small 0.1.0 part three is not installed" in str(report)
-    write_bundle(tree / "whole", of("f16"))
-    assert not cutlass_aot.open_installed("small").report().missing
+def test_the_only_one_needs_no_name(tree: Path) -> None:
+    write_bundle(tree / "one", of("f16"))
+    bundle = cutlass_aot.open_installed()
+    assert (bundle.name, bundle.version, bundle.path) == ("small", "0.1.0", tree / "one")
+    assert len(bundle.find(*operands())) == 3
 
 
-def test_a_part_that_is_there_and_unusable_is_not_missing(tree: Path) -> None:
-    write_bundle(tree / "one", of("f16"), part="one", parts=("one", "three", "two"))
-    write_bundle(tree / "two", of("bf16"), part="two", parts=("one", "three", "two"), hosts=("s390x",))
-    report = cutlass_aot.open_installed("small").report()
-    assert [(item.part, Path(item.path).name) for item in report.unusable] == [("two", "two")]
-    assert f"unusable: small 0.1.0 part two ({tree / 'two'}): " in str(report)
-    assert [item.part for item in report.missing] == ["three"]
-
-
-KERNELS = [
-    kernel
-    for dtype in ("f16", "bf16")
-    for target in ("sm_90a", "sm_100a", "sm_100f")
-    for accumulator in (("f32", "f16") if dtype == "f16" else ("f32",))
-    for kernel in of(dtype, target=target, accumulator=accumulator)
-]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return cutlass_aot.open(
-        write_bundle(tmp_path_factory.mktemp("whole") / "b", KERNELS, rankings=rankings())
-    )
-
-
-def rankings() -> list[Any]:
-    members: dict[str, list[Kernel]] = {}
-    for kernel in KERNELS:
-        members.setdefault(kernel.group, []).append(kernel)
-    return [ranking(group) for group in members.values()]
-
-
-def answers(bundle: Bundle, *given: Any, **asked: Any) -> Any:
-    try:
-        choice = bundle.choose(*given, **asked)
-        chosen = (choice.kernel.name, choice.tier, choice.reason)
-        found = [kernel.name for kernel in bundle.find(*given, **asked)]
-    except KernelNotFound as error:
-        return str(error)
-    asked.pop("gpu", None)
-    return chosen, found, [(group.name, verdict.reason) for group, verdict in bundle.explain(*given, **asked)]
-
-
-QUESTIONS: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = [
-    *((operands(dtype), {}) for dtype in ("f16", "bf16", "f32")),
-    (operands("f16", 512), {"target": "sm_90a", "gpu": "NVIDIA H200"}),
-    (operands("f16", 512), {"target": "sm_100f"}),
-    (operands("f16"), {"accumulator": "f16"}),
-    (operands("bf16"), {"accumulator": "f16"}),
-    (operands("f16"), {"target": "sm_80"}),
-]
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_bundle_in_parts_answers_as_the_whole(
-    whole: Bundle, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """Whatever way groups are spread, and in whatever order the parts are found."""
-    groups = sorted({kernel.group for kernel in KERNELS})
-    count = data.draw(st.integers(1, 4))
-    spread = {group: data.draw(st.integers(0, count - 1)) for group in groups}
-    folder = tmp_path_factory.mktemp("split")
-    names = tuple(str(number) for number in sorted(set(spread.values())))
-    parts = []
-    for number in data.draw(st.permutations(names)):
-        kernels = [kernel for kernel in KERNELS if spread[kernel.group] == int(number)]
-        root = write_bundle(folder / number, kernels, rankings=rankings(), part=number, parts=names)
-        parts.append(Part(root, read_catalog(root)))
-    merged = Bundle(parts)
-    assert merged.targets == whole.targets
-    assert [group.name for group in merged.groups] == [group.name for group in whole.groups]
-    assert [kernel.name for kernel in merged.kernels()] == [kernel.name for kernel in whole.kernels()]
-    for operands_asked, asked in QUESTIONS:
-        assert answers(merged, *operands_asked, **asked) == answers(whole, *operands_asked, **asked)
-
-
-# -- several bundles ----------------------------------------------------------------------------------------
-
-
-def test_without_a_name_everything_at_hand_is_one_bundle(tree: Path) -> None:
+def test_of_several_names_one_has_to_be_named(tree: Path) -> None:
     write_bundle(tree / "a", of("f16"), name="a")
-    write_bundle(tree / "b", of("bf16"), name="b", version="2.0")
-    bundle = cutlass_aot.open_installed()
-    assert (bundle.name, bundle.version) == ("a+b", "0.1.0+2.0")
-    assert repr(bundle) == "<Bundle a+b 0.1.0+2.0: 6 kernels, sm_90a>"
-    assert bundle.find(*operands("bf16"))
-    with pytest.raises(KernelNotFound, match=r"bundle a\+b has no kernel"):
-        bundle.find(*operands("f32"))
+    write_bundle(tree / "b", of("bf16"), name="b")
+    with pytest.raises(BundleError, match=r"several names are installed \(a, b\)"):
+        cutlass_aot.open_installed()
+    assert cutlass_aot.open_installed("b").path == tree / "b"
 
 
-def shadowing(tree: Path, **second: Any) -> tuple[str, str]:
-    """Who is asked of bundles ``b`` and ``c`` with the same group, and why."""
-    fields = {"name": "c", **second}
-    kernels = fields.pop("kernels", of("f16"))
-    write_bundle(tree / "b", of("f16"), name="b")
-    write_bundle(tree / "c", kernels, **fields)
-    bundle = cutlass_aot.open_installed()
-    (handle,) = {kernel._group._root.name for kernel in bundle.find(*operands())}
-    (shadowed,) = bundle.report().shadowed
-    assert Path(shadowed.path).name != handle
-    assert Path(shadowed.by).name == handle
-    assert len(shadowed.groups) == 1
-    return handle, shadowed.reason
-
-
-def test_the_newer_version_is_asked(tree: Path) -> None:
-    assert shadowing(tree, version="0.10.0") == ("c", "0.10.0 is newer than 0.1.0")
-
-
-def test_of_one_version_what_was_measured_is_asked(tree: Path) -> None:
-    kernels = of("f16")
-    assert shadowing(tree, rankings=[ranking(kernels)]) == ("c", "it has measured times")
-
-
-def test_else_the_name_decides(tree: Path) -> None:
-    assert shadowing(tree) == ("b", "its name comes first")
+def test_the_newest_version_is_opened(tree: Path) -> None:
+    write_bundle(tree / "a", of("f16"), version="0.10.0")
+    write_bundle(tree / "b", of("f16"), version="0.9.0")
+    assert cutlass_aot.open_installed("small").version == "0.10.0"
+    assert reasons() == {"a": "", "b": f"{tree / 'a'} is newer"}
 
 
 def test_of_two_copies_the_path_decides(tree: Path) -> None:
-    assert shadowing(tree, name="b") == ("b", "its path comes first")
+    write_bundle(tree / "b", of("f16"))
+    write_bundle(tree / "a", of("f16"))
+    assert cutlass_aot.open_installed("small").path == tree / "a"
+    assert reasons() == {"a": "", "b": f"{tree / 'a'} is the same version, and its path comes first"}
 
 
-def test_without_a_check_what_this_host_can_load_is_asked(tree: Path) -> None:
-    """Whatever comes first otherwise: place, version, and name."""
-    for earlier in (tree / "a", tree.parent / "first"):
-        write_bundle(earlier, of("f16"), name="a", version="9.0", hosts=("s390x",))
-        write_bundle(tree / "b", of("f16"), name="b")
-        bundle = cutlass_aot.open_installed(check=False, paths=[earlier])
-        assert {kernel._group._root.name for kernel in bundle.find(*operands())} == {"b"}
-        (shadowed, *_) = bundle.report().shadowed
-        assert (shadowed.by, shadowed.reason) == (str(tree / "b"), "it has libraries for this host")
-        shutil.rmtree(earlier)
-
-
-contenders = st.builds(
-    Contender,
-    loadable=st.booleans(),
-    place=st.integers(0, 1),
-    version=st.sampled_from(["1.0", "1.0.0", "1.10", "1.9"]),
-    measured=st.booleans(),
-    name=st.sampled_from("ab"),
-    path=st.sampled_from("xyz"),
-)
-
-
-@given(some=st.lists(contenders, min_size=2, max_size=5, unique_by=lambda item: item.path))
-def test_of_any_number_one_is_asked(some: list[Contender]) -> None:
-    for one in some:
-        for other in some:
-            if one is not other:
-                assert bool(shadows(one, other)) is not bool(shadows(other, one))
-    asked = [one for one in some if all(shadows(one, other) for other in some if other is not one)]
-    assert len(asked) == 1
-    assert asked[0].loadable or not any(one.loadable for one in some)
-
-
-def test_other_groups_of_a_shadowed_bundle_are_asked(tree: Path) -> None:
-    write_bundle(tree / "b", of("f16"), name="b")
-    write_bundle(tree / "c", [*of("f16"), *of("bf16")], name="c")
-    bundle = cutlass_aot.open_installed()
-    assert {kernel._group._root.name for kernel in bundle.find(*operands())} == {"b"}
-    assert {kernel._group._root.name for kernel in bundle.find(*operands("bf16"))} == {"c"}
-
-
-def test_an_exact_target_comes_first_in_whatever_bundle_it_is(tree: Path, gpu: dict[str, Any]) -> None:
+def test_the_one_for_this_gpu_is_opened(tree: Path, gpu: dict[str, Any]) -> None:
+    """Even if another one is newer; an exact target comes before that of a family, and a portable one."""
+    for name, target in (("a", "sm_80"), ("b", "sm_100f"), ("c", "sm_100a"), ("d", "sm_90a")):
+        write_bundle(tree / name, of("f16", target=target), version="9.0" if name == "d" else "1.0")
+    for capability, opened in (((10, 0), "c"), ((10, 3), "b"), ((9, 0), "d"), ((8, 6), "a")):
+        gpu["capability"] = capability
+        assert cutlass_aot.open_installed("small").path == tree / opened
+        assert [name for name, reason in reasons().items() if not reason] == [opened]
     gpu["capability"] = (10, 0)
-    for name, target in (("a", "sm_80"), ("b", "sm_100f"), ("c", "sm_100a")):
-        write_bundle(tree / name, of("f16", target=target), name=name)
-    bundle = cutlass_aot.open_installed()
-    on_gpu = tuple(
-        cutlass_aot.describe(item.shape, item.dtype, strides=item.strides, device=0) for item in operands()
+    found = reasons()
+    assert found["d"] == f"{tree / 'c'} has kernels for more of this machine's GPUs"
+    assert found["b"] == f"{tree / 'c'} has kernels that are built for this machine's GPU"
+
+
+def test_without_a_gpu_the_version_decides(tree: Path) -> None:
+    write_bundle(tree / "a", of("f16", target="sm_100a"), version="1.0")
+    write_bundle(tree / "b", of("f16", target="sm_90a"), version="2.0")
+    assert cutlass_aot.open_installed("small").path == tree / "b"
+
+
+CAPABILITIES = [(8, 0), (8, 6), (9, 0), (10, 0), (10, 3)]
+TARGETS = ["sm_80", "sm_90a", "sm_100a", "sm_100f", "sm_103a"]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], BundleDirectory]:
+    folder = tmp_path_factory.mktemp("directories")
+    made = {}
+    for target in TARGETS:
+        for version in ("1.0", "1.10"):
+            path = write_bundle(folder / f"{target}-{version}", of("f16", target=target), version=version)
+            made[target, version] = BundleDirectory(path, read_catalog(path))
+    return made
+
+
+@given(data=st.data())
+def test_what_is_opened_runs_if_anything_does(
+    directories: dict[tuple[str, str], BundleDirectory], data: st.DataObject
+) -> None:
+    candidates = data.draw(
+        st.lists(
+            st.builds(Candidate, st.sampled_from(list(directories.values())), st.integers(0, 2)), min_size=1
+        )
     )
-    assert {kernel.target for kernel in bundle.find(*on_gpu)} == {"sm_100a"}
-    gpu["capability"] = (10, 3)
-    assert {kernel.target for kernel in cutlass_aot.open_installed().find(*on_gpu)} == {"sm_100f"}
+    capability = data.draw(st.sampled_from(CAPABILITIES))
+    first = max(candidates, key=lambda candidate: precedence(candidate, [capability]))
+    runs = [
+        candidate
+        for candidate in candidates
+        if Target.parse(candidate.directory.catalog.targets[0]).runs_on(capability)
+    ]
+    assert first in runs or not runs
+    assert precedence(first, []) <= max(precedence(candidate, []) for candidate in candidates)
 
 
 # -- the search path ----------------------------------------------------------------------------------------
@@ -269,9 +152,12 @@ def test_directories_earlier_on_the_path_come_first(tmp_path: Path, monkeypatch:
     write_bundle(second / "small", of("f16"), version="9.0")
     write_bundle(third / "package" / "bundle", of("f16"), version="10.0")
     monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", os.pathsep.join([str(second), "", str(third)]))
-    bundle = cutlass_aot.open_installed("small", paths=[first])
-    assert [part.path for part in bundle.parts] == [first]
-    assert {item.reason for item in bundle.report().shadowed} == {"it comes earlier on the search path"}
+    assert cutlass_aot.open_installed("small", paths=[first]).path == first
+    assert reasons(paths=[first]) == {
+        "first": "",
+        "small": f"{first} comes earlier on the search path",
+        "bundle": f"{first} comes earlier on the search path",
+    }
     assert cutlass_aot.open_installed("small").path == second / "small"
     assert cutlass_aot.open_installed("small", "10.0").path == third / "package" / "bundle"
     with pytest.raises(BundleError, match=r"'large' is not installed: installed are small 9\.0, small 10\.0"):
@@ -306,18 +192,17 @@ def test_what_cannot_be_used_is_left_out_with_the_reason(tree: Path) -> None:
     (write_bundle(tree / "torn", of("bf16"), name="torn") / CATALOG_NAME).write_bytes(b"torn")
     manifest = write_bundle(tree / "newer", of("bf16"), name="newer") / "MANIFEST.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 999}))
-    bundle = cutlass_aot.open_installed()
-    assert bundle.name == "good"
-    reasons = {Path(item.path).name: item.reason for item in bundle.report().unusable}
-    assert set(reasons) == {"host", "old", "torn", "newer"}
-    assert "s390x" in reasons["host"]
-    assert "needs 9.9 or newer" in reasons["old"]
-    assert "expected" in reasons["torn"]
-    assert "999" in reasons["newer"]
-    assert installed_report() == bundle.report()
-    record = bundle.report().to_record()
+    assert cutlass_aot.open_installed().name == "good"
+    found = reasons()
+    assert set(found) == {"good", "host", "old", "torn", "newer"}
+    assert found["good"] == ""
+    assert "s390x" in found["host"]
+    assert "needs 9.9 or newer" in found["old"]
+    assert "expected" in found["torn"]
+    assert "999" in found["newer"]
+    (record,) = [item.to_record() for item in installed_report() if not item.reason]
     assert json.loads(json.dumps(record)) == record
-    assert [item["name"] for item in record["used"]] == ["good"]
+    assert record["targets"] == ["sm_90a"]
 
 
 def test_without_a_check_other_machines_are_no_reason(tree: Path) -> None:
@@ -330,7 +215,7 @@ def test_an_older_version_serves_where_the_newest_cannot_be_used(tree: Path) -> 
     write_bundle(tree / "2", of("f16"), version="2.0", needs=NEEDS._replace(glibc="9.9"))
     bundle = cutlass_aot.open_installed("small")
     assert bundle.version == "1.0"
-    assert [item.version for item in bundle.report().unusable] == ["2.0"]
+    assert "needs 9.9" in reasons()["2"]
 
 
 def test_one_error_is_raised_as_it_is_and_several_together(tree: Path) -> None:
@@ -338,10 +223,10 @@ def test_one_error_is_raised_as_it_is_and_several_together(tree: Path) -> None:
     with pytest.raises(Incompatible, match=r"needs 9\.9"):
         cutlass_aot.open_installed("small")
     write_bundle(tree / "b", of("f16"), hosts=("s390x",))
-    with pytest.raises(Incompatible, match=r"none of the 2 bundles at hand .*needs 9\.9.*; .*s390x"):
+    with pytest.raises(Incompatible, match=r"none of the 2 bundles .*needs 9\.9.*; .*s390x"):
         cutlass_aot.open_installed("small")
     (root / CATALOG_NAME).unlink()
-    with pytest.raises(BundleError, match=r"none of the 2 bundles at hand"):
+    with pytest.raises(BundleError, match=r"none of the 2 bundles that are installed"):
         cutlass_aot.open_installed()
     (tree / "b" / CATALOG_NAME).write_bytes(b"torn")
     (root / CATALOG_NAME).write_bytes(b"torn")
@@ -361,16 +246,16 @@ def test_a_directory_that_is_not_there_or_holds_nothing_is_reported(
     (tmp_path / "empty").mkdir()
     names = [str(tmp_path / name) for name in ("gone", "empty", "some")]
     monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", os.pathsep.join(names))
-    reasons = [item.reason for item in cutlass_aot.open_installed("small").report().unusable]
-    assert len(reasons) == 2
-    assert any("No such file" in reason for reason in reasons)
-    assert any("MANIFEST.json" in reason for reason in reasons)
+    found = reasons()
+    assert "No such file" in found["gone"]
+    assert "MANIFEST.json" in found["empty"]
+    assert found["small"] == ""
 
 
 def test_a_report_of_nothing_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutlass_aot.runtime.installed.located", lambda paths: [])
     importlib.invalidate_caches()
-    assert installed_report() == ((), (), (), ())
+    assert installed_report() == []
     with pytest.raises(BundleError, match="no bundle is installed"):
         cutlass_aot.open_installed()
 
@@ -387,13 +272,17 @@ def test_the_command_says_what_is_found_and_what_is_not(
         assert ended.value.code == 0
         return capsys.readouterr().out
 
-    write_bundle(tree / "good", of("f16"), part="one", parts=("one", "two"))
+    write_bundle(tree / "good", of("f16"))
+    write_bundle(tree / "old", of("f16"), version="0.0.9")
     write_bundle(tree / "host", of("bf16"), name="host", hosts=("s390x",))
     lines = run().splitlines()
-    assert lines[0] == f"small 0.1.0 part one: 3 kernels in 1 groups for sm_90a ({tree / 'good'})"
-    assert lines[1].startswith(f"unusable: host 0.1.0 ({tree / 'host'}): ")
-    assert lines[2] == "missing: small 0.1.0 part two is not installed"
+    assert lines[0].startswith(f"host 0.1.0: 3 kernels for sm_90a ({tree / 'host'}): not opened: ")
+    assert lines[1] == (
+        f"small 0.0.9: 3 kernels for sm_90a ({tree / 'old'}): not opened: {tree / 'good'} is newer"
+    )
+    assert lines[2] == f"small 0.1.0: 3 kernels for sm_90a ({tree / 'good'})"
     assert "host" not in run("small")
     assert run("other", "--path", str(tree)) == "no bundle other is installed\n"
-    record = json.loads(run("--json"))
-    assert [item["part"] for item in record["used"]] == ["one"]
+    records = json.loads(run("--json"))
+    assert [item["name"] for item in records] == ["host", "small", "small"]
+    assert str(Found("x", "", "/x", reason="torn")) == "x (/x): not opened: torn"

@@ -25,9 +25,7 @@ from cutlass_aot.errors import (
     LaunchError,
 )
 from cutlass_aot.programs.serve.explain import explain_miss
-from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.runtime.opened.bundle_directory import open_part
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
@@ -212,27 +210,6 @@ def test_a_miss_for_a_target_that_the_dsl_took_without_a_gpu_says_so(
 def test_a_miss_of_a_bundle_without_requests_says_so(tmp_path: Path) -> None:
     plain = cutlass_aot.open(write_bundle(tmp_path / "gemm", designs()))
     assert "has no requests of programs" in explain_miss(NORMS[0].request, [plain])
-
-
-def test_the_bundle_that_takes_precedence_answers_and_the_others_what_it_lacks(tmp_path: Path) -> None:
-    old = write(tmp_path / "old", NORMS, own=100, name="one", version="0.9")
-    new = write(tmp_path / "new", [NORMS[1], SOFTMAX], own=200, name="two", version="0.10")
-    bundle = Bundle([open_part(old), open_part(new)])
-    answers = [bundle.compiled(asked.request) for asked in ALL]
-    assert [found and found.function(0, 0) for found in answers] == [100, 200, 102, 201]
-    assert bundle.requests.count == len(ALL)
-    assert len({found.digest for found in bundle.requests.requests()}) == len(ALL)
-    # Both directories' groups are listed: neither has all that the other has.
-    assert len(bundle.kernels(target="sm_90a")) == 4
-    assert bundle.kernel(NORMS[1].request.digest[:12]).digest == NORMS[1].request.kernel.digest
-    assert bundle.groups.shadowed() == []
-
-
-def test_equal_groups_are_there_once(tmp_path: Path) -> None:
-    parts = [open_part(write(tmp_path / name, NORMS, name=name)) for name in ("one", "two")]
-    bundle = Bundle(parts)
-    assert len(bundle.kernels()) == len(NORMS)
-    assert len(bundle.groups.shadowed()) == 2
 
 
 def test_a_machine_that_cannot_load_the_libraries_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 import cutlass_aot
 from cutlass_aot.doctor import machine
 from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.declared import BundlesAtHand
+from cutlass_aot.runtime.declared import BundleSearch
+from cutlass_aot.runtime.installed import installed_report
 from cutlass_aot.runtime.search_path import located
 from tests.support.bundles import designs, write_bundle
 
@@ -76,8 +77,8 @@ def test_of_two_versions_of_one_name_the_newer_is_opened(site: Path) -> None:
     second = install(site, "vendor-small", "small", "0.10.0")
     bundle = cutlass_aot.open_installed("small")
     assert bundle.path == second
-    (shadowed,) = bundle.report().shadowed
-    assert (shadowed.path, shadowed.by, shadowed.reason) == (str(first), str(second), "it is newer")
+    (other,) = [item for item in installed_report("small") if item.reason]
+    assert (other.path, other.reason) == (str(first), f"{second} is newer")
     assert cutlass_aot.open_installed("small", "0.9.0").path == first
 
 
@@ -94,15 +95,16 @@ def test_a_wheel_that_announces_another_bundle_than_it_has(site: Path, announced
         with pytest.raises(BundleError, match=expected):
             cutlass_aot.open_installed(asked)
     install(site, "cutlass-aot-small", "small")
-    (unusable,) = cutlass_aot.open_installed().report().unusable
-    assert unusable[:4] == (name, version, "", str(path))
-    assert re.match(expected, unusable.reason)
+    assert cutlass_aot.open_installed().name == "small"
+    (refused,) = [item for item in installed_report() if item.reason]
+    assert refused[:3] == (name, version, str(path))
+    assert re.match(expected, refused.reason)
     if name != "other":
         with pytest.raises(BundleError, match="'other' is not installed"):
             cutlass_aot.open_installed("other")
-    at_hand = BundlesAtHand()
-    assert "other" not in [bundle.name for bundle in at_hand]
-    assert any(re.search(expected, problem) for problem in at_hand.problems)
+    search = BundleSearch()
+    assert "other" not in [bundle.name for bundle in search]
+    assert any(re.search(expected, problem) for problem in search.problems)
 
 
 @pytest.mark.parametrize("left", [None, "", "Metadata-Version: 2.1\nName: cutlass-aot-gone\n", b"\xff\xfe"])
@@ -122,15 +124,16 @@ def test_a_distribution_without_a_version_stops_nothing(site: Path, left: str | 
     with pytest.raises(BundleError, match="'small' is not installed: installed are gone;"):
         cutlass_aot.open_installed("small")
     install(site, "cutlass-aot-small", "small")
-    assert cutlass_aot.open_installed("small").report().unusable == ()
-    (unusable,) = cutlass_aot.open_installed().report().unusable
-    assert unusable == ("gone", "", "", str(path), listed.problem)
+    assert [item.reason for item in installed_report("small")] == [""]
+    (refused,) = [item for item in installed_report() if item.reason]
+    assert (refused.name, refused.path, refused.reason) == ("gone", str(path), listed.problem)
 
 
 def test_a_path_that_can_be_none_is_reported(site: Path) -> None:
     install(site, "cutlass-aot-small", "small")
-    (unusable,) = cutlass_aot.open_installed("small", paths=["a\0b"]).report().unusable
-    assert "cannot be read: " in unusable.reason
+    assert cutlass_aot.open_installed("small", paths=["a\0b"]).name == "small"
+    (refused,) = [item for item in installed_report("small", paths=["a\0b"]) if item.reason]
+    assert "cannot be read: " in refused.reason
 
 
 def test_a_wheel_whose_folder_must_not_be_looked_into_stops_nothing(

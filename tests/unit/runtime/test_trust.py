@@ -209,12 +209,12 @@ def test_what_is_no_path_is_no_key(bundle: Path, keys: Any) -> None:
             cutlass_aot.trust(*keys)
 
 
-def test_keys_that_can_be_read_but_once_count_for_every_part(
+def test_keys_that_can_be_read_but_once_count_for_every_bundle(
     tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part, dtype in (("one", "f16"), ("two", "bf16")):
-        root = tmp_path / "tree" / part
-        key.sign(write_bundle(root, designs(dtypes=(dtype,) * 3), part=part, parts=("one", "two")))
+    for version, dtype in (("1.0", "f16"), ("2.0", "bf16")):
+        root = tmp_path / "tree" / version
+        key.sign(write_bundle(root, designs(dtypes=(dtype,) * 3), version=version))
     read = signatures.read_public_key
     seen: list[Path] = []
 
@@ -226,8 +226,7 @@ def test_keys_that_can_be_read_but_once_count_for_every_part(
     for keys in (key.public.parent.glob("*.pub"), (name for name in [str(key.public)])):
         seen.clear()
         opened = cutlass_aot.open_installed("small", paths=[tmp_path / "tree"], keys=keys)
-        assert [part.path.name for part in opened.parts] == ["one", "two"]
-        assert opened.report().unusable == ()
+        assert opened.path.name == "2.0"
         assert seen == [key.public]
 
 
@@ -236,7 +235,7 @@ def test_of_an_untrusted_directory_nothing_but_the_manifest_is_read(
 ) -> None:
     tree = tmp_path / "tree"
     key.sign(write_bundle(tree / "good", designs(), name="good"))
-    bad = write_bundle(tree / "bad", designs(), name="better")
+    write_bundle(tree / "bad", designs(), name="better")
     monkeypatch.setenv(PATH_VARIABLE, str(tree))
     monkeypatch.setattr(declared, "_installed", {})
     read = verified_read.open_beneath
@@ -251,10 +250,8 @@ def test_of_an_untrusted_directory_nothing_but_the_manifest_is_read(
     assert opened.name == "good"
     # Each once: what is named by its catalog is what is opened.
     assert seen.count("good/catalog.msgpack") == seen.count("good/MANIFEST.json") == 1
-    (unusable,) = opened.report().unusable
-    assert unusable[:4] == ("bad", "", "", str(bad))
     cutlass_aot.trust(key.public)
-    assert [bundle.name for bundle in declared.BundlesAtHand()] == ["good"]
+    assert [bundle.name for bundle in declared.BundleSearch()] == ["good"]
     assert "bad/MANIFEST.json" in seen
     assert "bad/catalog.msgpack" not in seen
     # It may be what was asked for: nobody has looked.
@@ -501,9 +498,9 @@ def test_the_variable_is_not_read_at_import_nor_the_package_imported_without_key
 # -- whoever opens a bundle -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["Part", "Library", "Code"])
+@pytest.mark.parametrize("what", ["BundleDirectory", "Library", "Code"])
 def test_there_is_one_way_to_open_a_bundle(what: str) -> None:
-    """Whatever makes a ``Part``, of which bundles consist, or opens code has held it against the policy."""
+    """Whatever makes a ``BundleDirectory``, or opens code, has checked it against the policy."""
     made = {
         path.relative_to(PACKAGE).as_posix()
         for path in (PACKAGE / "runtime", PACKAGE / "torch", PACKAGE / "doctor", PACKAGE)
@@ -515,7 +512,9 @@ def test_there_is_one_way_to_open_a_bundle(what: str) -> None:
     # torch has a class Library of its own, for operators.
     assert made - {"torch/operators.py"} == {"runtime/opened/bundle_directory.py"}
     source = (PACKAGE / "runtime" / "opened" / "bundle_directory.py").read_text(encoding="utf-8")
-    assert source.index("trust.check(") < source.index("trust.note_opened(") < source.index(" Part(")
+    assert (
+        source.index("trust.check(") < source.index("trust.note_opened(") < source.index(" BundleDirectory(")
+    )
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("show", "gemm")])
@@ -538,9 +537,9 @@ def test_a_declared_kernel_passes_over_installed_bundles_that_are_not_trusted(
     install(site, "cutlass-aot-two", "two")
     monkeypatch.syspath_prepend(str(site))
     cutlass_aot.trust(key.public)
-    at_hand = declared.BundlesAtHand()
-    assert [found.path.parent.name for found in at_hand] == ["cutlass_aot_one"]
-    (problem,) = at_hand.problems
+    search = declared.BundleSearch()
+    assert [found.path.parent.name for found in search] == ["cutlass_aot_one"]
+    (problem,) = search.problems
     assert problem.startswith("installed bundle two 0.1.0 cannot be opened: bundle ")
     assert "is not signed by a key that is trusted" in problem
 

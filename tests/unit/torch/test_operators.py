@@ -461,7 +461,7 @@ def test_what_is_no_bundle():
         aot.register(Exception())
 
 
-# -- the short way ------------------------------------------------------------------------------------------
+# -- the fast path ------------------------------------------------------------------------------------------
 
 
 def test_a_plain_call_skips_the_dispatcher_and_no_other_does():

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The short way of a launch from Python: an object that is called as a method would be, without a frame of Python between its
+ * The fast path of a launch from Python: an object that is called as a method would be, without a frame of Python between its
  * caller and the native function. Nothing here is used by a process without Python.
  *
- *     cutlass_aot_short_way(long_way, failed)                        a new object
- *     cutlass_aot_open_short_way(object, function, tensor, recording)  0, or -1 with a Python error
+ *     cutlass_aot_fast_path(slow_path, failed)                        a new object
+ *     cutlass_aot_open_fast_path(object, function, tensor, recording)  0, or -1 with a Python error
  *
  * Called with positional arguments alone, all exactly of the class `tensor`, where nothing records gradients for them, it calls
  * function(*arguments). (Of other frameworks native code does not know the stream.) Called in any other way, or before it was opened, it is
- * long_way(*arguments, **named). Where function raises, failed(error, arguments) is called, which raises what the caller is to
- * see. recording() says whether gradients are recorded; then an argument whose requires_grad is true takes the long way.
+ * slow_path(*arguments, **named). Where function raises, failed(error, arguments) is called, which raises what the caller is to
+ * see. recording() says whether gradients are recorded; then an argument whose requires_grad is true takes the slow path.
  *
  * Python's functions are those of its stable ABI (https://docs.python.org/3/c-api/stable.html, since 3.10), looked up when the
  * first object is made: the library loads without Python, and was built without its headers. Builds without the global lock
@@ -90,18 +90,18 @@ static int find_python(void) {
 
 /* ---- the object ---- */
 
-struct short_way {
+struct fast_path {
   object head;
-  object *long_way, *failed;             /* never NULL */
+  object *slow_path, *failed;             /* never NULL */
   object *function, *tensor, *recording; /* NULL until it was opened */
 };
 
 static object *type;          /* one reference, for good */
 static object *requires_grad; /* the name */
 
-/* Whether autograd would have to follow what is done with the arguments; so it is where that cannot be told, and the long way
+/* Whether autograd would have to follow what is done with the arguments; so it is where that cannot be told, and the slow path
  * tells why. */
-static int gradients(const struct short_way *self, object *arguments, intptr_t count) {
+static int gradients(const struct fast_path *self, object *arguments, intptr_t count) {
   object *answer = python.PyObject_CallObject(self->recording, NULL);
   int recording = answer ? python.PyObject_IsTrue(answer) : -1;
   if (answer) python.Py_DecRef(answer);
@@ -117,13 +117,13 @@ static int gradients(const struct short_way *self, object *arguments, intptr_t c
   return 1;
 }
 
-static int native(const struct short_way *self, object *arguments, intptr_t count) {
+static int native(const struct fast_path *self, object *arguments, intptr_t count) {
   for (intptr_t index = 0; index < count; index++)
     if (python.PyTuple_GetItem(arguments, index)->type != self->tensor) return 0;
   return 1;
 }
 
-static object *report_failure(const struct short_way *self, object *arguments) {
+static object *report_failure(const struct fast_path *self, object *arguments) {
   object *kind, *error, *trace;
   python.PyErr_Fetch(&kind, &error, &trace);
   python.PyErr_NormalizeException(&kind, &error, &trace);
@@ -136,18 +136,18 @@ static object *report_failure(const struct short_way *self, object *arguments) {
 }
 
 static object *call(object *object_, object *arguments, object *named) {
-  struct short_way *self = (struct short_way *)object_;
+  struct fast_path *self = (struct fast_path *)object_;
   intptr_t count = python.PyTuple_Size(arguments);
   if (!self->function || count < 1 || (named && python.PyDict_Size(named)) ||
       !native(self, arguments, count) || gradients(self, arguments, count))
-    return python.PyObject_Call(self->long_way, arguments, named);
+    return python.PyObject_Call(self->slow_path, arguments, named);
   object *result = python.PyObject_Call(self->function, arguments, NULL);
   return result ? result : report_failure(self, arguments);
 }
 
 static int traverse(object *object_, visit_function visit, void *argument) {
-  struct short_way *self = (struct short_way *)object_;
-  object *held[] = {self->head.type, self->long_way, self->failed, self->function, self->tensor, self->recording};
+  struct fast_path *self = (struct fast_path *)object_;
+  object *held[] = {self->head.type, self->slow_path, self->failed, self->function, self->tensor, self->recording};
   for (size_t index = 0; index < sizeof held / sizeof *held; index++) {
     int stopped = held[index] ? visit(held[index], argument) : 0;
     if (stopped) return stopped;
@@ -163,15 +163,15 @@ static void drop(object **held) {
 
 /* Called where a cycle goes, such as that of the launches of a kernel with the kernel; the rest of the object stays whole. */
 static int clear(object *object_) {
-  drop(&((struct short_way *)object_)->function);
+  drop(&((struct fast_path *)object_)->function);
   return 0;
 }
 
 static void deallocate(object *object_) {
   object *kind = object_->type;
-  struct short_way *self = (struct short_way *)object_;
+  struct fast_path *self = (struct fast_path *)object_;
   python.PyObject_GC_UnTrack(object_);
-  drop(&self->long_way);
+  drop(&self->slow_path);
   drop(&self->failed);
   drop(&self->function);
   drop(&self->tensor);
@@ -185,12 +185,12 @@ static int make_type(void) {
       {SLOT_CALL, call},
       {SLOT_CLEAR, clear},
       {SLOT_DEALLOC, deallocate},
-      {SLOT_DOC, "The short way of a launch; see cutlass_aot.KernelHandle.launch."},
+      {SLOT_DOC, "The fast path of a launch; see cutlass_aot.KernelHandle.launch."},
       {SLOT_TRAVERSE, traverse},
       {0, NULL},
   };
   static struct spec spec = {
-      "cutlass_aot.ShortWay", sizeof(struct short_way), 0,
+      "cutlass_aot.ShortWay", sizeof(struct fast_path), 0,
       FLAG_DEFAULT | FLAG_GC | FLAG_DISALLOW_INSTANTIATION | FLAG_IMMUTABLE, slots,
   };
   requires_grad = python.PyUnicode_InternFromString("requires_grad");
@@ -198,20 +198,20 @@ static int make_type(void) {
   return type ? 0 : -1;
 }
 
-EXPORT object *cutlass_aot_short_way(object *long_way, object *failed) {
+EXPORT object *cutlass_aot_fast_path(object *slow_path, object *failed) {
   if (!type && (find_python() || make_type())) return NULL;
-  struct short_way *made = (struct short_way *)python.PyType_GenericAlloc(type, 0);
+  struct fast_path *made = (struct fast_path *)python.PyType_GenericAlloc(type, 0);
   if (!made) return NULL;
-  python.Py_IncRef(long_way);
+  python.Py_IncRef(slow_path);
   python.Py_IncRef(failed);
-  made->long_way = long_way;
+  made->slow_path = slow_path;
   made->failed = failed;
   return &made->head;
 }
 
 /* Once: what a call is under way with must not go. */
-EXPORT int cutlass_aot_open_short_way(object *object_, object *function, object *tensor, object *recording) {
-  struct short_way *self = (struct short_way *)object_;
+EXPORT int cutlass_aot_open_fast_path(object *object_, object *function, object *tensor, object *recording) {
+  struct fast_path *self = (struct fast_path *)object_;
   if (object_->type != type || self->function) return 0;
   python.Py_IncRef(function);
   python.Py_IncRef(tensor);
