@@ -16,6 +16,7 @@ from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.manifest import known_bad, programs, select
 from cutlass_aot.manifest.model import _BUNDLE_KEYS, TABLE_KEYS, load_manifest, parse_manifest
+from cutlass_aot.schema.bundles.catalog import SCHEMA
 from cutlass_aot.schema.kernels.design import SHORT_NAMES
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
@@ -116,9 +117,7 @@ def test_every_option_is_documented(name: str, command: click.Command) -> None:
     options = {
         spelling for item in command.params if isinstance(item, click.Option) for spelling in item.opts
     }
-    assert listed <= options
-    # `wheel --max-size` is being removed.
-    assert options - listed <= {"--max-size"}
+    assert listed == options
 
 
 def test_every_environment_variable_is_documented() -> None:
@@ -131,3 +130,4 @@ def test_every_environment_variable_is_documented() -> None:
 def test_the_files_of_a_bundle_are_those_it_has() -> None:
     text = (REPOSITORY / "docs" / "internals" / "bundle-format.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^    ([\w.]+)\S* {2,}\S", text, re.MULTILINE)) == TOP_LEVEL
+    assert f"Its schema is {SCHEMA};" in text
