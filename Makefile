@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz clean
+.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz docs clean
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -16,7 +16,7 @@ test: bundle
 	-$(MAKE) registry
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What the tests of libraries for aarch64 run in: docs/aarch64.md. `make test` does without where it cannot be had.
+# What the tests of libraries for aarch64 run in: docs/guides/aarch64.md. `make test` does without where it cannot be had.
 emulator: $(VENV)/.installed
 	$(BIN)/python -m tools.check.emulator
 
@@ -27,7 +27,12 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Benchmarks: docs/benchmarks.md is made of the numbers that these write, by tools/bench/gpu.py --report.
+# The documentation as a site, in build/site/index.html. A dead link fails it.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# Benchmarks: tools/bench/gpu.py --report prints the tables of docs/results/benchmarks.md from what these write.
 bench: bundle
 	$(BIN)/python -m tools.bench.cpu -o build/bench-cpu.json
 	$(BIN)/python -m tools.bench.build --store build/bench -o build/bench-build.json
@@ -37,7 +42,7 @@ bench: bundle
 torture: $(VENV)/.installed
 	$(BIN)/python -m tools.torture.torture
 
-# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/fuzz-results.md
+# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/results/fuzz-results.md
 fuzz: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/smoke.toml
 	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke

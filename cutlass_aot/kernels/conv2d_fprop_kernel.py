@@ -6,7 +6,7 @@
 in f32, rounded once; pixels outside of the image are zero. As a GEMM its rows are the output's pixels
 (n, p, q), its columns the filters, and its depth is (r, s, c). The matrix of rows and depth exists nowhere:
 for each tap (r, s) and some of the channels, TMA's im2col mode reads the pixels that a tile of outputs needs
-from the image into shared memory, padding included. docs/convolution.md says how that works.
+from the image into shared memory, padding included. docs/internals/convolution.md says how that works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/aarch64.md shows: its manifest is built, its commands run, the files that it names are there."""
+"""docs/guides/aarch64.md: its manifest is built, its commands run, the files that it names are there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cutlass_aot.manifest.model import load_manifest
 from cutlass_aot.schema.targets import HOSTS
 from tests.support.commands import REPOSITORY, blocks_of, run_commands
 
-PAGE = REPOSITORY / "docs" / "aarch64.md"
+PAGE = REPOSITORY / "docs" / "guides" / "aarch64.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -28,7 +28,7 @@ def test_its_commands_lead_to_a_wheel_that_will_run(tmp_path: Path) -> None:
         if block.file:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
         commands += block.text.splitlines() if block.language == "bash" else ()
-    other = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    other = (REPOSITORY / "docs" / "guides" / "compatibility.md").read_text(encoding="utf-8")
     (facts,) = (block.text for block in blocks_of(other) if block.file == "gb300.toml")
     (tmp_path / "gb300.toml").write_text(facts, encoding="utf-8")
     assert len(commands) == 3

@@ -1,4 +1,4 @@
-"""What docs/building.md shows: its commands run, its events are what a build tells, its options exist."""
+"""docs/guides/building.md: its commands run, its events are what a build tells, its options exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.build_events import samples, tell_all
 from tests.support.commands import run_commands
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "building.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "guides" / "building.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 
 

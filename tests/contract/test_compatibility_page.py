@@ -1,4 +1,4 @@
-"""What docs/compatibility.md shows: its commands run and print that, its tables are those of the code."""
+"""docs/guides/compatibility.md: its commands run and print that, its tables are those of the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
 from tests.support.commands import REPOSITORY, blocks_of
 from tests.support.stand_ins import write_stand_in
 
-PAGE = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "guides" / "compatibility.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What docs/epilogues.md shows: its manifest is built, its Python is run, its names are all there are."""
+"""docs/reference/epilogues.md: its manifest is built, its Python is run, its names are all there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutlass_aot.schema.kernels.formula import FUNCTIONS, MAX_NODES, MAX_TEXT, R
 from tests.support.commands import run_commands
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "epilogues.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "reference" / "epilogues.md").read_text(encoding="utf-8")
 
 
 def block(language):
@@ -33,7 +33,7 @@ def test_every_name_and_limit_is_documented():
 
 
 def test_the_manifest_means_what_the_page_says():
-    (table,) = parse_manifest(block("toml").encode(), Path("docs/epilogues.md")).tables
+    (table,) = parse_manifest(block("toml").encode(), Path("docs/reference/epilogues.md")).tables
     assert table.epilogue is not None
     assert f"# {table.epilogue.formula}\n" in block("python")
     numbers = [operand.name for operand in table.epilogue.operands if not operand.extents]

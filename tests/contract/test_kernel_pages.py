@@ -12,8 +12,12 @@ from cutlass_aot.manifest.toml import load_toml
 from tests.support.commands import REPOSITORY, Block, blocks_of
 
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "axpy_package"
-OWN = REPOSITORY / "docs" / "own-kernels.md"
-MANIFESTS = {"convolution.md": "convolution.toml", "kernels.md": "kernels.toml", "tf32.md": "tf32.toml"}
+OWN = REPOSITORY / "docs" / "guides" / "declared-kernels.md"
+MANIFESTS = {
+    "reference/convolution.md": "convolution.toml",
+    "reference/kernels.md": "kernels.toml",
+    "reference/tf32.md": "tf32.toml",
+}
 
 
 def blocks(page: Path) -> list[Block]:
@@ -31,7 +35,7 @@ def test_the_declaration_is_that_of_the_package() -> None:
 
 def test_its_registration_and_its_manifest_are_parts_of_the_packages_files() -> None:
     files = [(PACKAGE / name).read_text() for name in ("pyproject.toml", "axpy.toml")]
-    found = of("own-kernels.md", "toml")
+    found = of("guides/declared-kernels.md", "toml")
     assert len(found) == 2
     for block, file in zip(found, files, strict=True):
         assert block.text in file
@@ -54,7 +58,7 @@ def test_every_kernel_of_the_package_has_its_section() -> None:
     shown = set()
     for name in ("convolution", "kernels"):
         tables = load_toml(REPOSITORY / "manifests" / f"{name}.toml")["kernels"]
-        page = (REPOSITORY / "docs" / f"{name}.md").read_text()
+        page = (REPOSITORY / "docs" / "reference" / f"{name}.md").read_text()
         for operation in {table["operation"] for table in tables}:
             shown.add(operation)
             assert f'operation = "{operation}"' in page

@@ -1,4 +1,4 @@
-"""What docs/oci.md shows: its commands run, its options exist, its tables and figures are the code's."""
+"""docs/guides/oci.md: its commands run, its options exist, its tables and figures are the code's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.registries import fake_registry
 from tests.support.synthetic import plan
 
-TEXT = (REPOSITORY / "docs" / "oci.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "guides" / "oci.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from cutlass_aot.manifest.programs import DEFAULT_TIMEOUT, KEYS
 from cutlass_aot.programs.start.start import SERVE_VARIABLE
 from cutlass_aot.runtime.policy import POLICIES
 from tests.support.commands import REPOSITORY, blocks_of, run_commands
@@ -21,9 +20,7 @@ def table(heading: str) -> list[str]:
     return [re.findall(r"`([^`]*)`", row.split("|")[1])[0] for row in rows]
 
 
-def test_the_tables_are_those_of_the_code():
-    assert table("`[[programs]]`") == list(KEYS)
-    assert f"; {DEFAULT_TIMEOUT} if left out" in TEXT
+def test_the_policies_are_those_of_the_code():
     assert table("policy") == list(POLICIES)
     assert SERVE_VARIABLE in TEXT
 

@@ -1,4 +1,4 @@
-"""What docs/sm90-gemm.md says of designs, types and its manifest is what the generator has."""
+"""What docs/reference/sm90-gemm.md says of designs, types and its manifest is what the generator has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.schema.kernels.design import full_name
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "sm90-gemm.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "reference" / "sm90-gemm.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
@@ -32,7 +32,7 @@ def test_its_types_are_those_that_there_are() -> None:
 
 def test_its_tables_are_manifests() -> None:
     head = '[bundle]\nname = "page"\ntargets = ["sm_90a"]\ndevice = "h200"\n'
-    (table,) = parse_manifest((head + block("toml")).encode(), Path("docs/sm90-gemm.md")).tables
+    (table,) = parse_manifest((head + block("toml")).encode(), Path("docs/reference/sm90-gemm.md")).tables
     assert table.generator == "sm90_gemm"
     fused = REPOSITORY / "manifests" / "sm90_fused.toml"
     manifest = parse_manifest(fused.read_bytes(), fused)

@@ -1,4 +1,4 @@
-"""What docs/store.md shows: its commands run, its options exist, its figures are those of the code."""
+"""docs/reference/store.md: its commands run, its options exist, its figures are those of the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cutlass_aot.store.store import TOUCH_AFTER, Store
 from cutlass_aot.store.upstream.remote import CLOSE_SECONDS, TIMEOUT
 from tests.support.paths import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "store.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "reference" / "store.md").read_text(encoding="utf-8")
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)).splitlines()
 KEY = "ab" * 32
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-DOCS = REPOSITORY / "docs"
+DOCS = REPOSITORY / "docs" / "reference"
 PAGE = (DOCS / "support.md").read_text(encoding="utf-8")
 PAGES = (
     "block-scaled-gemm.md", "convolution.md", "dense-gemm.md", "epilogues.md", "grouped-gemm.md",

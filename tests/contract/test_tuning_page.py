@@ -1,4 +1,4 @@
-"""What docs/tuning.md shows: the list of problems is one, the file has those fields, the options exist."""
+"""docs/guides/tuning.md: the list of problems is one, the file has those fields, the options exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import tuned_group, tuning
 
-PAGE = (REPOSITORY / "docs" / "tuning.md").read_text()
+PAGE = (REPOSITORY / "docs" / "guides" / "tuning.md").read_text()
 
 
 def blocks(language):
@@ -22,7 +22,7 @@ def blocks(language):
 
 def test_the_list_of_problems_is_one():
     (text,) = blocks("toml")
-    found = parse_shapes(text.encode(), "docs/tuning.md")
+    found = parse_shapes(text.encode(), "docs/guides/tuning.md")
     assert found.notes == ()
     assert len(found.extents) == 10 * 4 + 2 * 2
     assert Extents(32, 1024, 128, 64) in found.extents

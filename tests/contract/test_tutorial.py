@@ -1,4 +1,4 @@
-"""The tutorial, and its short form in the README, are followed to the letter: their files, their commands."""
+"""docs/guides/write-a-generator.md is followed to the letter: its files, its commands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import pytest
 from tests.support.commands import Block, blocks_of, own_environment, run_commands
 from tests.support.paths import REPOSITORY
 
-TUTORIAL = REPOSITORY / "docs" / "bring-your-own-kernel.md"
+TUTORIAL = REPOSITORY / "docs" / "guides" / "write-a-generator.md"
 PACKAGE = REPOSITORY / "tests" / "fixtures" / "scale_add_package"
-SHORT_FORM = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Bring your own kernel\n")[1]
-SHORT_FORM = SHORT_FORM.split("\n## ")[0]
 
 
 def blocks() -> list[Block]:
@@ -42,14 +40,6 @@ def test_a_block_equals_its_file(name: str) -> None:
     (block,) = (block for block in blocks() if block.file == name)
     assert block.language == {".py": "python", ".toml": "toml"}[Path(name).suffix]
     assert block.text == (PACKAGE / name).read_text(encoding="utf-8")
-
-
-def test_the_readme_shows_the_same_files() -> None:
-    shown = {block.file: block.text for block in blocks_of(SHORT_FORM) if block.file}
-    # The one whose content does not matter is made by a command.
-    assert shown.keys() == files_of_the_package() - {"scale_add_kernels/__init__.py"}
-    for name, text in shown.items():
-        assert text == (PACKAGE / name).read_text(encoding="utf-8"), name
 
 
 def copy_files(folder: Path, shown: list[Block]) -> None:
@@ -77,15 +67,6 @@ def folder(tmp_path: Path) -> Path:
 def run(command: str, folder: Path, environment: Mapping[str, str]) -> str:
     (printed,) = run_commands([command], folder, environment)
     return printed
-
-
-@pytest.mark.compile
-def test_the_steps_of_the_readme_lead_to_a_bundle(folder: Path, environment: dict[str, str]) -> None:
-    shown = blocks_of(SHORT_FORM)
-    copy_files(folder, shown)
-    (commands,) = (block.text for block in shown if block.language == "bash package")
-    *_, listed = run_commands(commands.splitlines(), folder, environment)
-    assert "6 kernels" in listed
 
 
 @pytest.mark.compile

@@ -1,4 +1,4 @@
-"""What docs/wheels.md shows: its commands run, its options exist, its figures are those of the code."""
+"""docs/guides/wheels.md: its commands run, its options exist, its figures are those of the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.commands import blocks_of, own_environment, run_commands
 from tests.support.paths import REPOSITORY
 from tests.support.stand_ins import write_smoke
 
-TEXT = (REPOSITORY / "docs" / "wheels.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "guides" / "wheels.md").read_text(encoding="utf-8")
 COMMANDS = [
     line
     for block in blocks_of(TEXT)

@@ -1,8 +1,8 @@
-"""On a GPU: every kernel of the bundles that run here, and the README's own block.
+"""On a GPU: every kernel of the bundles that run here, and the blocks of the README and of the first steps.
 
     cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu
 
-Where no GPU is present these are skipped; results are recorded in docs/gpu-results.md.
+Where no GPU is present these are skipped; results are recorded in docs/results/gpu-results.md.
 """
 
 from __future__ import annotations
@@ -32,19 +32,30 @@ def test_every_kernel_computes_what_it_should(name, capability):
     assert main([str(bundle.path)]) == 0
 
 
-def test_the_readme_runs(capability, monkeypatch):
+def gpu_blocks(page: str) -> list[str]:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python gpu\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def assert_is_product(names: dict[str, object], weight: str) -> None:
+    x, w, out = names["x"], names[weight], names["out"]
+    error = (out.double() - x.double() @ w.double().T).norm() / out.double().norm()
+    assert error.item() < 2.0**-8
+
+
+def test_the_readme_and_the_first_steps_run(capability, monkeypatch):
     bundle = cutlass_aot.open(REPOSITORY / "build" / "bundles" / "smoke")
     if not runnable_targets(bundle.targets, capability):
         pytest.skip(f"smoke has nothing for compute capability {capability}")
-    blocks = re.findall(
-        r"^```python gpu\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert len(blocks) == 2
+    monkeypatch.setattr(cutlass_aot, "open", lambda _: bundle)
     monkeypatch.setattr(cutlass_aot, "open_installed", lambda _: bundle)
+    (block,) = gpu_blocks("README.md")
     names: dict[str, object] = {}
-    exec(blocks[0], names)
-    x, weight, out = names["x"], names["weight"], names["out"]
-    error = (out.double() - x.double() @ weight.double().T).norm() / out.double().norm()
-    assert error.item() < 2.0**-8
-    exec(blocks[1], names)
+    exec(block, names)
+    assert_is_product(names, "w")
+    first, model = gpu_blocks("docs/guides/first-steps.md")
+    names = {}
+    exec(first, names)
+    assert_is_product(names, "weight")
+    exec(model, names)
     assert sum(type(layer).__name__ == "PrebuiltLinear" for layer in names["model"]) == 2

@@ -188,7 +188,7 @@ def test_a_bundle_runs_it_by_name(convolutions):
 
 def test_what_the_page_calls_runs(convolutions, monkeypatch):
     monkeypatch.setattr(cutlass_aot, "open", lambda _: convolutions)
-    text = (REPOSITORY / "docs" / "convolution.md").read_text()
+    text = (REPOSITORY / "docs" / "reference" / "convolution.md").read_text()
     names = {}
     for block in re.findall(r"^```python gpu\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         exec(block, names)

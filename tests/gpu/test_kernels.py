@@ -159,7 +159,7 @@ def test_rms_norm_can_write_over_its_input(kernels):
 def test_what_a_page_calls_runs(page, capability, monkeypatch):
     bundle = opened(page, capability)
     monkeypatch.setattr(cutlass_aot, "open", lambda _: bundle)
-    text = (REPOSITORY / "docs" / f"{page}.md").read_text()
+    text = (REPOSITORY / "docs" / "reference" / f"{page}.md").read_text()
     names = {}
     for block in re.findall(r"^```python gpu\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         exec(block, names)

@@ -27,7 +27,7 @@ def test_the_page_runs(capability, monkeypatch):
     opened("sm90-fused", capability)
     (block,) = re.findall(
         r"^```python gpu\n(.*?)^```$",
-        (REPOSITORY / "docs" / "sm90-gemm.md").read_text(),
+        (REPOSITORY / "docs" / "reference" / "sm90-gemm.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )
     monkeypatch.chdir(REPOSITORY)

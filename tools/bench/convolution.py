@@ -1,4 +1,4 @@
-"""Time the forward convolutions of a bundle against cuDNN: the table of docs/convolution.md.
+"""Time the forward convolutions of a bundle against cuDNN: the table of docs/internals/convolution.md.
 
     cutlass-aot build manifests/convolution.toml
     python -m tools.bench.convolution build/bundles/convolution [--images 32]

@@ -1,7 +1,7 @@
 """Benchmarks on a GPU: launching, choosing, opening, starting, and throughput.
 
     python -m tools.bench.gpu BUNDLE [--part launch|unseen|find|start|throughput ...] [-o FILE]
-    python -m tools.bench.gpu --report FILES > docs/benchmarks.md
+    python -m tools.bench.gpu --report FILES
 
 Prints one Markdown table, with the machine, the date and the versions. ``--problems FILE`` writes the table
 of throughput problem by problem; ``-o`` writes the numbers as JSON, which ``--report`` (with those of

@@ -1,4 +1,4 @@
-"""Rows of benchmark tables, and the report that is made of the numbers: docs/benchmarks.md."""
+"""Rows of benchmark tables, and the report of runs, whose tables are in docs/results/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _HEAD = """# Benchmarks
 
 Made by `python -m tools.bench.gpu --report FILES`. `make bench` prints the rows that need no GPU and
 `make bench-gpu` the others; `tools/bench/cpu.py`, `tools/bench/build.py` and `tools/bench/gpu.py` say how
-they measure. Figures that are compared were measured in turns, in one run. What is missed, and why:
-[notes](benchmarks-notes.md).
+they measure. Figures that are compared were measured in turns, in one run.
 """
 
 

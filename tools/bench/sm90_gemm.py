@@ -1,4 +1,4 @@
-"""Time the GEMMs of a bundle into bf16 against cuBLAS, by family: what docs/sm90-gemm.md reports.
+"""Time the GEMMs of a bundle into bf16 against cuBLAS, by family: what docs/internals/sm90-gemm.md reports.
 
     python -m tools.bench.sm90_gemm BUNDLE --shapes SHAPES.toml --out FILE.json
     python -m tools.bench.sm90_gemm --report FILE.json [--without PATTERN]

@@ -6,8 +6,8 @@ Needs the build extra, no GPU, and about a minute for all of it; nothing is comp
 element types, accumulator and scale factors that might exist is a question to every generator of the package
 that has the operation, asked in the builder's workers, for every target of the generator. What is known to
 be bad with the installed DSL counts as not there, since no build takes it. The tables go between the markers
-``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/support.md); ``--check`` writes nothing and
-exits with 1 if a table is not what the page has.
+``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/reference/support.md); ``--check`` writes
+nothing and exits with 1 if a table is not what the page has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from tools.check.epilogue_classes import examples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = REPOSITORY / "docs" / "support.md"
+PAGE = REPOSITORY / "docs" / "reference" / "support.md"
 
 HALVES = ("f16", "bf16")
 EIGHT_BITS = ("f8e4m3", "f8e5m2")

@@ -20,8 +20,8 @@ TABLE = (
         since="4.0",
         reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
     ),
-    # What follows is listed by nvidia-cutlass-operators 0.3.0 and does not compile: docs/build-results.md,
-    # by tools/check/catalogue.py.
+    # nvidia-cutlass-operators 0.3.0 lists what follows, and it does not compile: tools/check/catalogue.py
+    # found it (docs/results/build-results.md).
     KnownBad(
         generator="cutlass.operators",
         design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),

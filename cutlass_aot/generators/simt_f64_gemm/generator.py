@@ -1,6 +1,7 @@
-"""The built-in FP64 GEMM: what it offers. The kernel itself is in ``simt_f64_gemm_kernel``.
+"""The built-in FP64 GEMM: which kernels it has. The kernel itself is in ``kernel.py`` beside it.
 
-It is the reference for a generator of one's own (docs/bring-your-own-kernel.md): this module imports no DSL.
+It is the reference for a generator of one's own (docs/guides/write-a-generator.md). This module imports no
+DSL.
 """
 
 from __future__ import annotations

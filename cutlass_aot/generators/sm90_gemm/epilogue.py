@@ -26,7 +26,7 @@ def _minimum(x: Any, y: Any) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    """0 for what is not a number, as docs/epilogues.md says."""
+    """0 for what is not a number, as docs/reference/epilogues.md says."""
     return _maximum(x, _like(x, 0.0))
 
 

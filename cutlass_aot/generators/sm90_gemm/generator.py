@@ -1,6 +1,6 @@
-"""The built-in SM90 GEMM: what it offers. The kernel is in ``sm90_gemm_kernel``, its page docs/sm90-gemm.md.
+"""The built-in SM90 GEMM: which kernels it has.
 
-This module imports no DSL.
+The kernel is in ``kernel.py`` beside it, its page is docs/reference/sm90-gemm.md. This module imports no DSL.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ equal bits. Nothing is kept in device memory between them, so that no launch nee
 With few rows in ``a``, the roles are exchanged (``swap``): the rows of the weights fill the 64 rows that a
 tensor-core instruction has at least, and the rows of ``a`` its columns, of which there can be eight.
 
-Import it inside a worker only: it imports the DSL. docs/sm90-gemm.md says what each part brought.
+Import it inside a worker only: it imports the DSL. docs/internals/sm90-gemm.md says what each part brought.
 """
 
 from __future__ import annotations

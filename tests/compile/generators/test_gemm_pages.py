@@ -24,7 +24,7 @@ PAGES = ("dense-gemm", "block-scaled-gemm", "mixed-input-gemm", "grouped-gemm")
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    text = (REPOSITORY / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """What our kernels' declarations say and what a bundle of them finds agree, over random operands.
 
-What a kernel takes is restated here from docs/kernels.md and docs/tf32.md, in bytes, without the code that
-decides it.
+What a kernel takes is restated here from kernels.md and tf32.md in docs/reference, in bytes, without the
+code that decides it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def tool(monkeypatch):
 
 
 def test_no_reader_does_harm(bundle, tmp_path):
-    """Some thousand inputs; the long form has a million: docs/fuzz-results.md."""
+    """Some thousand inputs; the long form has a million: docs/results/fuzz-results.md."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.fuzz.readers", str(bundle), "--inputs", "5000",
          "--keep", str(tmp_path / "kept")],
