@@ -71,8 +71,8 @@ def command(
     and its like are handed on to it.
     """
     from cutlass_aot.programs.serve import serve
+    from cutlass_aot.programs.start.environment import SERVE_VARIABLE
     from cutlass_aot.programs.start.launch import run_program
-    from cutlass_aot.programs.start.start import SERVE_VARIABLE
     from cutlass_aot.store.files import publish
 
     if not bundles and not os.environ.get(SERVE_VARIABLE):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cutlass_aot.programs.start.start import SERVE_VARIABLE
+from cutlass_aot.programs.start.environment import SERVE_VARIABLE
 from cutlass_aot.runtime.policy import POLICIES
 from tests.support.commands import REPOSITORY, blocks_of, run_commands
 

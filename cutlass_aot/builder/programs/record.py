@@ -37,8 +37,8 @@ from cutlass_aot.manifest.programs import ProgramTable
 from cutlass_aot.programs.describe.distributions import DSL
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import plan_of
+from cutlass_aot.programs.start.environment import program_environment
 from cutlass_aot.programs.start.files import read_whole, refusals
-from cutlass_aot.programs.start.start import program_environment
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
 from cutlass_aot.schema.kernels.kernel import key

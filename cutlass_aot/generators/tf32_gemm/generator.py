@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.generators.tf32_gemm import NAME
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 SM100_TARGETS = ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
@@ -19,7 +20,7 @@ SM90_TARGETS = ("sm_90a",)
 class Tf32Gemm:
     """Generator of GEMMs whose A and B are f32 in memory and TF32 in the tensor cores."""
 
-    name = "tf32_gemm"
+    name = NAME
     version = "1"
     operations = ("gemm",)
     modules = (

@@ -12,7 +12,7 @@ from cutlass_aot.generators.cutlass_operators import catalogue, records
 from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.tf32_gemm.generator import Tf32Gemm
+from cutlass_aot.generators.tf32_gemm import NAME
 from cutlass_aot.generators.tf32_gemm.operators import OPERATORS, Sm90Tf32PersistentGemmOperator
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
@@ -26,7 +26,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     for design in operators_of(problem, target):
         yield Kernel.make(
             operation="gemm",
-            generator=Tf32Gemm.name,
+            generator=NAME,
             operands=_operands(problem),
             accumulator="f32",
             design=dict(design),

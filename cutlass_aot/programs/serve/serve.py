@@ -29,10 +29,10 @@ from cutlass_aot.programs.record.keep import Keeper
 from cutlass_aot.programs.serve.explain import explain_miss
 from cutlass_aot.programs.serve.ledger import Ledger
 from cutlass_aot.programs.start.after_import import AfterImport
+from cutlass_aot.programs.start.environment import SERVE_VARIABLE
 from cutlass_aot.programs.start.files import write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import cache_environment, caches_left_on, known_variables
-from cutlass_aot.programs.start.start import SERVE_VARIABLE
 from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle, open_bundle

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.programs.start.start import program_environment
+from cutlass_aot.programs.start.environment import program_environment
 
 _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

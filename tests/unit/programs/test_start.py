@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.errors import BundleError
+from cutlass_aot.programs.start.environment import PLAN_VARIABLE, SERVE_VARIABLE, program_environment
 from cutlass_aot.programs.start.launch import run_program
-from cutlass_aot.programs.start.start import PLAN_VARIABLE, SERVE_VARIABLE, program_environment
 
 
 def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
