@@ -13,7 +13,7 @@ from tests.support.paths import REPOSITORY
 def test_memory_an_idle_build_and_the_stores_size_are_measured(tmp_path):
     output = tmp_path / "build.json"
     command = [
-        sys.executable, REPOSITORY / "tools" / "bench_build.py", "--part", "thousand", "--small",
+        sys.executable, "-m", "tools.bench.build", "--part", "thousand", "--small",
         "--repeat", "1", "--store", tmp_path / "kept", "-o", output,
     ]  # fmt: skip
     result = subprocess.run(

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from tests.support.paths import REPOSITORY
-
 pytestmark = pytest.mark.compile
 
 
@@ -41,7 +39,7 @@ class Zoned(SimtF64Gemm):
 
 def check(*arguments, **variables):
     return subprocess.run(
-        [sys.executable, REPOSITORY / "tools" / "check_reproducible.py", "--builds", "2", *arguments],
+        [sys.executable, "-m", "tools.check.reproducible", "--builds", "2", *arguments],
         capture_output=True,
         text=True,
         timeout=300,

@@ -158,10 +158,10 @@ def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(computatio
             verdict = supports(kernel.operands, operands)
             assert bool(verdict) == (theirs and whole), (kernel.name, made, theirs, verdict.reason)
             assert verdict or verdict.reason
-            request = Computation.of("gemm", None, kernel.accumulator, None, {}).query(
+            query = Computation.of("gemm", None, kernel.accumulator, None, {}).query(
                 (kernel.target,), "here", tuple(operands)
             )
-            found = {entry.name for entry in match.serving(groups, request, kernel.target)}
+            found = {entry.name for entry in match.serving(groups, query, kernel.target)}
             assert (kernel.group_name in found) == bool(verdict)
             accepted, refused = accepted + bool(verdict), refused + (not verdict)
             narrower += theirs and not whole
@@ -211,8 +211,8 @@ def test_operands_of_an_epilogue_are_found_and_others_are_refused_with_a_reason(
             assert (kernel.group_name in found) == fits
             # One operand more, or one of another size, is another epilogue's, or nobody's.
             more = Computation.of("gemm", kernel.epilogue, kernel.accumulator, None, {**named, "other": 1})
-            request = more.request((kernel.target,), "here", (*given, describe((), "f32")))
-            assert not match.serving(groups, request, kernel.target)
+            query = more.query((kernel.target,), "here", (*given, describe((), "f32")))
+            assert not match.serving(groups, query, kernel.target)
     assert min(accepted, refused) > 50
 
 

@@ -15,7 +15,7 @@ def test_every_level_is_a_line(tmp_path, monkeypatch, capsys):
     sha256 = store.put_blob(data)
     store.put_record("kernel", KEY, {"sha256": sha256}, blobs={sha256: len(data)})
     store.put_record("plan", KEY, {})
-    monkeypatch.setattr("sys.argv", ["bench_store.py", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["store.py", str(tmp_path)])
     bench_store.main()
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "1 objects"
