@@ -29,7 +29,7 @@ from cutlass_aot.builder.events import (
 from cutlass_aot.builder.inputs.explain import explain, keep_parts, parts_reference
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.inputs.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
-from cutlass_aot.builder.inputs.up_to_date import Answer, keep_answer
+from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle, remember_build
 from cutlass_aot.builder.link.libraries import Libraries
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.plan import plan as planning
@@ -43,7 +43,7 @@ from cutlass_aot.builder.programs.record import (
     merged,
     programs_of,
     record_programs,
-    remarks,
+    warnings,
 )
 from cutlass_aot.builder.programs.recordings import take_recordings
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
@@ -119,7 +119,7 @@ def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selecti
     return replace(
         selection,
         kernels=(*selection.kernels, *kernels),
-        remarks=(*selection.remarks, *remarks(recorded)),
+        warnings=(*selection.warnings, *warnings(recorded)),
         requests=requests,
     )
 
@@ -200,9 +200,9 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
     remember_files(settings.store, inputs.files)
     made = _made(result, settings.store)
     if made:
-        answer = Answer(result.bundle, result.kernels)
+        built = UpToDateBundle(result.bundle, result.kernels)
         used, packages = inputs.files.used, inputs.packages
-        keep_answer(manifest_path, settings.store, answer, used, packages, made)
+        remember_build(manifest_path, settings.store, built, used, packages, made)
     return result
 
 
@@ -394,7 +394,7 @@ class _Making:
         planned = planning.against_store(self.selection, keys, self.store)
         if wanted is not None:
             planned = [item for item in planned if item.key in wanted]
-        settings.tell(Planned(tuple(planned), self.selection.remarks))
+        settings.tell(Planned(tuple(planned), self.selection.warnings))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:

@@ -57,7 +57,7 @@ class Planned:
     """The plan is made; compiling starts with the kernels that have no artifact."""
 
     kernels: tuple[PlannedKernel, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def missing(self) -> int:

@@ -79,13 +79,13 @@ class Selection:
 
     Attributes:
         kernels: by name.
-        remarks: about what the manifest does not get.
+        warnings: about what the manifest does not get.
         rankings: what a model says of their speed, at most one a group, by group.
         requests: of programs, by the digest of the kernel that answers each.
     """
 
     kernels: tuple[Kernel, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
     rankings: tuple[Ranking, ...] = ()
     requests: Mapping[str, CompiledRequest] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class Selection:
         """Plain data for the canonical encoding."""
         return {
             "kernels": [kernel.to_record() for kernel in self.kernels],
-            "remarks": list(self.remarks),
+            "warnings": list(self.warnings),
             "rankings": [ranking.to_bytes() for ranking in self.rankings],
             "requests": [item.to_record() for item in self.requests.values()],
         }
@@ -108,7 +108,7 @@ class Selection:
         try:
             return cls(
                 tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),
-                tuple(str(remark) for remark in record["remarks"]),
+                tuple(str(warning) for warning in record["warnings"]),
                 tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
                 {
                     item.request.kernel.digest: item

@@ -1,7 +1,7 @@
-"""What a shared library exports and needs, read from its dynamic segment as the loader does, bounded.
+"""The reader of ELF files: the dynamic segment of a shared library, and the sections of a cubin; bounded.
 
 Verification runs where no build tool is installed, so this reader needs the standard library alone. It reads
-64-bit little-endian ELF and trusts no offset: each is held against the file's length before it is followed.
+64-bit little-endian ELF and trusts no offset: each is checked against the file's length before it is used.
 Formats: System V gABI, chapters 4 and 5; https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, and
 for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``; for version needs the Linux
 Standard Base, "Symbol Versioning".
@@ -9,12 +9,9 @@ Standard Base, "Symbol Versioning".
 
 from __future__ import annotations
 
-import io
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from cutlass_aot.errors import CorruptFile
 
@@ -24,20 +21,24 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 MAX_SYMBOLS = 1 << 20
 MAX_STRING_BYTES = 1 << 26
 MAX_SEGMENTS = 1 << 10
+MAX_SECTIONS = 1 << 12
 MAX_DYNAMIC_ENTRIES = 1 << 12
 MAX_VERSIONS = 1 << 10
 MAX_NAME_BYTES = 1 << 12
-"""Of one symbol or library: many could name one long text, and each of them would be a copy."""
+"""Of one symbol, library or section: many could name one long text, and each of them would be a copy."""
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _VERSIONS_OF_A_LIBRARY = struct.Struct("<HHIII")
 _VERSION = struct.Struct("<IHHII")
 _SHARED_OBJECT = 3
 _LOAD, _DYNAMIC_SEGMENT = 1, 2
+_SECTIONS_WITHOUT_CONTENT = (0, 8)  # null, no bits
 _NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT = 0, 1, 4, 5, 6, 10, 11
+_RPATH, _RUNPATH = 15, 29
 _RELR = 36
 _GNU_HASH, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFE, 0x6FFFFFFF
 _WEAK_VERSION = 2  # one that may be missing: the loader warns of it alone
@@ -57,6 +58,7 @@ class SharedObject:
         versions: versions of the symbols of those libraries that they have to know, such as ``GLIBC_2.17``;
             the loader refuses the library without.
         packed_relocations: whether it has relocations of the packed form (``DT_RELR``).
+        search_paths: where it has the loader look for libraries (``DT_RPATH``, ``DT_RUNPATH``).
     """
 
     host: str
@@ -64,10 +66,37 @@ class SharedObject:
     needed: tuple[str, ...]
     versions: frozenset[str] = frozenset()
     packed_relocations: bool = False
+    search_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of an ELF file.
+
+    Attributes:
+        name: cut after :data:`MAX_NAME_BYTES`.
+        size: bytes that it takes in memory.
+        content: what of it is in the file.
+    """
+
+    name: str
+    size: int
+    content: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class SectionedFile:
+    """An ELF file by its sections; the numbers are those of its header."""
+
+    machine: int
+    version: int
+    abi_version: int
+    flags: int
+    sections: tuple[Section, ...]
 
 
 def read_shared_object(data: bytes, what: str) -> SharedObject:
-    """Read the dynamic symbols of a shared library.
+    """Read the dynamic segment of a shared library.
 
     Args:
         data: the library.
@@ -76,28 +105,46 @@ def read_shared_object(data: bytes, what: str) -> SharedObject:
     Raises:
         CorruptFile: if it is not a shared library, or if anything in it points outside it.
     """
-    return _Reader(io.BytesIO(data), what).read()
+    return _Reader(data, f"{what} is not a sound shared library").shared_object()
+
+
+def read_sections(data: bytes, what: str) -> SectionedFile:
+    """Read the sections of an ELF file.
+
+    Args:
+        data: the file.
+        what: how to call it in an error.
+
+    Raises:
+        CorruptFile: if it has no sections, or if anything in it points outside it.
+    """
+    return _Reader(data, f"{what} is not a sound ELF file").sections()
 
 
 class _Reader:
-    def __init__(self, file: BinaryIO, what: str) -> None:
-        self._file = file
-        self._what = what
-        self._size = file.seek(0, os.SEEK_END)
+    def __init__(self, data: bytes, refusal: str) -> None:
+        self._data = data
+        self._refusal = refusal
+        self._size = len(data)
         # (virtual address, bytes in the file, offset in the file)
         self._loads: list[tuple[int, int, int]] = []
+        if self._size < _HEADER.size:
+            raise self._corrupt(f"it has {self._size} bytes, an ELF header has {_HEADER.size}")
+        (
+            self._identity, self._kind, self._machine, self._version, _,
+            self._segments_at, self._sections_at, self._flags, _,
+            self._segment_size, self._segments, self._section_size, self._sections, self._names,
+        ) = _HEADER.unpack_from(data)  # fmt: skip
+        if self._identity[:4] != b"\x7fELF" or self._identity[4:7] != b"\x02\x01\x01":
+            raise self._corrupt("it does not begin as 64-bit little-endian ELF does")
 
     def _corrupt(self, problem: str) -> CorruptFile:
-        return CorruptFile(f"{self._what} is not a sound shared library: {problem}")
+        return CorruptFile(f"{self._refusal}: {problem}")
 
     def _bytes(self, offset: int, length: int, part: str) -> bytes:
         if offset + length > self._size:
             raise self._corrupt(f"its {part} ends at byte {offset + length}, the file at {self._size}")
-        self._file.seek(offset)
-        data = self._file.read(length)
-        if len(data) != length:
-            raise self._corrupt(f"its {part} could not be read whole")
-        return data
+        return self._data[offset : offset + length]
 
     def _offset(self, address: int, part: str) -> tuple[int, int]:
         """Offset in the file of a virtual address, and how many bytes of its segment follow."""
@@ -114,52 +161,75 @@ class _Reader:
             raise self._corrupt(f"its {part} claims {length} bytes, {available} are loaded")
         return self._bytes(offset, length, part)
 
-    def read(self) -> SharedObject:
-        if self._size < _HEADER.size:
-            raise self._corrupt(f"it has {self._size} bytes, an ELF header has {_HEADER.size}")
-        fields = _HEADER.unpack(self._bytes(0, _HEADER.size, "header"))
-        identity, kind, machine, segments_at, segment_size, segments = (
-            fields[0], fields[1], fields[2], fields[5], fields[9], fields[10],
-        )  # fmt: skip
-        if identity[:4] != b"\x7fELF" or identity[4:7] != b"\x02\x01\x01":
-            raise self._corrupt("it does not begin as 64-bit little-endian ELF does")
-        if kind != _SHARED_OBJECT:
-            raise self._corrupt(f"its ELF type is {kind}, a shared library has {_SHARED_OBJECT}")
-        if segment_size != _SEGMENT.size or not 0 < segments <= MAX_SEGMENTS:
-            raise self._corrupt(f"it has {segments} program headers of {segment_size} bytes")
-        table = self._bytes(segments_at, segments * _SEGMENT.size, "program header table")
+    def sections(self) -> SectionedFile:
+        if self._section_size != _SECTION.size or not 0 < self._sections <= MAX_SECTIONS:
+            raise self._corrupt(f"it has {self._sections} section headers of {self._section_size} bytes")
+        table = self._bytes(self._sections_at, self._sections * _SECTION.size, "section header table")
+        headers = list(_SECTION.iter_unpack(table))
+        if self._names >= len(headers):
+            raise self._corrupt("it has no section with the names of the others")
+        *_, names_at, names_size, _, _, _, _ = headers[self._names]
+        names = self._bytes(names_at, names_size, "table of section names")
+        view = memoryview(self._data)
+        found = []
+        for name, kind, _, _, offset, size, *_ in headers:
+            if name >= len(names):
+                raise self._corrupt(f"a section's name at {name} is outside the table of names")
+            text = names[name : name + MAX_NAME_BYTES].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+            stored = 0 if kind in _SECTIONS_WITHOUT_CONTENT else size
+            if stored and offset + stored > self._size:
+                raise self._corrupt(f"it is truncated: section {text!r} ends beyond it")
+            found.append(Section(text, size, view[offset : offset + stored]))
+        return SectionedFile(self._machine, self._version, self._identity[8], self._flags, tuple(found))
+
+    def shared_object(self) -> SharedObject:
+        if self._kind != _SHARED_OBJECT:
+            raise self._corrupt(f"its ELF type is {self._kind}, a shared library has {_SHARED_OBJECT}")
+        if self._segment_size != _SEGMENT.size or not 0 < self._segments <= MAX_SEGMENTS:
+            raise self._corrupt(f"it has {self._segments} program headers of {self._segment_size} bytes")
+        # Nothing of it is used; it comes last, so that a truncated file is noticed.
+        self._bytes(self._sections_at, self._sections * self._section_size, "section header table")
+        table = self._bytes(self._segments_at, self._segments * _SEGMENT.size, "program header table")
         dynamic: tuple[int, int] | None = None
         for tag, _, offset, address, _, length, _, _ in _SEGMENT.iter_unpack(table):
             if tag == _LOAD:
+                if offset + length > self._size:
+                    raise self._corrupt(
+                        f"a loaded segment ends at byte {offset + length}, the file at {self._size}"
+                    )
                 self._loads.append((address, length, offset))
             elif tag == _DYNAMIC_SEGMENT:
                 dynamic = (offset, length)
         if dynamic is None:
             raise self._corrupt("it has no dynamic segment")
-        entries, needed = self._dynamic(*dynamic)
+        entries, needed, paths = self._dynamic(*dynamic)
         strings = self._strings(entries)
         return SharedObject(
-            host=MACHINES.get(machine, f"machine {machine}"),
+            host=MACHINES.get(self._machine, f"machine {self._machine}"),
             exported=frozenset(self._exported(entries, strings)),
             needed=tuple(self._name(strings, offset) for offset in needed),
             versions=frozenset(self._versions(entries, strings)),
             packed_relocations=_RELR in entries,
+            search_paths=tuple(self._name(strings, offset) for offset in paths),
         )
 
-    def _dynamic(self, offset: int, length: int) -> tuple[dict[int, int], list[int]]:
+    def _dynamic(self, offset: int, length: int) -> tuple[dict[int, int], list[int], list[int]]:
         if length > MAX_DYNAMIC_ENTRIES * _DYNAMIC.size:
             raise self._corrupt(f"its dynamic segment claims {length} bytes")
         whole = length - length % _DYNAMIC.size
         entries: dict[int, int] = {}
         needed: list[int] = []
+        paths: list[int] = []
         for tag, value in _DYNAMIC.iter_unpack(self._bytes(offset, whole, "dynamic segment")):
             if tag == _NULL:
                 break
             if tag == _NEEDED:
                 needed.append(value)
+            elif tag in (_RPATH, _RUNPATH):
+                paths.append(value)
             else:
                 entries[tag] = value
-        return entries, needed
+        return entries, needed, paths
 
     def _entry(self, entries: dict[int, int], tag: int, name: str) -> int:
         try:

@@ -144,7 +144,7 @@ def _contents(
     yield from record_problems(archive, records[0], sizes, digests)
     inside = look_at_bundle(folder, keys)
     findings.signers += inside.signers
-    findings.remarks += inside.remarks
+    findings.warnings += inside.warnings
     findings.unsigned = inside.unsigned
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)

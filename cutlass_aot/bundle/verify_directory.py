@@ -100,13 +100,13 @@ class Findings:
     Attributes:
         problems: all that is wrong; empty if nothing is.
         signers: ids of the keys that have rightly signed it, whoever they are.
-        remarks: what was not looked at, and why, in sentences without a full stop.
+        warnings: what was not looked at, and why, in sentences without a full stop.
         unsigned: whether one of the problems is that none of the keys that were given has signed it.
     """
 
     problems: list[Problem] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     unsigned: bool = False
 
     @property
@@ -150,10 +150,10 @@ def require_sound(bundle: Path) -> None:
 def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     """Hold everything in a bundle's directory against everything else.
 
-    The manifest is read, every file is held against its size and digest (in pieces, at bounded memory), the
-    indices against each other, the symbols of each library against the kernels of its group, and signatures
-    against the manifest. Without the package ``cryptography`` nobody can say whether a signature is right:
-    where none is asked for, that is a remark.
+    The manifest is read, every file is checked against its size and digest (in pieces, at bounded memory),
+    the indices against each other, the symbols of each library against the kernels of its group, and
+    signatures against the manifest. Without the package ``cryptography`` nobody can say whether a signature
+    is right: where none is required, that is a warning.
 
     Args:
         bundle: the directory.
@@ -213,7 +213,7 @@ def _signatures(
                 item.path, item.problem, "signatures of this bundle alone: remove it, or sign again"
             )
         elif unchecked:
-            findings.remarks = [unchecked]
+            findings.warnings = [unchecked]
         else:
             signers.append(item.signature.key)
             raw.add(item.signature.public_key)
@@ -339,7 +339,7 @@ def _index(bundle: Path, reference: FileReference) -> bytes:
 
 
 def _parent(catalog: Catalog) -> Iterator[Problem]:
-    """What the parent says, held against itself."""
+    """What the parent says, checked against itself."""
     if not BUNDLE_NAME.fullmatch(catalog.name):
         yield Problem(CATALOG_NAME, f"bundle name {catalog.name!r}", "such a name as sm100-dense")
     for target in catalog.targets:

@@ -15,7 +15,7 @@ from cutlass_aot.words import plural
 if TYPE_CHECKING:
     from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
-    from cutlass_aot.builder.inputs.up_to_date import Answer
+    from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle
 
 
 @click.command("build")
@@ -62,25 +62,25 @@ def command(
     if (executor == "dask") != (scheduler is not None):
         raise click.UsageError("--executor dask needs --scheduler ADDRESS, and nothing else takes it")
     if page is None and shard is None:
-        from cutlass_aot.builder.inputs.up_to_date import known_answer
+        from cutlass_aot.builder.inputs.up_to_date import up_to_date
 
-        answer = known_answer(manifest, settings["store"], out)
-        if answer is not None:
-            _tell_answer(answer, as_json=as_json)
+        bundle = up_to_date(manifest, settings["store"], out)
+        if bundle is not None:
+            _tell_up_to_date(bundle, as_json=as_json)
             return 0
     return _build(manifest, out, shard, as_json, page, settings | {"scheduler": scheduler})
 
 
-def _tell_answer(answer: Answer, *, as_json: bool) -> None:
+def _tell_up_to_date(bundle: UpToDateBundle, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(f"{answer.bundle}: {plural(answer.kernels, 'kernel')}, 0 compiled, up to date")
+        click.echo(f"{bundle.bundle}: {plural(bundle.kernels, 'kernel')}, 0 compiled, up to date")
         return
     from cutlass_aot.builder.events import Finished, UpToDate
     from cutlass_aot.cli.output.event_lines import EventLines
 
     lines = EventLines()
-    lines(UpToDate(answer.kernels))
-    lines(Finished(answer.bundle, answer.kernels, compiled=0, failed=0, written=False))
+    lines(UpToDate(bundle.kernels))
+    lines(Finished(bundle.bundle, bundle.kernels, compiled=0, failed=0, written=False))
 
 
 def _build(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cutlass_aot.bundle.oci.client import TIMEOUT
+from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
 from cutlass_aot.cli.output.render import json_option, print_json, resumable, tell_unchecked
 from cutlass_aot.words import plural

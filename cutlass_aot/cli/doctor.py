@@ -101,7 +101,7 @@ def _report(trial: bool, timeout: float, as_json: bool) -> int:
 
     facts = collect()
     if trial:
-        facts["trial"] = _try_toolchain(timeout)
+        facts["trial"] = _run_toolchain_test(timeout)
     if as_json:
         print_json(facts)
     else:
@@ -112,14 +112,14 @@ def _report(trial: bool, timeout: float, as_json: bool) -> int:
     return 1 if trial and facts["trial"]["failed"] else 0
 
 
-def _try_toolchain(timeout: float) -> dict[str, Any]:
+def _run_toolchain_test(timeout: float) -> dict[str, Any]:
     """How a small build went, as plain data; also where the build side itself cannot be imported."""
     try:
-        from cutlass_aot.builder.check.toolchain_test import try_toolchain
+        from cutlass_aot.builder.check.toolchain_test import run_toolchain_test
     except ImportError as error:
         advice = 'install what is missing: pip install "cutlass-aot[build]"'
         return {"kernel": None, "seconds": {}, "failed": "find", "problem": str(error), "advice": advice}
-    found = try_toolchain(timeout=timeout)
+    found = run_toolchain_test(timeout=timeout)
     seconds = {step: round(value, 4) for step, value in found.seconds.items()}
     return {
         "kernel": found.kernel,
@@ -156,7 +156,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     else:
         can_build = [f"no: {', '.join(build['missing'])} missing", f"install with: {build['advice']}"]
     if run["possible"]:
-        can_run = [f"yes: kernels for {' '.join(run['targets'])}", *run["remarks"]]
+        can_run = [f"yes: kernels for {' '.join(run['targets'])}", *run["warnings"]]
     else:
         # What a section above has said in full is not said again.
         said = {facts[name]["problem"]: name for name in ("gpus", "driver") if "problem" in facts[name]}

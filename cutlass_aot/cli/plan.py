@@ -41,7 +41,7 @@ def command(manifest: Path, explain: bool, every: bool, as_json: bool, **setting
             }
             for item in selection.rankings
         ]
-        found = {"kernels": kernels, "rankings": rankings, "remarks": list(selection.remarks)}
+        found = {"kernels": kernels, "rankings": rankings, "warnings": list(selection.warnings)}
         print_json(found | {"difference": plan.difference, "runs": list(plan.runs)})
         return 0
     if explain:
@@ -53,8 +53,8 @@ def command(manifest: Path, explain: bool, every: bool, as_json: bool, **setting
     shown = rows if every else [row for row in rows if row[0] == "build"]
     if shown:
         click.echo(table(shown, ("", "kernel", "why")))
-    for remark in (*selection.remarks, *plan.runs):
-        click.echo(f"note: {remark}")
+    for warning in (*selection.warnings, *plan.runs):
+        click.echo(f"note: {warning}")
     counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
     more = f"; more may come of {plural(len(plan.runs), 'program')} to be run" if plan.runs else ""
     click.echo(counts + more)

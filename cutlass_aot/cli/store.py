@@ -83,27 +83,27 @@ def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: b
 
     What a running build has published or used is kept, and whatever was used in the last 70 minutes.
     """
-    freed = collect(Store(store, create=False), days=days, grace=grace * 3600, dry_run=dry_run)
-    total = sum(item.bytes for item in freed)
+    removed = collect(Store(store, create=False), days=days, grace=grace * 3600, dry_run=dry_run)
+    total = sum(item.bytes for item in removed)
     if as_json:
         print_json(
             {
                 "store": str(store),
                 "dry_run": dry_run,
                 "bytes": total,
-                "freed": [asdict(item) for item in freed],
+                "removed": [asdict(item) for item in removed],
             }
         )
         return 0
-    counts = Counter(item.what for item in freed)
+    counts = Counter(item.what for item in removed)
     parts = [
         f"{count} {what}" if what in ("damaged", "temporary") else plural(count, what)
         for what, count in counts.items()
     ]
     if dry_run:
-        for item in freed:
+        for item in removed:
             click.echo(f"{item.what}  {item.path}  {size(item.bytes)}")
-    done = "would free" if dry_run else "freed"
+    done = "would free" if dry_run else "removed"
     click.echo(f"{store}: {done} {size(total)}" + (f": {', '.join(parts)}" if parts else ""))
     return 0
 

@@ -55,7 +55,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
                 "path": str(path),
                 "problems": [asdict(problem) for problem in problems],
                 "signers": findings.signers,
-                "remarks": findings.remarks,
+                "warnings": findings.warnings,
             }
         )
     else:
@@ -63,8 +63,8 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             # Some problems are a thing that was found, some a sentence about the file; this reads for both.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
             click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
-        for remark in findings.remarks:
-            click.echo(f"{path}: {remark}", err=True)
+        for warning in findings.warnings:
+            click.echo(f"{path}: {warning}", err=True)
         state = plural(len(problems), "problem") if problems else "good"
         click.echo(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
     if findings.unsigned and not findings.damaged:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
 from cutlass_aot.doctor.facts import facts_record
-from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Requirements, decide
@@ -65,7 +65,7 @@ def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
     """The answer for a machine, as plain data.
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
-    ``remarks``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
+    ``warnings``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
     ``needs``, ``accepted``, ``reasons`` and ``gpus``. A reason has ``about``, ``problem`` and ``advice``;
     a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
     do) and ``reasons``.
@@ -75,7 +75,7 @@ def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
         "accepted": any(answer["accepted"] for answer in answers),
         "facts": facts_record(facts),
         "bundles": answers,
-        "remarks": remarks(facts),
+        "warnings": warnings(facts),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from cutlass_aot import __version__
 from cutlass_aot.doctor.dependencies import differing, expected_versions
 from cutlass_aot.doctor.facts import facts_record, this_machine
-from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.launching import code_cache
 from cutlass_aot.runtime.machine import cuda_driver, host
@@ -32,7 +32,6 @@ BUILD_PACKAGES = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",
     "nvidia-matmul-heuristics",
-    "pyelftools",
     "rich",
     "torch",
     "ziglang",
@@ -48,7 +47,7 @@ def collect() -> dict[str, Any]:
     ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
     ``bundles``, ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked GPU
     code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
-    (``possible``, ``problems``, ``targets``, ``remarks``), ``facts`` (what compatibility is decided by:
+    (``possible``, ``problems``, ``targets``, ``warnings``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.doctor.facts`).
     """
     packages = {
@@ -153,5 +152,5 @@ def _runnable(
         "possible": answer.accepted and not missing,
         "problems": list(dict.fromkeys(problems)),
         "targets": [name for name in KNOWN_TARGETS if name in targets],
-        "remarks": remarks(here) if answer.accepted else [],
+        "warnings": warnings(here) if answer.accepted else [],
     }

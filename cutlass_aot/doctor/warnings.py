@@ -23,7 +23,7 @@ NATIVE_TORCH = "2.10"
 _CUDA_BUILD = re.compile(r"cu(\d+)(\d)", re.ASCII)
 
 
-def remarks(machine: Machine) -> list[str]:
+def warnings(machine: Machine) -> list[str]:
     """Sentences without a full stop about a machine; pure.
 
     Args:

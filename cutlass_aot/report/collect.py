@@ -111,7 +111,7 @@ class BuildFacts:
         groups: the kernels, by group.
         failures: in the order of their reasons and names.
         libraries: those that were linked now.
-        remarks: about what the manifest does not get, and whatever else is worth knowing.
+        warnings: about what the manifest does not get, and whatever else is worth knowing.
         spans: what the workers did.
     """
 
@@ -122,7 +122,7 @@ class BuildFacts:
     groups: tuple[GroupFacts, ...]
     failures: tuple[Failure, ...]
     libraries: tuple[events.Linked, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
     spans: tuple[Span, ...]
 
     @property
@@ -209,7 +209,7 @@ class Collector:
             else (),
             failures=tuple(sorted(self._failures, key=lambda item: (item.reason, item.kernel.name))),
             libraries=tuple(sorted(self._libraries, key=lambda item: item.library)),
-            remarks=(*(plan.remarks if plan else ()), *self._notices),
+            warnings=(*(plan.warnings if plan else ()), *self._notices),
             spans=tuple(sorted(self._spans, key=lambda item: (item.begin, item.end, item.name))),
         )
 

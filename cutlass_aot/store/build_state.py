@@ -1,7 +1,8 @@
-"""What a builder notes for itself, on one machine: it saves time, and losing it costs nothing else.
+"""Build state: what a builder remembers from one build to the next, on one machine.
 
-A note holds paths and inode numbers, which mean nothing elsewhere. It is named by a digest of what it is
-about, stands under ``notes/`` of the store, and is no record: nothing is reachable from it.
+It saves time, and losing it costs nothing else. It holds paths and inode numbers, which mean nothing on
+another machine. A file of build state is named by a digest of what it is about, and lies in the store's
+folder ``build_state``. It is not a record: nothing is reachable from it.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from typing import Any
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import seal, unseal
 
-NOTES = "notes"
+BUILD_STATE = "build_state"
 SCHEMA = 1
-_KIND = "cutlass-aot note"
+_KIND = "cutlass-aot build state"
 _MAX_BYTES = 64 << 20
-_USE_NOTED_AFTER = 86_400.0
+_MARKED_AFTER = 86_400.0
 
 
-def read_note(store: Path, name: str) -> Any | None:
-    """A note's body, or None if there is none that can be read.
+def read_state(store: Path, name: str) -> Any | None:
+    """The state that was written under a name, or None if there is none that can be read.
 
     Args:
         store: directory of the store, which need not exist.
         name: a digest.
     """
     try:
-        return _read(store / NOTES / name)
+        return _read(store / BUILD_STATE / name)
     except (OSError, CorruptFile, SchemaTooNew):
         return None
 
 
-def note_use(store: Path, name: str) -> None:
-    """Note that a note was of use, once a day: a collection takes those that were not for long."""
-    path = store / NOTES / name
+def mark_used(store: Path, name: str) -> None:
+    """Mark state as used, once a day: a collection removes what was not used for long."""
+    path = store / BUILD_STATE / name
     with contextlib.suppress(OSError):
-        if abs(time.time() - path.stat().st_mtime) > _USE_NOTED_AFTER:
+        if abs(time.time() - path.stat().st_mtime) > _MARKED_AFTER:
             os.utime(path)
 
 
-def note_problem(store: Path, name: str) -> str | None:
-    """What is wrong with a note's file, if anything."""
+def state_problem(store: Path, name: str) -> str | None:
+    """What is wrong with a file of build state, if anything."""
     try:
-        _read(store / NOTES / name)
+        _read(store / BUILD_STATE / name)
     except (FileNotFoundError, SchemaTooNew):
         return None
     except CorruptFile as error:
@@ -68,11 +69,11 @@ def _read(path: Path) -> Any:
     return unseal(data, _KIND, SCHEMA, "it")
 
 
-def write_note(store: Path, name: str, body: Any) -> None:
-    """Keep a note. A store that is not there, or cannot be written to, is left without."""
-    # A build with nothing to do reads notes, and needs nothing else of the store.
+def write_state(store: Path, name: str, body: Any) -> None:
+    """Write state under a name; nothing is written where the store is not there or cannot be written to."""
+    # A build with nothing to do reads build state, and needs nothing else of the store.
     from cutlass_aot.store.files import publish
 
     with contextlib.suppress(StoreError):
         if store.is_dir():
-            publish(seal(_KIND, SCHEMA, body), store / NOTES / name)
+            publish(seal(_KIND, SCHEMA, body), store / BUILD_STATE / name)

@@ -7,7 +7,7 @@
     records/<kind>/<2>/<key>          sealed msgpack; written after the blobs it names: it is the commit
     roots/<name>                      records that are kept however old they are
     durations                         how long kernels took to compile
-    notes/<digest>                    what a builder notes for itself, on one machine
+    build_state/<digest>              what a builder remembers from one build to the next
     logs/<2>/<key>.txt                the compiler's own words about a kernel that failed
     damaged/                          what a reader found altered, set aside
     locks/                            one a key while it is being compiled

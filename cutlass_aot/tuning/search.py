@@ -60,7 +60,7 @@ class Ranked:
 def rank(
     candidates: Sequence[int], stopwatch: Stopwatch, clock: Callable[[], float], effort: Effort
 ) -> Ranked:
-    """Rank candidates; ``clock`` gives the seconds that the effort is held against."""
+    """Rank candidates; ``clock`` gives the seconds that the effort is checked against."""
     if not candidates:
         return Ranked((), ())
     begin = clock()

@@ -1,4 +1,4 @@
-"""What the runtime imports, in a fresh interpreter, held against an allow-list."""
+"""What the runtime imports, in a fresh interpreter, checked against an allow-list."""
 
 from __future__ import annotations
 

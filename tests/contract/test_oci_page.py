@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("oras")
 
-from cutlass_aot.bundle.oci import client, manifest, registry
+from cutlass_aot.bundle.oci import TIMEOUT, artifact, registry
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli.bundle import command
 from tests.support.paths import REPOSITORY
@@ -53,13 +53,13 @@ def test_every_option_is_named() -> None:
 
 def test_the_media_types_are_those_of_the_code() -> None:
     rows = dict(re.findall(r"^\| `?([^`|]+?)`? \| `(application/[^`]+)` \|$", TEXT, re.MULTILINE))
-    assert rows.pop("artifact") == manifest.ARTIFACT_TYPE
-    assert rows.pop("config") == manifest.CONFIG_TYPE
-    assert rows.pop("anything else") == manifest.media_type("notes.txt")
-    assert {name.rstrip("/"): kind for name, kind in rows.items()} == manifest._TYPES
+    assert rows.pop("artifact") == artifact.ARTIFACT_TYPE
+    assert rows.pop("config") == artifact.CONFIG_TYPE
+    assert rows.pop("anything else") == artifact.OTHER_TYPE
+    assert {name.rstrip("/"): kind for name, kind in rows.items()} == artifact.MEDIA_TYPES
 
 
 def test_the_figures_are_those_of_the_code() -> None:
-    assert (manifest.MAX_OCI_MANIFEST_BYTES, client.TIMEOUT, registry.SLOWEST) == (4 << 20, 30, 16 << 10)
+    assert (artifact.MAX_OCI_MANIFEST_BYTES, TIMEOUT, registry.SLOWEST) == (4 << 20, 30, 16 << 10)
     for words in ("4 MiB at most", "30 if left out", "less than 16 KiB a second"):
         assert words in TEXT

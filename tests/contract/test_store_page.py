@@ -10,7 +10,7 @@ from pathlib import Path
 from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.store import command as store_command
 from cutlass_aot.store import layout
-from cutlass_aot.store.build_state import write_note
+from cutlass_aot.store.build_state import write_state
 from cutlass_aot.store.durations import remember_durations
 from cutlass_aot.store.maintenance.collect import DAYS, GRACE
 from cutlass_aot.store.roots import set_root
@@ -30,7 +30,7 @@ def full_store(root: Path) -> Store:
     store.put_record("kernel", KEY, {}, blobs={sha256: 6})
     set_root(store, "nightly", [("kernel", KEY)])
     remember_durations(store, {KEY: 1.0})
-    write_note(root, KEY, {})
+    write_state(root, KEY, {})
     store.put_log(KEY, "words")
     store.set_aside(store.blob_path(store.put_blob(b"other")))
     assert store.try_lock(KEY)

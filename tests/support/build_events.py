@@ -35,13 +35,13 @@ def artifact(seconds: float = 0.5, spills: int = 0, registers: int = 168) -> Art
     return Artifact("0" * 64, 50_000, Facts("sm_100a", "12.9", registers, spills, 1024, 40_000), seconds)
 
 
-def planned(kernels: Sequence[Kernel], present: int = 0, remarks: tuple[str, ...] = ()) -> events.Planned:
+def planned(kernels: Sequence[Kernel], present: int = 0, warnings: tuple[str, ...] = ()) -> events.Planned:
     """A plan of kernels, the first ``present`` of which the store has."""
     items = (
         PlannedKernel(item, digest(item.digest.encode()), artifact() if index < present else None, "")
         for index, item in enumerate(kernels)
     )
-    return events.Planned(tuple(items), remarks)
+    return events.Planned(tuple(items), warnings)
 
 
 def failure(item: Kernel, log: Path, reason: str = "ValueError: no such instruction") -> Failure:

@@ -443,7 +443,7 @@ class _Watch(threading.Thread):
 
 
 def _forked_workers(ancestor: int) -> list[int]:
-    """Descendants of a process whose parent runs the same program as they do: workers, and no zygote."""
+    """Descendants of a process whose parent runs the same program as they do: workers, and no fork server."""
     parents: dict[int, int] = {}
     programs: dict[int, bytes] = {}
     for path in Path("/proc").glob("[0-9]*"):

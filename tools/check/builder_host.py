@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTS = ("aarch64", "x86_64")
 TARGET, PROFILE = "sm_90a", "h200"
 OLD_CPU = "Nehalem"
-FETCHED = ("nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cutlass-dsl", "pyelftools", "ziglang")
+FETCHED = ("nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cutlass-dsl", "ziglang")
 # ELF of 64 bits, little-endian, a program or library for aarch64: the kernel's admin-guide/binfmt-misc.rst.
 MAGIC = r"\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
 MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"

@@ -154,7 +154,7 @@ def shard_reader(entries: Sequence[KernelEntry], catalog: Catalog, root: Path) -
             catalog.hosts,
             {"t": sample_tuning(entries)},
         ),
-        Selection(tuple(entry.kernel for entry in entries), ("a remark",), (sample_ranking(entries),)),
+        Selection(tuple(entry.kernel for entry in entries), ("a warning",), (sample_ranking(entries),)),
         Origins(generators, "ab" * 32, versions, "cd" * 32, dict.fromkeys(catalog.hosts, "ef" * 32)),
         keys,
         root / "shard",

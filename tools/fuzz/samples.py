@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.bundle.elf import read_shared_object
-from cutlass_aot.bundle.oci.manifest import config_of, manifest_of, parse_config, parse_oci_manifest
+from cutlass_aot.bundle.oci.artifact import config_of, manifest_of, parse_config, parse_oci_manifest
 from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.sbom import bill_of_materials, kernels_of_bill

@@ -39,7 +39,7 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
     """Build, telling phases, kernels compiled and the number of changes on disk; returns the exit status."""
     from cutlass_aot.builder import events
     from cutlass_aot.builder.build import build
-    from cutlass_aot.builder.inputs.up_to_date import known_answer
+    from cutlass_aot.builder.inputs.up_to_date import up_to_date
     from cutlass_aot.builder.link.linker import LinkToolchain
     from cutlass_aot.builder.settings import Settings
     from cutlass_aot.errors import CutlassAotError
@@ -101,7 +101,7 @@ def build_and_tell(task: Mapping[str, Any]) -> int:
 
     try:
         manifest, store, out = (Path(task[name]) for name in ("manifest", "store", "out"))
-        if known_answer(manifest, store, out) is not None:
+        if up_to_date(manifest, store, out) is not None:
             return 0
         result = build(manifest, out, Settings(store, int(task["jobs"]), 120.0, tell))
     except CutlassAotError as error:

@@ -42,7 +42,7 @@ class Damager:
 
         Not FORMAT: without it a directory is no store any more.
         """
-        chosen = folders or ("blobs", "records", "roots", "logs", "locks", "notes", "tmp", "durations")
+        chosen = folders or ("blobs", "records", "roots", "logs", "locks", "build_state", "tmp", "durations")
         found: list[Path] = []
         for folder in chosen:
             top = self.store / folder

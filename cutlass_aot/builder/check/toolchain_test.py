@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ToolchainTest:
     """How a trial went.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Clock:
         self.begin, self.step = now, step
 
 
-def try_toolchain(*, timeout: float) -> Trial:
+def run_toolchain_test(*, timeout: float) -> ToolchainTest:
     """Compile, audit, link and load one kernel, as a build does; nothing of it is kept.
 
     Args:
@@ -110,8 +110,8 @@ def try_toolchain(*, timeout: float) -> Trial:
                 clock.seconds["load"] = _load(bundle, kernel)
         except CutlassAotError as error:
             advice = _ADVICE["slow" if str(error).startswith("timed out") else clock.step]
-            return Trial(kernel.name, clock.seconds, clock.step, str(error), advice)
-    return Trial(kernel.name, clock.seconds)
+            return ToolchainTest(kernel.name, clock.seconds, clock.step, str(error), advice)
+    return ToolchainTest(kernel.name, clock.seconds)
 
 
 def smallest_kernel() -> Kernel:

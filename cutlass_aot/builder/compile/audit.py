@@ -17,19 +17,16 @@ which for the attributes read here are ``u32 symbol, u32 value``.
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from typing import Any
-
-from elftools.elf.elffile import ELFFile
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.packages import package_file
 from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
+from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
@@ -48,13 +45,12 @@ ALLOWED_UNDEFINED = (
 )
 """Symbols that an object may leave undefined: what the shim, libtvm_ffi and the C library give it."""
 
-_MAX_SECTIONS = 4096
 _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _FATBIN_VERSION = 1
 _ENTRY_KIND_CUBIN = 2
 _ENTRY_FLAG_A = 0x100000
 _ENTRY_FLAG_F = 0x200000
-_EM_CUDA = "EM_CUDA"
+_MACHINE_CUDA = 190
 _OLD_ABI_FLAG_A = 0x800
 _NEW_ABI = 8
 _NEW_ABI_FLAG_A = 0x8
@@ -197,35 +193,6 @@ def disassemble(data: bytes) -> str:
     return "\n".join(texts)
 
 
-def _open_elf(data: bytes, what: str) -> ELFFile:
-    try:
-        elf = ELFFile(io.BytesIO(data))
-        sound = elf.elfclass == 64 and elf.little_endian and elf["e_shentsize"] == 64
-        count = elf.num_sections()
-    except Exception as error:  # The reader raises whatever it stumbles over.
-        raise CorruptFile(f"{what} is not a readable ELF file: {error!r}") from None
-    if not sound or not 0 < count <= _MAX_SECTIONS:
-        raise CorruptFile(f"{what} is not a 64-bit little-endian ELF file with sections")
-    return elf
-
-
-def _sections(elf: ELFFile, data: bytes, what: str) -> list[tuple[str, Any, bytes]]:
-    """Names, headers and contents; a section that takes no room in the file has no content."""
-    found = []
-    try:
-        for section in elf.iter_sections():
-            start, size = section["sh_offset"], section["sh_size"]
-            empty = section["sh_type"] in ("SHT_NOBITS", "SHT_NULL")
-            if not empty and start + size > len(data):
-                raise CorruptFile(f"{what} is truncated: section {section.name!r} ends beyond it")
-            found.append((section.name, section, b"" if empty else data[start : start + size]))
-    except CorruptFile:
-        raise
-    except Exception as error:  # As above.
-        raise CorruptFile(f"the sections of {what} are malformed: {error!r}") from None
-    return found
-
-
 def _cubins(content: bytes) -> list[_Cubin]:
     """The cubins of a fat binary, or of several one after the other."""
     cubins: list[_Cubin] = []
@@ -257,11 +224,13 @@ def _cubin_facts(cubin: _Cubin) -> Facts:
             "the object's GPU code is compressed or in no known format, so that it cannot be "
             "audited; compile without compressing it"
         )
-    elf = _open_elf(cubin.code, "the cubin")
-    if elf["e_machine"] != _EM_CUDA:
-        raise ArtifactError(f"GPU code was expected, found an ELF file for {elf['e_machine']}")
-    flags: int = elf["e_flags"]
-    new_abi = elf["e_ident"]["EI_ABIVERSION"] >= _NEW_ABI
+    elf = read_sections(cubin.code, "the cubin")
+    if elf.machine != _MACHINE_CUDA:
+        raise ArtifactError(
+            f"found an ELF file for machine {elf.machine}, expected GPU code (machine {_MACHINE_CUDA})"
+        )
+    flags = elf.flags
+    new_abi = elf.abi_version >= _NEW_ABI
     number = flags >> 8 & 0xFF if new_abi else flags & 0xFF
     specific = bool(flags & (_NEW_ABI_FLAG_A if new_abi else _OLD_ABI_FLAG_A))
     if number != cubin.number or specific != (cubin.suffix == "a"):
@@ -271,21 +240,20 @@ def _cubin_facts(cubin: _Cubin) -> Facts:
         )
     version = ""
     if not new_abi:
-        # The field's own bytes: the reader turns numbers it knows into names.
-        (toolkit,) = _unpack("<I", cubin.code, 20)
-        version = f"{toolkit // 10}.{toolkit % 10}" if toolkit >= 10 else ""
+        version = f"{elf.version // 10}.{elf.version % 10}" if elf.version >= 10 else ""
     registers = frame = shared = 0
-    for name, section, content in _sections(elf, cubin.code, "the cubin"):
+    for section in elf.sections:
+        name = section.name
         if name == ".nv.info":
-            for attribute, value in _attributes(content):
+            for attribute, value in _attributes(section.content):
                 if attribute == _INFO_REGISTERS:
                     registers = max(registers, value)
                 elif attribute == _INFO_FRAME_SIZE:
                     frame = max(frame, value)
         elif name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved."):
-            shared = max(shared, section["sh_size"])
+            shared = max(shared, section.size)
         elif name == ".note.nv.tkinfo" and new_abi:
-            match = _TOOLKIT.search(content)
+            match = _TOOLKIT.search(section.content)
             version = match.group(1).decode("ascii") if match is not None else ""
     if not registers or not version:
         raise CorruptFile("the cubin does not say its registers or its assembler's version")
@@ -299,7 +267,7 @@ def _cubin_facts(cubin: _Cubin) -> Facts:
     )
 
 
-def _attributes(content: bytes) -> list[tuple[int, int]]:
+def _attributes(content: memoryview) -> list[tuple[int, int]]:
     """Attributes of functions and their values."""
     found = []
     position = 0
@@ -315,7 +283,7 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def _unpack(form: str, content: bytes, position: int) -> tuple[int, ...]:
+def _unpack(form: str, content: bytes | memoryview, position: int) -> tuple[int, ...]:
     try:
         return struct.unpack_from(form, content, position)
     except struct.error:

@@ -81,7 +81,7 @@ def enumerate_kernels(
 
 
 def _answer(question: Enumeration, records: Sequence[bytes], declared: Container[str]) -> list[Kernel]:
-    """The kernels of an answer, held against the question."""
+    """The kernels of an answer, checked against the question."""
     problem = question.problem
     count = len(problem.dtypes)
     asked = (

@@ -18,7 +18,7 @@ _MAX_LINE = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class WorkerFailure:
     """How a job ended that gave no result.
 
     Attributes:
@@ -58,7 +58,7 @@ def _in_one_line(message: str) -> str:
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
 
 
-def is_the_machines(trouble: Trouble, log: str) -> bool:
+def is_machine_failure(failure: WorkerFailure, log: str) -> bool:
     """Whether a failure may not come again: the machine lacked time, memory or disk, or killed the worker.
 
     Such a failure is not recorded, so that the next build tries again. What is left is a fact of the kernel
@@ -66,11 +66,11 @@ def is_the_machines(trouble: Trouble, log: str) -> bool:
     the system sent it for lack of memory cannot be told apart.
 
     Args:
-        trouble: how the job ended.
+        failure: how the job ended.
         log: what the compiler printed.
     """
-    if trouble.timed_out or trouble.signal:
+    if failure.timed_out or failure.signal:
         return True
-    if "MemoryError" in trouble.raised or "OSError" in trouble.raised:
+    if "MemoryError" in failure.raised or "OSError" in failure.raised:
         return True
-    return bool(_NO_ROOM.search(trouble.message) or _NO_ROOM.search(log[-_WORDS_AT_THE_END:]))
+    return bool(_NO_ROOM.search(failure.message) or _NO_ROOM.search(log[-_WORDS_AT_THE_END:]))

@@ -1,4 +1,4 @@
-"""The builder's side of the zygote: start it, wait for its imports, have it fork workers and bury them."""
+"""The builder's side of the fork server: start it, wait for its imports, fork and reap workers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Child:
 
 
 @dataclass(slots=True)
-class Zygote:
+class ForkServer:
     """The process that has the imports.
 
     Args:
@@ -129,7 +129,7 @@ class Zygote:
             raise self._died()
         return Child(int(answer["pid"]), ours)
 
-    def bury(self, pid: int) -> int:
+    def reap(self, pid: int) -> int:
         """Wait for a worker's end; its exit status, negative for a signal."""
         try:
             self._open_channel.sendall(b"W")
@@ -137,7 +137,7 @@ class Zygote:
             answer = messages.receive(self._open_channel)
         except OSError:
             answer = None
-        # Workers end with their zygote, which kills them.
+        # Workers end with their fork server, which kills them.
         return int(answer["status"]) if answer else -signal.SIGKILL
 
     def end(self) -> None:
@@ -151,12 +151,12 @@ class Zygote:
     @property
     def _open_channel(self) -> socket.socket:
         if self._channel is None:
-            raise RuntimeError("the zygote was not started")
+            raise RuntimeError("the fork server was not started")
         return self._channel
 
     @property
     def _log(self) -> Path:
-        return self.directory / "zygote.log"
+        return self.directory / "fork-server.log"
 
     def _await_imports(self, channel: socket.socket) -> None:
         channel.settimeout(_IMPORT_SECONDS)

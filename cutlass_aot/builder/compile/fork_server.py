@@ -1,6 +1,6 @@
 """A process that imports the DSL once and forks workers from there.
 
-:class:`~cutlass_aot.builder.compile.fork_client.Zygote` starts it with one end of a socket pair. It stays
+:class:`~cutlass_aot.builder.compile.fork_client.ForkServer` starts it with one end of a socket pair. It stays
 single-threaded, since a fork copies the calling thread alone. It and its workers ignore the terminal's
 interrupt: the builder decides what ends.
 """
@@ -72,14 +72,14 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit: the zygote's own exit handlers are not this process's.
+            # Not sys.exit: the fork server's own exit handlers are not this process's.
             os._exit(status)
     os.close(descriptor)
     messages.send(channel, {"pid": pid})
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the zygote ends, also in the middle of a compile."""
+    """Have the kernel kill this process when the fork server ends, also in the middle of a compile."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 

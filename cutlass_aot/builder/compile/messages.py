@@ -1,4 +1,4 @@
-"""Messages between the builder, its zygote and its workers: length-prefixed msgpack, never pickle."""
+"""Messages between the builder, its fork server and its workers: length-prefixed msgpack, never pickle."""
 
 from __future__ import annotations
 

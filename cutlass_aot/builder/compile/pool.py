@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from cutlass_aot.builder.compile import messages
-from cutlass_aot.builder.compile.failures import Trouble, is_the_machines
-from cutlass_aot.builder.compile.fork_client import Zygote, read_log
+from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
+from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
 from cutlass_aot.builder.compile.schedule import Job, Queue
 
 __all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
@@ -91,7 +91,7 @@ class Pool:
     timeout: float = 600.0
     dsl_roots: tuple[Path, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
-    _zygote: Zygote | None = None
+    _fork_server: ForkServer | None = None
     _logs: tempfile.TemporaryDirectory[str] | None = None
     _workers: list[_Worker] = field(default_factory=list)
     _started: int = 0
@@ -113,12 +113,12 @@ class Pool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
             worker.channel.close()
-        if self._zygote is not None:
-            self._zygote.end()
+        if self._fork_server is not None:
+            self._fork_server.end()
         if self._logs is not None:
             self._logs.cleanup()
         self._workers.clear()
-        self._zygote = self._logs = None
+        self._fork_server = self._logs = None
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
@@ -196,7 +196,7 @@ class Pool:
         log = read_log(worker.log)
         status = self._retire(worker)
         if status == -signal.SIGKILL:
-            return _failed(job, Trouble(timed_out=self.timeout), log)
+            return _failed(job, WorkerFailure(timed_out=self.timeout), log)
         return _failed(job, _crash(status), log)
 
     def _finish(self, worker: _Worker) -> Result:
@@ -210,39 +210,39 @@ class Pool:
         if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES:
             self._retire(worker)
         if "error" in reply:
-            trouble = Trouble(raised=tuple(reply["raised"]), message=str(reply["error"]))
-            return _failed(job, trouble, log + str(reply["traceback"]))
+            failure = WorkerFailure(raised=tuple(reply["raised"]), message=str(reply["error"]))
+            return _failed(job, failure, log + str(reply["traceback"]))
         return Result(job, reply, log=log)
 
     def _new_worker(self) -> _Worker:
-        zygote = self._started_zygote()
-        child = zygote.fork()
+        fork_server = self._started_fork_server()
+        child = fork_server.fork()
         self._started += 1
-        worker = _Worker(child.pid, child.channel, zygote.directory / f"worker-{self._started}.log")
+        worker = _Worker(child.pid, child.channel, fork_server.directory / f"worker-{self._started}.log")
         self._workers.append(worker)
         return worker
 
-    def _started_zygote(self) -> Zygote:
-        if self._zygote is None:
+    def _started_fork_server(self) -> ForkServer:
+        if self._fork_server is None:
             self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
-            self._zygote = Zygote(self.modules, Path(self._logs.name), self.dsl_roots, self.sources)
-        self._zygote.start()
-        return self._zygote
+            self._fork_server = ForkServer(self.modules, Path(self._logs.name), self.dsl_roots, self.sources)
+        self._fork_server.start()
+        return self._fork_server
 
     def _retire(self, worker: _Worker) -> int:
         """End a worker and return its exit status, negative for a signal."""
         self._workers.remove(worker)
         worker.channel.close()
-        return self._started_zygote().bury(worker.pid)
+        return self._started_fork_server().reap(worker.pid)
 
 
-def _failed(job: Job, trouble: Trouble, log: str) -> Result:
-    return Result(job, {}, trouble.reason, log, is_the_machines(trouble, log))
+def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:
+    return Result(job, {}, failure.reason, log, is_machine_failure(failure, log))
 
 
-def _crash(status: int) -> Trouble:
+def _crash(status: int) -> WorkerFailure:
     """A worker that ended by itself, with an exit status, negative for a signal."""
-    return Trouble(signal=max(0, -status), status=max(0, status))
+    return WorkerFailure(signal=max(0, -status), status=max(0, status))
 
 
 def _has_ended(worker: _Worker) -> bool:

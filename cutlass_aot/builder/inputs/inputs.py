@@ -25,7 +25,7 @@ from cutlass_aot.generators.registry import package_folders, source_digests, sou
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import GENERATOR, REQUEST_SCHEMA
-from cutlass_aot.store.build_state import read_note, write_note
+from cutlass_aot.store.build_state import read_state, write_state
 
 Parts = Mapping[str, Mapping[str, str]]
 """Section to name to digest or version, in the order in which a difference is looked for."""
@@ -200,19 +200,19 @@ def naming(manifest_path: Path) -> Iterator[None]:
 
 
 def remembered_files(store: Path) -> Files:
-    """Digests of files, as far as an earlier build from this environment has noted them."""
-    note = read_note(store, _files_note())
+    """Digests of files, as far as an earlier build from this environment has kept them."""
+    state = read_state(store, _files_state())
     try:
-        return Files(from_rows(note["files"])) if note else Files()
+        return Files(from_rows(state["files"])) if state else Files()
     except (KeyError, TypeError, ValueError):
         return Files()
 
 
 def remember_files(store: Path, files: Files) -> None:
-    """Note digests for the next build."""
+    """Keep digests for the next build."""
     if files.changed():
-        write_note(store, _files_note(), {"files": to_rows(files.used)})
+        write_state(store, _files_state(), {"files": to_rows(files.used)})
 
 
-def _files_note() -> str:
+def _files_state() -> str:
     return digest(encode({"what": "files", "prefix": sys.prefix, "package": os.fspath(cutlass_aot.__file__)}))

@@ -1,9 +1,9 @@
-"""A build with nothing to do, answered from a note of the last one: no plan, no generator, no DSL.
+"""The up-to-date check: whether a build would do nothing. It needs no plan, no generator and no DSL.
 
-The note lists everything the bundle followed from and everything it consists of: the manifest and the files
-it names, the sources of generators and plugins, the compiler's and the linker's files, this package's own,
-the folders that packages are installed in, the bundle's files. If each is what it was, so is the bundle. Any
-difference leads to the full plan, which says what it is.
+The last build has written down everything that the bundle depends on and everything that it consists of: the
+manifest and the files it names, the sources of generators and plugins, the files of the compiler and the
+linker, those of this package, the folders that packages are installed in, and the bundle's files. If each of
+them is what it was, the bundle is up to date. Any difference leads to a full plan, which says what differs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from cutlass_aot.builder.inputs.file_digests import Files, Seen, from_rows, look_into, to_rows
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.store.build_state import note_use, read_note, write_note
+from cutlass_aot.store.build_state import mark_used, read_state, write_state
 
 
-class Answer(NamedTuple):
+class UpToDateBundle(NamedTuple):
     """A bundle that is up to date.
 
     Attributes:
@@ -32,8 +32,8 @@ class Answer(NamedTuple):
     kernels: int
 
 
-def known_answer(manifest: Path, store: Path, output: Path) -> Answer | None:
-    """What a build of this manifest would come to, if it would do nothing; None if that is not certain.
+def up_to_date(manifest: Path, store: Path, output: Path) -> UpToDateBundle | None:
+    """The bundle that a build of this manifest would find up to date; None if that is not certain.
 
     Args:
         manifest: the manifest's path.
@@ -41,71 +41,71 @@ def known_answer(manifest: Path, store: Path, output: Path) -> Answer | None:
         output: directory under which the bundle's directory is.
     """
     name = _name(manifest, output)
-    note = read_note(store, name)
+    state = read_state(store, name)
     try:
-        if note is None:
+        if state is None:
             return None
-        remembered = from_rows(note["files"])
+        remembered = from_rows(state["files"])
         files = Files(remembered)
         if any(files.digest(Path(path)) != seen.digest for path, seen in remembered.items()):
             return None
         folders = {
             path: (seen, look_into(path, seen, importable=importable))
             for key, importable in (("search", True), ("folders", False))
-            for path, seen in from_rows(note[key]).items()
+            for path, seen in from_rows(state[key]).items()
         }
         if any(before.digest != now.digest for before, now in folders.values()):
             return None
-        answer = Answer(output / str(note["bundle"]), int(note["kernels"]))
+        built = UpToDateBundle(output / str(state["bundle"]), int(state["kernels"]))
     except (KeyError, TypeError, ValueError, CutlassAotError):
         return None
     if files.changed() or any(before != now for before, now in folders.values()):
         for key in ("search", "folders"):
-            note[key] = to_rows({path: folders[path][1] for path in from_rows(note[key])})
-        write_note(store, name, {**note, "files": to_rows(files.used)})
+            state[key] = to_rows({path: folders[path][1] for path in from_rows(state[key])})
+        write_state(store, name, {**state, "files": to_rows(files.used)})
     else:
-        note_use(store, name)
-    return answer
+        mark_used(store, name)
+    return built
 
 
-def keep_answer(
+def remember_build(
     manifest: Path,
     store: Path,
-    answer: Answer,
-    followed_from: Mapping[str, Seen],
+    built: UpToDateBundle,
+    dependencies: Mapping[str, Seen],
     packages: Iterable[str],
     made: Mapping[str, str],
 ) -> None:
-    """Note that a bundle is up to date.
+    """Remember what a bundle depends on and consists of, for the next build's check.
 
     Args:
         manifest: the manifest's path.
         store: directory of the store.
-        answer: the bundle.
-        followed_from: every file that it follows from, by absolute path.
+        built: the bundle.
+        dependencies: every file that it depends on, by absolute path.
         packages: folders of packages in which modules were found: another file there may be imported instead.
         made: the bundle's own files with their digests, by absolute path.
     """
-    files = {**followed_from}
+    files = {**dependencies}
     for path, sha256 in made.items():
         # Without a stamp: the next build reads it once, and what is trusted is what that one saw.
         files[path] = Seen(sha256, (-1, -1, -1, -1))
-    bundle = os.path.abspath(answer.bundle)  # noqa: PTH100 - as the files' names are
+    bundle = os.path.abspath(built.bundle)  # noqa: PTH100 - as the files' names are
     inside = {
         str(folder)
         for path in made
         for folder in (Path(path), *Path(path).parents)
         if folder.is_relative_to(bundle) and folder.is_dir()
     }
-    write_note(
+    write_state(
         store,
-        _name(manifest, answer.bundle.parent),
+        _name(manifest, built.bundle.parent),
         {
             "files": to_rows(files),
             "search": to_rows(_looked({*packages, *filter(None, sys.path)}, importable=True)),
             "folders": to_rows(_looked({bundle, *inside}, importable=False)),
-            "bundle": answer.bundle.name,
-            "kernels": answer.kernels,
+            "bundle": built.bundle.name,
+            "kernels": built.kernels,
         },
     )
 
@@ -115,11 +115,11 @@ def _looked(paths: Iterable[str], *, importable: bool) -> dict[str, Seen]:
 
 
 def _name(manifest: Path, output: Path) -> str:
-    """The note is about one manifest, one output and one Python environment."""
+    """State is kept for one manifest, one output and one Python environment."""
     return digest(
         encode(
             {
-                "what": "answer",
+                "what": "up to date",
                 "manifest": os.path.abspath(manifest),  # noqa: PTH100
                 "output": os.path.abspath(output),  # noqa: PTH100
                 "python": sys.version,

@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from cutlass_aot.builder.native import GLIBC
-from cutlass_aot.errors import LinkError
+from cutlass_aot.bundle.elf import read_shared_object
+from cutlass_aot.errors import CorruptFile, LinkError
 from cutlass_aot.schema.versions import release
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
@@ -24,7 +22,6 @@ _NEEDED = frozenset(
         "libtvm_ffi.so",
     }
 )
-_MACHINES = {"aarch64": "EM_AARCH64", "x86_64": "EM_X86_64"}
 _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 
@@ -41,15 +38,13 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
             C library, or says where to look for libraries.
     """
     try:
-        with path.open("rb") as stream:
-            elf = ELFFile(stream)
-            machine = elf["e_machine"]
-            exported, needed, paths, versions = _dynamic_facts(elf)
-    except (ELFError, OSError, ValueError, KeyError, UnicodeError) as error:
+        library = read_shared_object(path.read_bytes(), path.name)
+    except (CorruptFile, OSError) as error:
         raise LinkError(f"{path.name}: what was linked cannot be read back: {error}") from None
-    if machine != _MACHINES[host]:
-        raise LinkError(f"{path.name}: what was linked is for {machine}; expected {_MACHINES[host]}")
+    if library.host != host:
+        raise LinkError(f"{path.name}: what was linked is for {library.host}; expected {host}")
     expected = set(symbols)
+    exported, needed = library.exported, set(library.needed)
     if exported != expected:
         raise LinkError(
             f"{path.name}: exported symbols are not those asked for; missing: "
@@ -60,42 +55,12 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
         raise LinkError(
             f"{path.name}: needs {_shown(needed - allowed)}; expected nothing but {_shown(allowed)}"
         )
-    if paths:
-        raise LinkError(f"{path.name}: carries library search paths: {_shown(paths)}")
-    newer = {v for v in versions if release(v) > release(GLIBC)}
+    if library.search_paths:
+        raise LinkError(f"{path.name}: carries library search paths: {_shown(set(library.search_paths))}")
+    versions = {match[1] for match in map(_GLIBC_VERSION.match, library.versions) if match}
+    newer = {version for version in versions if release(version) > release(GLIBC)}
     if newer:
         raise LinkError(f"{path.name}: needs glibc {_shown(newer)}; expected at most {GLIBC}")
-
-
-def _dynamic_facts(elf: ELFFile) -> tuple[set[str], set[str], set[str], set[str]]:
-    """Exported symbols, needed libraries, search paths and glibc versions of a library."""
-    exported: set[str] = set()
-    needed: set[str] = set()
-    paths: set[str] = set()
-    versions: set[str] = set()
-    for section in elf.iter_sections():
-        kind = section["sh_type"]
-        if kind == "SHT_DYNSYM":
-            exported.update(
-                symbol.name
-                for symbol in section.iter_symbols()
-                if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
-            )
-        elif kind == "SHT_DYNAMIC":
-            for tag in section.iter_tags():
-                if tag.entry.d_tag == "DT_NEEDED":
-                    needed.add(tag.needed)
-                elif tag.entry.d_tag == "DT_RPATH":
-                    paths.add(tag.rpath)
-                elif tag.entry.d_tag == "DT_RUNPATH":
-                    paths.add(tag.runpath)
-        elif kind == "SHT_GNU_verneed":
-            for _, auxiliaries in section.iter_versions():
-                for auxiliary in auxiliaries:
-                    match = _GLIBC_VERSION.match(auxiliary.name)
-                    if match is not None:
-                        versions.add(match.group(1))
-    return exported, needed, paths, versions
 
 
 def _shown(names: set[str] | frozenset[str]) -> str:

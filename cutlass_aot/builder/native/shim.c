@@ -71,7 +71,7 @@ struct fat_binary {
 };
 #define FAT_BINARY_MAGIC 0xba55ed50
 
-/* What an object's state points to. Never moved, freed by dlclose alone. */
+/* What an object's state points to. Never moved, removed by dlclose alone. */
 struct library {
   init_function init;
   load_function load_to_device;

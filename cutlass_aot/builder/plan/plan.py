@@ -123,13 +123,13 @@ def select(
     """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
 
     Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
-    remark.
+    warning.
 
     Raises:
         ManifestError: if a table is left without kernels, saying which filter left nothing.
     """
     chosen: dict[str, Kernel] = {}
-    remarks: list[str] = []
+    warnings: list[str] = []
     known = (*TABLE, *manifest.known_bad)
     hit: set[KnownBad] = set()
     for index, table in enumerate(manifest.tables):
@@ -143,7 +143,7 @@ def select(
         bad = {kernel: row.reason for kernel, row in rows.items()}
         for why in sorted(set(bad.values())):
             count = sum(reason == why for reason in bad.values())
-            remarks.append(f"{table.where}: {count} left out as known to be bad: {why}")
+            warnings.append(f"{table.where}: {count} left out as known to be bad: {why}")
         kept = [kernel for kernel in kept if kernel.digest not in bad]
         if not kept:
             raise ManifestError(f"{table.where}: no kernel is left: {'; '.join(sorted(set(bad.values())))}")
@@ -153,8 +153,8 @@ def select(
         for question, kernels in own:
             if not _filtered(table, kernels):
                 why = "the generator has none" if not kernels else "the filters leave none"
-                remarks.append(f"{table.where}: {question.name}: {why}")
-        remarks += [f"{table.where}: {text}" for text in _matching_nothing(table, found)]
+                warnings.append(f"{table.where}: {question.name}: {why}")
+        warnings += [f"{table.where}: {text}" for text in _matching_nothing(table, found)]
         for members in groups.values():
             members.sort(key=_design_order)
             limit = table.max_per_group or len(members)
@@ -162,9 +162,9 @@ def select(
                 chosen[members[position].digest] = members[position]
     for index, row in enumerate(manifest.known_bad):
         if row not in hit and in_force(row, dsl_version):
-            remarks.append(f"known_bad[{index}] leaves nothing out")
+            warnings.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
-    return Selection(tuple(kernels), tuple(remarks))
+    return Selection(tuple(kernels), tuple(warnings))
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:

@@ -36,13 +36,13 @@ class Model:
         name: in the manifest.
         heuristics: the one of this name, by the generator that has it.
         gpus: target to the GPU model to rank for; targets whose GPU the heuristic does not know are missing.
-        remarks: on those.
+        warnings: on those.
     """
 
     name: str
     heuristics: Mapping[str, Heuristic]
     gpus: Mapping[str, str]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def packages(self) -> dict[str, str]:
@@ -96,20 +96,20 @@ def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, Devic
             raise ManifestError("select.heuristics: no generator of the manifest can rank its kernels")
         raise ManifestError(unknown("select.heuristics", settings.heuristics, names))
     known = {gpu: title for heuristic in found.values() for gpu, title in heuristic.gpus.items()}
-    gpus, remarks = {}, []
+    gpus, warnings = {}, []
     for target in manifest.targets:
-        gpu, remark = _gpu(target, settings.gpus.get(target), devices[target], known, settings.heuristics)
+        gpu, warning = _gpu(target, settings.gpus.get(target), devices[target], known, settings.heuristics)
         if gpu:
             gpus[target] = gpu
         else:
-            remarks.append(remark)
-    return Model(settings.heuristics, found, gpus, tuple(remarks))
+            warnings.append(warning)
+    return Model(settings.heuristics, found, gpus, tuple(warnings))
 
 
 def _gpu(
     target: str, wanted: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
 ) -> tuple[str, str]:
-    """The GPU model to rank for on a target, or ``""`` with a remark that says why there is none."""
+    """The GPU model to rank for on a target, or ``""`` with a warning that says why there is none."""
     if wanted is not None:
         if wanted not in known:
             raise ManifestError(unknown(f"select.gpu.{target}", wanted, sorted(known)))
@@ -147,10 +147,10 @@ def rank(
     """
     for heuristic in model.heuristics.values():
         _check_installed(heuristic)
-    questions, remarks = questions_of(selection.kernels, manifest.select.shapes.extents, model)
-    remarks = [*manifest.select.shapes.notes, *remarks]
+    questions, warnings = questions_of(selection.kernels, manifest.select.shapes.extents, model)
+    warnings = [*manifest.select.shapes.notes, *warnings]
     answers = _ask(pool, model, sources, questions)
-    return choose(selection, questions, answers, model, devices, manifest.select.keep, remarks)
+    return choose(selection, questions, answers, model, devices, manifest.select.keep, warnings)
 
 
 def _check_installed(heuristic: Heuristic) -> None:
@@ -168,16 +168,16 @@ def _check_installed(heuristic: Heuristic) -> None:
 def questions_of(
     kernels: Iterable[Kernel], shapes: Sequence[Extents], model: Model
 ) -> tuple[list[Question], list[str]]:
-    """What to ask about some kernels, by the names of their groups, and remarks about what is not asked."""
+    """What to ask about some kernels, by the names of their groups, and warnings about what is not asked."""
     groups: dict[str, dict[str, list[Kernel]]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.group, {}).setdefault(kernel.generator, []).append(kernel)
     questions = []
-    remarks = set()
+    warnings = set()
     for digest, by_generator in groups.items():
         able = sorted(set(by_generator) & set(model.heuristics))
         for name in sorted(set(by_generator) - set(model.heuristics)):
-            remarks.add(f"select: generator {name!r} has no heuristic {model.name!r}: its kernels stay")
+            warnings.add(f"select: generator {name!r} has no heuristic {model.name!r}: its kernels stay")
         if not able:
             continue
         members = by_generator[able[0]]
@@ -207,8 +207,8 @@ def questions_of(
                 )
             )
             continue
-        remarks.add(f"select: {first.group_name} is not ranked and stays whole: {why}")
-    return sorted(questions, key=lambda question: (question.name, question.group)), sorted(remarks)
+        warnings.add(f"select: {first.group_name} is not ranked and stays whole: {why}")
+    return sorted(questions, key=lambda question: (question.name, question.group)), sorted(warnings)
 
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
@@ -256,7 +256,7 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
 
 
 def read_answer(question: Question, reply: Mapping[str, Any]) -> Ranked:
-    """A generator's answer, held against the question.
+    """A generator's answer, checked against the question.
 
     Raises:
         GeneratorError: if it speaks of other problems or kernels than the question.
@@ -293,7 +293,7 @@ def choose(
     model: Model,
     devices: Mapping[str, DeviceProfile],
     keep: int | None,
-    remarks: Sequence[str] = (),
+    warnings: Sequence[str] = (),
 ) -> Selection:
     """Add the rankings to a selection, and leave out what is not among the best ``keep`` of any problem.
 
@@ -304,7 +304,7 @@ def choose(
     """
     left_out: set[str] = set()
     rankings: list[Ranking] = []
-    told = [*model.remarks, *remarks]
+    told = [*model.warnings, *warnings]
     for question, answer in zip(questions, answers, strict=True):
         kernels = {kernel.digest: kernel for kernel in question.kernels}
         sms = devices[question.target].sm_count
@@ -335,7 +335,7 @@ def choose(
         )
     return Selection(
         kernels=tuple(kernel for kernel in selection.kernels if kernel.digest not in left_out),
-        remarks=(*selection.remarks, *told),
+        warnings=(*selection.warnings, *told),
         rankings=tuple(sorted(rankings, key=lambda ranking: ranking.group)),
     )
 

@@ -1,4 +1,4 @@
-"""A manifest's tuning files: read, and held against what is planned and then against what was compiled."""
+"""A manifest's tuning files: read, and checked against what is planned and then against what was compiled."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlass_aot.builder.compile.failures import Trouble, is_the_machines
+from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, read_log
 from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.inputs.file_digests import from_rows, to_rows
@@ -52,7 +52,7 @@ from cutlass_aot.schema.requests.request import (
 )
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
-from cutlass_aot.store.build_state import read_note, write_note
+from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.store import Store
 from cutlass_aot.words import plural
 
@@ -127,13 +127,13 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     """
     if store is None:
         return None, "there is no store yet"
-    note = read_note(store.root, _note_name(program, inputs))
-    if note is None:
+    state = read_state(store.root, _state_name(program, inputs))
+    if state is None:
         return None, "it was not run with this command, environment, profile and compiler"
-    recording = _recording(note, store)
+    recording = _recording(state, store)
     if recording is None:
         return None, "the store has lost what was recorded"
-    why = _changed(note, inputs)
+    why = _changed(state, inputs)
     for item in recording.requests if not why else ():
         kernel = item.request.kernel
         artifact, reason = read_artifact(store, kernel_key(item.request, inputs), kernel)
@@ -142,12 +142,12 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     return recording, why
 
 
-def _changed(note: Any, inputs: Inputs) -> str:
+def _changed(state: Any, inputs: Inputs) -> str:
     """What a program follows from and has changed since its last run; ``""`` if nothing has."""
-    if note.get("own_sources") != inputs.tools.origins.own_sources:
+    if state.get("own_sources") != inputs.tools.origins.own_sources:
         return "cutlass-aot changed since its last run"
     try:
-        files = from_rows(note["files"])
+        files = from_rows(state["files"])
     except MALFORMED:
         return "its last run did not come to a good end"
     changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
@@ -155,10 +155,10 @@ def _changed(note: Any, inputs: Inputs) -> str:
     return f"{changed[0]}{more} changed since its last run" if changed else ""
 
 
-def _recording(note: Any, store: Store) -> Recording | None:
+def _recording(state: Any, store: Store) -> Recording | None:
     """What the last run recorded, as far as it came."""
     try:
-        body = store.get_record(KIND, str(note["recording"]))
+        body = store.get_record(KIND, str(state["recording"]))
         return None if body is None else Recording.from_record(body)
     except (*MALFORMED, CutlassAotError):
         return None
@@ -206,8 +206,8 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
     return [found[program] for program in programs_of(inputs)]
 
 
-def _note_name(program: Program, inputs: Inputs) -> str:
-    """A note is about one program and target, and what it follows from that is not a file of its own."""
+def _state_name(program: Program, inputs: Inputs) -> str:
+    """State is kept for one program and target, and what it follows from that is not a file of its own."""
     table = program.table
     return digest(
         encode(
@@ -252,7 +252,7 @@ class _Runs:
         """
         with self.lock:
             self.settings.tell(Running(program.table.command, program.target))
-        last = _recording(read_note(self.store.root, _note_name(program, self.inputs)), self.store)
+        last = _recording(read_state(self.store.root, _state_name(program, self.inputs)), self.store)
         calls = {
             item.request.digest: item.call
             for item in (last.requests if last else ())
@@ -291,7 +291,7 @@ class _Run:
             if problem is None and not recorded.recording.requests and not recorded.failures:
                 problem = self._nothing(recorded.recording) + _tail(output)
             # A run that failed is noted without its files, so that there is another one.
-            self._note(recorded.recording, () if problem or recorded.failures else _files(found))
+            self._remember(recorded.recording, () if problem or recorded.failures else _files(found))
             if problem is not None:
                 kept = len(recorded.recording.requests)
                 raise ProgramError(
@@ -405,25 +405,25 @@ class _Run:
             body = decode(read_whole(path.with_suffix(".failure"), 1 << 20), path.name)
         except OSError:
             body = {}
-        trouble = Trouble(
+        failure = WorkerFailure(
             timed_out=float(body.get("timed_out", 0.0)), signal=int(body.get("signal", 0)),
             status=int(body.get("status", 1)), raised=tuple(map(str, body.get("raised", ()))),
             message=str(body.get("message", "")),
         )  # fmt: skip
         words = read_log(path.with_suffix(".log"))
-        kernel, machine = request.kernel, is_the_machines(trouble, words)
-        text = f"{kernel.name}\n{trouble.reason}\n\n{words.rstrip()}\n"
+        kernel, machine = request.kernel, is_machine_failure(failure, words)
+        text = f"{kernel.name}\n{failure.reason}\n\n{words.rstrip()}\n"
         name = kernel_key(request, self.inputs)
         with self.lock:
             if machine:
                 log = self.store.put_log(name, text)
             else:
                 log = keep_failure(
-                    self.store, name, kernel, trouble.reason, text, self.inputs.tools.origins.versions
+                    self.store, name, kernel, failure.reason, text, self.inputs.tools.origins.versions
                 )
-        return Failure(kernel, trouble.reason, log, machine)
+        return Failure(kernel, failure.reason, log, machine)
 
-    def _note(self, recording: Recording, files: Sequence[str]) -> None:
+    def _remember(self, recording: Recording, files: Sequence[str]) -> None:
         with self.lock:
             # Told of, so that a build with nothing to do looks at them too.
             for path in files:
@@ -435,7 +435,7 @@ class _Run:
                 "own_sources": self.inputs.tools.origins.own_sources,
             }
             body |= {"files": to_rows(seen)} if files else {}
-            write_note(self.store.root, _note_name(self.program, self.inputs), body)
+            write_state(self.store.root, _state_name(self.program, self.inputs), body)
 
     def _nothing(self, recording: Recording) -> str:
         if recording.refusals:
@@ -462,7 +462,7 @@ def _files(found: Path) -> list[str]:
     return sorted(name for name in names if name)
 
 
-def remarks(recorded: Sequence[Recorded]) -> list[str]:
+def warnings(recorded: Sequence[Recorded]) -> list[str]:
     """What programs asked for and will not get, and what the bundle lacks, in sentences without a full
     stop."""
     found = [

@@ -1,15 +1,14 @@
-"""Put a bundle into a registry: what is not there yet, and at last the manifest under its tag."""
+"""Push a bundle to a registry: the blobs that it lacks, and then the manifest under its tag."""
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.bundle.files import digest_beneath, list_files
-from cutlass_aot.bundle.oci.client import TIMEOUT, open_registry
-from cutlass_aot.bundle.oci.manifest import config_of, manifest_of
+from cutlass_aot.bundle.oci import TIMEOUT
+from cutlass_aot.bundle.oci.artifact import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.errors import RegistryNameError
@@ -35,7 +34,7 @@ class Pushed:
 
 
 def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float = TIMEOUT) -> Pushed:
-    """Put a bundle into a registry. Equal bundles have equal digests there.
+    """Push a bundle to a registry. Equal bundles have equal digests there.
 
     Args:
         bundle: its directory; every byte is verified before anything is sent.
@@ -44,10 +43,7 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
         timeout: seconds that the registry may be silent.
 
     Raises:
-        RegistryNameError: for another form of ``name``.
         BundleError: if there is no bundle, or anything is wrong with it.
-        RegistryError: if the registry cannot be reached or refuses.
-        ToolchainError: if the client is not installed.
     """
     reference = Reference.parse(name)
     if not reference.tag or reference.digest:
@@ -55,31 +51,28 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
             f"{name} names no tag to push to, or a digest beside it: expected registry/repository:tag; the "
             "digest follows from the bundle"
         )
+    # The client for registries need not be installed for anything else.
+    from cutlass_aot.bundle.oci.registry import Registry
+
     require_sound(bundle)
     files = files_of(bundle)
     config = config_of(read_catalog(bundle))
     manifest = manifest_of(files, config)
-    config_blob = FileReference("", len(config), digest(config))
     by_digest = {file.sha256: file for file in files}
-    uploaded = 0
-    with open_registry(reference, plain_http=plain_http, timeout=timeout) as registry:
+    registry = Registry(reference, plain_http=plain_http, timeout=timeout)
+    with registry.session:
+        uploaded = int(registry.upload(FileReference("", len(config), digest(config)), config, "the config"))
         for file in by_digest.values():
-            if registry.has(file):
-                continue
             with os.fdopen(open_beneath(bundle, file.path), "rb") as source:
-                registry.upload(file, source, file.path)
-            uploaded += 1
-        if not registry.has(config_blob):
-            registry.upload(config_blob, io.BytesIO(config), "the config")
-            uploaded += 1
+                uploaded += registry.upload(file, source, file.path)
         pushed = registry.put_manifest(manifest)
     return Pushed(reference.at(pushed), uploaded, len(by_digest) + 1)
 
 
 def files_of(bundle: Path) -> list[FileReference]:
-    """Every file of a bundle, ``MANIFEST.json`` and signatures too, by path."""
-    unlisted = [path for path in list_files(bundle).regular if path.startswith(f"{SIGNATURES}/")]
+    """Every file of a bundle, ``MANIFEST.json`` and signatures included, by path."""
     files = list(read_manifest(bundle).values())
+    unlisted = [path for path in list_files(bundle).regular if path.startswith(f"{SIGNATURES}/")]
     for path in (MANIFEST_NAME, *unlisted):
         sha256, size = digest_beneath(bundle, path)
         files.append(FileReference(path, size, sha256))

@@ -1,13 +1,15 @@
-"""One repository of an OCI registry, through the client ``oras``: asked for blobs and manifests, not trusted.
+"""One repository of an OCI registry, which is not trusted, by the client ``oras``.
 
-The client gives credentials (docker's config file, its helpers, tokens) and requests' session. What it lacks
-is here: an answer that never comes, never ends or leads to plain HTTP is an error, in seconds. Requests as of
-https://github.com/opencontainers/distribution-spec/blob/main/spec.md
+``oras`` reads docker's config file and calls its credential helpers, asks for tokens, and knows the addresses
+of https://github.com/opencontainers/distribution-spec/blob/main/spec.md. It has no time limits, sends a token
+to whatever host an upload leads to, tries again for two minutes, and reads whole answers into memory.
+Therefore every request goes through :meth:`Registry.do_request`, and :func:`_blocks` reads every answer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import time
@@ -18,123 +20,94 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
-import oras.auth
-import oras.auth.utils
-import oras.container
-import oras.utils
-import requests
-import urllib3
-
-from cutlass_aot.bundle.oci.client import TIMEOUT
-from cutlass_aot.bundle.oci.manifest import MANIFEST_TYPE
+from cutlass_aot.bundle.oci.artifact import MANIFEST_TYPE, MAX_OCI_MANIFEST_BYTES
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
-from cutlass_aot.bundle.oci.transport import Bounded, Session
-from cutlass_aot.errors import CorruptFile, RegistryError
+from cutlass_aot.errors import CorruptFile, RegistryError, ToolchainError
 from cutlass_aot.schema.bundles.catalog import FileReference
+from cutlass_aot.schema.encoding import digest
+
+try:
+    import oras.auth
+    import oras.provider
+    import oras.utils
+    import requests
+    import urllib3
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+except ImportError as error:
+    raise ToolchainError(
+        f"the client for registries is not installed ({error.name} is missing): "
+        "pip install 'cutlass-aot[oci]'"
+    ) from None
 
 SLOWEST = 1 << 14
 """Bytes a second; what comes slower counts as hanging."""
+MAX_ANSWER_BYTES = MAX_OCI_MANIFEST_BYTES
+"""Bytes of an answer that is not a blob: manifests, tokens, errors."""
 
+_CONNECT_SECONDS = 10.0
+_RETRIES = 3
 _MAX_REDIRECTS = 5
 _BLOCK = 1 << 18
 _NO_HTTPS = (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL)
 _NO_ANSWER = (*_NO_HTTPS, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
 
 
-class Registry:
-    """A repository of a registry.
+class Registry(oras.provider.Registry):  # type: ignore[misc]
+    """A repository of a registry; close its ``session`` at the end.
 
     Args:
-        reference: what names it.
-        plain_http: whether it is spoken to by plain HTTP; otherwise nothing is, whatever it answers.
+        reference: its name.
+        plain_http: whether to speak plain HTTP to it; otherwise it may lead to addresses of HTTPS only.
         timeout: seconds that it may be silent.
 
-    Raises:
-        RegistryError: if docker's config file cannot be used.
+    Every method raises :class:`RegistryError` if the registry cannot be reached or refuses.
     """
 
-    def __init__(self, reference: Reference, *, plain_http: bool = False, timeout: float = TIMEOUT) -> None:
-        self._reference = reference
-        self._timeout = timeout
-        self._scheme = "http" if plain_http else "https"
-        self._session = Session()
-        self._session.max_redirects = _MAX_REDIRECTS
-        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # Or a password of .netrc would be sent in place of the client's; redirects do without it too.
-        self._session.auth = lambda request: request
-        # Compressed answers could unpack to anything.
-        self._session.headers["Accept-Encoding"] = "identity"
-        if not plain_http:
-            del self._session.adapters["http://"]
-        for prefix in list(self._session.adapters):
-            self._session.mount(prefix, Bounded(timeout))
+    def __init__(self, reference: Reference, *, plain_http: bool, timeout: float) -> None:
+        super().__init__(insecure=plain_http)
         # The client logs what registries answer.
         logging.getLogger("oras.logger").addHandler(logging.NullHandler())
-        self._tokens = self._login("token")
-        self._basic: Any = None
-
-    def __enter__(self) -> Registry:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._session.close()
-
-    def _login(self, kind: str) -> Any:
-        """A login of the client, with the credentials that docker's config file has for this registry."""
-        login = oras.auth.get_auth_backend(kind, self._session, self._scheme == "http")
-        container = oras.container.Container(f"{self._reference.registry}/{self._reference.repository}")
-        folder = os.environ.get("DOCKER_CONFIG")
-        own = str(Path(folder) / "config.json") if folder else None
-        try:
-            login.load_configs(container, [own] if own and Path(own).exists() else None)
-        except Exception as error:
-            raise RegistryError(
-                f"the credentials for {self._reference.registry} cannot be read from docker's config file or "
-                f"its helper ({type(error).__name__}): log in again with docker login or oras login"
-            ) from None
-        return login
+        self.session = _Session(timeout, plain_http)
+        self._reference = reference
+        self._timeout = timeout
+        self._repository = self.get_container(f"{reference.registry}/{reference.repository}")
+        self.auth = self._login("token")
 
     def manifest(self) -> bytes:
-        """The bytes of the manifest that was asked for, with its digest checked where it is known.
-
-        Raises:
-            RegistryError: if it is not there, or the registry cannot be asked.
-            CorruptFile: if it has another digest.
-        """
-        asked = self._reference.asked
-        with self._asked("GET", f"manifests/{asked}", headers={"Accept": MANIFEST_TYPE}) as answer:
-            if answer.status_code != 200:
-                raise self._refused(answer, str(self._reference))
-            data: bytes = answer.content
-        found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        """The bytes of the manifest that the reference names, with its digest checked where one is known."""
+        url = f"{self.prefix}://{self._repository.manifest_url(self._reference.asked)}"
+        answer = self.do_request(url, headers={"Accept": MANIFEST_TYPE})
+        data: bytes = self._expect(answer, 200, str(self._reference)).content
+        found = f"sha256:{digest(data)}"
         expected = self._reference.digest or answer.headers.get("Docker-Content-Digest", "")
         if DIGEST.fullmatch(expected) and found != expected:
             raise CorruptFile(
                 f"the manifest of {self._reference} has {found}, expected {expected}: it was altered on its "
-                "way or in the registry"
+                "way or in the registry; push the bundle again"
             )
         return data
 
     def fetch(self, blob: FileReference, what: str, write: Callable[[bytes], object]) -> None:
-        """Read a blob in pieces and hand each on. What was handed on is good only once this has returned.
+        """Read a blob in pieces; they are verified only once this has returned.
 
         Args:
-            blob: its size and digest; no byte more is read.
-            what: how to call it in an error.
-            write: called with each piece.
+            blob: its size and digest.
+            what: its name in an error.
+            write: called with each piece, never with more than the blob's size altogether.
 
         Raises:
-            RegistryError: if it is not there, cut off or too slow, or the registry cannot be asked.
             CorruptFile: if its size or digest is another.
         """
-        with self._asked("GET", f"blobs/sha256:{blob.sha256}", stream=True) as answer:
-            if answer.status_code != 200:
-                raise self._refused(answer, what)
-            claimed = answer.headers.get("Content-Length", str(blob.size))
+        hasher, total = hashlib.sha256(), 0
+        with (
+            self.get_blob(self._repository, f"sha256:{blob.sha256}", stream=True) as answer,
+            self._explained(),
+        ):
+            claimed = self._expect(answer, 200, what).headers.get("Content-Length", str(blob.size))
             if claimed != str(blob.size):
                 raise CorruptFile(f"{what} has {claimed[:40]!a} bytes in the registry, expected {blob.size}")
-            hasher, total = hashlib.sha256(), 0
-            for block in self._blocks(answer.raw, blob.size, what):
+            for block in _blocks(answer.raw, blob.size, self._timeout + blob.size / SLOWEST, what):
                 total += len(block)
                 if total > blob.size:
                     raise CorruptFile(f"{what} is longer than the {blob.size} bytes expected")
@@ -148,135 +121,80 @@ class Registry:
                 "or in the registry; push the bundle again"
             )
 
-    def _blocks(self, raw: Any, size: int, what: str) -> Iterator[bytes]:
-        """Pieces of an answer, one byte more than ``size`` at most, as long as they come fast enough."""
-        end = time.monotonic() + self._timeout + size / SLOWEST
-        left = size + 1
-        while left > 0:
-            # What is there, not all that is asked for: a trickle must not hold this loop up.
-            block = raw.read1(min(left, _BLOCK), decode_content=False)
-            if not block:
-                return
-            left -= len(block)
-            yield block
-            if time.monotonic() > end:
-                raise RegistryError(
-                    f"{what} came at less than {SLOWEST} bytes a second: pull again when the registry is "
-                    "faster"
-                )
+    def upload(self, blob: FileReference, source: bytes | BinaryIO, what: str) -> bool:
+        """Put a blob into the repository; whether it was not there yet.
 
-    def has(self, blob: FileReference) -> bool:
-        """Whether a blob is in the repository.
-
-        Raises:
-            RegistryError: if the registry cannot be asked.
+        Not by the client's ``upload_blob``, which reads the whole file into memory.
         """
-        with self._asked("HEAD", f"blobs/sha256:{blob.sha256}") as answer:
-            if answer.status_code not in (200, 404):
-                raise self._refused(answer, f"the repository of {self._reference}")
-            return bool(answer.status_code == 200)
-
-    def upload(self, blob: FileReference, source: BinaryIO, what: str) -> None:
-        """Put a blob into the repository.
-
-        Args:
-            blob: its size and digest, which the registry holds it against.
-            source: a file, or bytes in memory, read once.
-            what: how to call it in an error.
-
-        Raises:
-            RegistryError: if the registry refuses it, or cannot be asked.
-        """
-        with self._asked("POST", "blobs/uploads/") as answer:
-            place = answer.headers.get("Location", "")
-            if answer.status_code != 202 or not place:
-                raise self._refused(answer, what)
-        place = urljoin(self._url("blobs/uploads/"), place)
-        target = oras.utils.append_url_params(place, {"digest": f"sha256:{blob.sha256}"})
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
+        name = f"sha256:{blob.sha256}"
+        if self.blob_exists({"digest": name}, self._repository):
+            return False
+        url = f"{self.prefix}://{self._repository.upload_blob_url()}"
+        started = self._expect(self.do_request(url, "POST"), 202, what)
+        place = urljoin(url, started.headers.get("Location", ""))
+        url = oras.utils.append_url_params(place, {"digest": name})
+        headers = {"Content-Type": "application/octet-stream"}
         # An empty file would be sent as an endless one.
-        body = source if blob.size else b""
-        with self._asked("PUT", target, headers=headers, body=body) as answer:
-            if answer.status_code != 201:
-                raise self._refused(answer, what)
+        answer = self.do_request(url, "PUT", source if blob.size else b"", headers)
+        self._expect(answer, 201, what)
+        return True
 
     def put_manifest(self, data: bytes) -> str:
-        """Put a manifest under the tag, and give its digest.
-
-        Raises:
-            RegistryError: if the registry refuses it, or keeps another.
-        """
-        headers = {"Content-Type": MANIFEST_TYPE}
-        path = f"manifests/{self._reference.tag}"
-        with self._asked("PUT", path, headers=headers, body=data) as answer:
-            if answer.status_code != 201:
-                raise self._refused(answer, f"the manifest of {self._reference}")
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        kept = answer.headers.get("Docker-Content-Digest", digest)
-        if kept != digest:
+        """Put a manifest under the tag, and give its digest."""
+        url = f"{self.prefix}://{self._repository.manifest_url(self._reference.tag)}"
+        answer = self.do_request(url, "PUT", data, {"Content-Type": MANIFEST_TYPE})
+        self._expect(answer, 201, f"the manifest of {self._reference}")
+        expected = f"sha256:{digest(data)}"
+        kept: str = answer.headers.get("Docker-Content-Digest", expected)
+        if kept != expected:
             raise RegistryError(
-                f"{self._reference.registry} keeps {kept[:80]!a} for the manifest {digest}: expected "
+                f"{self._reference.registry} keeps {kept[:80]!a} for the manifest {expected}: expected "
                 "the bytes that were pushed; use a registry that keeps OCI manifests"
             )
-        return digest
+        return kept
 
-    def _url(self, path: str) -> str:
-        return f"{self._scheme}://{self._reference.registry}/v2/{self._reference.repository}/{path}"
-
-    @contextmanager
-    def _asked(
+    def do_request(
         self,
-        method: str,
-        path: str,
-        *,
+        url: str,
+        method: str = "GET",
+        data: bytes | BinaryIO | None = None,
         headers: Mapping[str, str] | None = None,
-        body: bytes | BinaryIO | None = None,
+        json: None = None,
         stream: bool = False,
-    ) -> Iterator[requests.Response]:
-        """An answer, asked for with credentials where the registry wants them; closed at the end.
-
-        What goes wrong in what is done with the answer (a connection that breaks) is told the same way.
-        """
-        url = path if "://" in path else self._url(path)
-        try:
-            answer = self._answer(method, url, dict(headers or {}), body, stream)
-            try:
-                yield answer
-            finally:
-                answer.close()
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise self._failed(error) from None
-
-    def _answer(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | BinaryIO | None, stream: bool
     ) -> requests.Response:
-        # Where a registry sends an upload elsewhere, its credentials are nobody's business there.
-        own = urlsplit(url).netloc == self._reference.registry
-        if own:
-            headers.update((self._basic or self._tokens).get_auth_header())
-        answer = self._session.request(method, url, headers=headers, data=body, stream=stream)
-        # 401 for a token that has expired too, 403 by registries for one of another scope.
-        if not own or answer.status_code not in (401, 403) or not self._authenticate(answer, headers):
-            return answer
-        answer.close()
-        if body is not None and not isinstance(body, bytes):
-            body.seek(0)
-        return self._session.request(method, url, headers=headers, data=body, stream=stream)
+        """Make a request, with credentials where the registry wants them: what the client's methods call.
 
-    def _authenticate(self, answer: requests.Response, headers: dict[str, str]) -> bool:
-        """Put into ``headers`` what a refused request lacked, if there is any."""
-        challenge = answer.headers.get("WWW-Authenticate", "")
-        if self._basic is not None or not challenge:
-            return False
-        if challenge.partition(" ")[0].lower() == "basic":
-            basic = self._login("basic")
-            if not hasattr(basic, "_basic_auth"):
-                return False
-            self._basic = basic
-            headers.update(basic.get_auth_header())
-            return True
+        Only the registry's own host is given credentials; uploads may lead to others.
+        """
+        sent = dict(headers or {})
+        own = urlsplit(url).netloc == self._reference.registry
+        with self._explained():
+            if own:
+                sent.update(self.auth.get_auth_header())
+            answer = self.session.request(method, url, headers=sent, data=data, stream=stream)
+            # 401 for a token that has expired too, 403 by registries for one of another scope.
+            if own and answer.status_code in (401, 403):
+                renewed = self._authenticated(answer, sent)
+                if renewed is not None:
+                    answer.close()
+                    if data is not None and not isinstance(data, bytes):
+                        data.seek(0)
+                    answer = self.session.request(method, url, headers=renewed, data=data, stream=stream)
+            return answer
+
+    def _authenticated(self, answer: requests.Response, headers: dict[str, str]) -> dict[str, str] | None:
+        """The headers of a refused request and the credentials that it lacked; ``None`` if there are none."""
+        if headers.get("Authorization", "").startswith("Basic "):
+            return None
+        if answer.headers.get("WWW-Authenticate", "").partition(" ")[0].lower() == "basic":
+            login = self._login("basic")
+            if not hasattr(login, "_basic_auth"):
+                return None
+            self.auth = login
+            return {**headers, **login.get_auth_header()}
         try:
-            renewed, changed = self._tokens.authenticate_request(answer, headers, refresh=True)
+            # Without refresh, a token that has expired would be sent again.
+            renewed, changed = self.auth.authenticate_request(answer, dict(headers), refresh=True)
         except (RegistryError, *_NO_ANSWER):
             raise
         except Exception as error:
@@ -284,50 +202,145 @@ class Registry:
                 f"{self._reference.registry} asks for a login in a way that is not understood "
                 f"({type(error).__name__}): look with docker login or oras login"
             ) from None
-        headers.update(renewed)
-        return bool(changed)
+        return dict(renewed) if changed else None
 
-    def _refused(self, answer: requests.Response, what: str) -> RegistryError:
-        """What to raise for an answer that is none of those expected. Nothing of its text is shown."""
+    def _login(self, kind: str) -> Any:
+        """A login of the client, with the credentials that docker's config file has for this registry."""
+        login = oras.auth.get_auth_backend(kind, self.session, self.prefix == "http")
+        folder = os.environ.get("DOCKER_CONFIG")
+        try:
+            login.load_configs(self._repository, [str(Path(folder) / "config.json")] if folder else None)
+        except Exception as error:
+            raise RegistryError(
+                f"the credentials for {self._reference.registry} cannot be read from docker's config file or "
+                f"its helper ({type(error).__name__}): log in again with docker login or oras login"
+            ) from None
+        return login
+
+    def _expect(self, answer: requests.Response, status: int, what: str) -> requests.Response:
+        """The answer, if it has the status expected. Nothing of the text of another one is shown."""
         code, registry = answer.status_code, self._reference.registry
-        if code in (401, 403):
-            return RegistryError(
-                f"{registry} refuses access to {what} (status {code}): log in with docker login {registry} "
-                "or oras login, as a user that may do this"
-            )
-        if code == 404:
-            return RegistryError(
-                f"{what} is not in {registry} (status 404): look at the name, the tag and the digest"
-            )
-        if code == 413:
-            return RegistryError(
-                f"{registry} takes nothing as large as {what} (status 413): ask for a higher limit"
-            )
-        return RegistryError(f"{registry} answers {code} for {what}: try again later, or look at its log")
+        if code == status:
+            return answer
+        log_in = f"log in with docker login {registry} or oras login, as a user that may do this"
+        problem, advice = {
+            401: ("refuses access to", log_in),
+            403: ("refuses access to", log_in),
+            404: ("does not have", "look at the name, the tag and the digest"),
+            413: ("takes nothing as large as", "ask for a higher limit"),
+        }.get(code, ("fails on", "try again later, or look at its log"))
+        raise RegistryError(f"{registry} {problem} {what} (status {code}): {advice}")
 
-    def _failed(self, error: Exception) -> RegistryError:
-        """What to raise for a request that had no answer. No URL is shown: some hold keys."""
-        registry = self._reference.registry
-        if isinstance(error, _NO_HTTPS):
-            return RegistryError(
-                f"{registry} leads to an address that is not https: expected one, as --plain-http was not "
-                "given; give it for a registry of your own network"
-            )
-        if isinstance(error, requests.exceptions.TooManyRedirects):
-            return RegistryError(
-                f"{registry} redirects more than {_MAX_REDIRECTS} times: look at its settings"
-            )
-        if isinstance(error, requests.exceptions.SSLError):
-            return RegistryError(
-                f"{registry} has no certificate that is trusted here: expected one; for authorities of your "
-                "own set REQUESTS_CA_BUNDLE, for a registry without TLS give --plain-http"
-            )
-        # After the last attempt the client gives what each of them ended in.
-        reason = getattr(error.args[0] if error.args else None, "reason", error)
-        nobody = isinstance(reason, urllib3.exceptions.NewConnectionError)
-        if isinstance(reason, (requests.Timeout, urllib3.exceptions.TimeoutError)) and not nobody:
-            return RegistryError(f"{registry} was silent for {self._timeout:g} seconds: try again later")
-        return RegistryError(
-            f"{registry} cannot be reached, or broke the connection off ({type(error).__name__}): look at "
-            "its name, its port and the network"
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the connection as what to do about them. No address is shown: some hold keys."""
+        try:
+            yield
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            # After the last attempt there is an error that has the one of each attempt.
+            reason = getattr(error.args[0] if error.args else None, "reason", error)
+            silent = isinstance(reason, (requests.Timeout, urllib3.exceptions.TimeoutError))
+            if isinstance(error, _NO_HTTPS):
+                problem = (
+                    "leads to an address that is not https: expected one, as --plain-http was not given; "
+                    "give it for a registry of your own network"
+                )
+            elif isinstance(error, requests.exceptions.TooManyRedirects):
+                problem = f"redirects more than {_MAX_REDIRECTS} times: look at its settings"
+            elif isinstance(error, requests.exceptions.SSLError):
+                problem = (
+                    "has no certificate that is trusted here: for authorities of your own set "
+                    "REQUESTS_CA_BUNDLE, for a registry without TLS give --plain-http"
+                )
+            elif silent and not isinstance(reason, urllib3.exceptions.NewConnectionError):
+                problem = f"was silent for {self._timeout:g} seconds: try again later"
+            else:
+                problem = (
+                    f"cannot be reached, or broke the connection off ({type(error).__name__}): look at its "
+                    "name, its port and the network"
+                )
+            raise RegistryError(f"{self._reference.registry} {problem}") from None
+
+
+class _Session(requests.Session):
+    """A session with bounds, which gives credentials to nobody that the client did not mean.
+
+    Proxies and certificates of the environment count.
+    """
+
+    def __init__(self, timeout: float, plain_http: bool) -> None:
+        super().__init__()
+        self.max_redirects = _MAX_REDIRECTS
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        # Otherwise a password of .netrc would be sent in place of the client's.
+        self.auth = lambda request: request
+        # Compressed answers could unpack to anything.
+        self.headers["Accept-Encoding"] = "identity"
+        self.adapters.clear()
+        for prefix in ("https://", "http://") if plain_http else ("https://",):
+            self.mount(prefix, _Bounded(timeout))
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Take credentials out of a request that is redirected to another host.
+
+        The method of ``requests`` also puts in what ``.netrc`` has for that host: a registry could have any
+        host's password sent there.
+        """
+        if self.should_strip_auth(response.request.url or "", prepared_request.url or ""):
+            prepared_request.headers.pop("Authorization", None)
+
+
+class _Bounded(HTTPAdapter):
+    """Sends requests, the client's for tokens too, with bounds; reads every answer except a blob's."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        retry = Retry(
+            total=_RETRIES,
+            read=1,
+            backoff_factor=0.5,
+            status_forcelist=(429, 500, 502, 503, 504),
+            allowed_methods=("GET", "HEAD"),
+            raise_on_status=False,
+            # The registry could ask for hours.
+            respect_retry_after_header=False,
         )
+        super().__init__(max_retries=retry)
+
+    def send(self, *arguments: Any, **options: Any) -> requests.Response:
+        """Send a request; see :class:`requests.adapters.HTTPAdapter`."""
+        options["timeout"] = (min(self._timeout, _CONNECT_SECONDS), self._timeout)
+        answer = super().send(*arguments, **options)
+        host = urlsplit(answer.url).hostname or "the registry"
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            answer.close()
+            raise RegistryError(
+                f"{host} sends a compressed answer that was not asked for: expected the plain bytes; look at "
+                "the proxies before the registry"
+            )
+        if not options.get("stream") or answer.is_redirect:
+            data = b"".join(_blocks(answer.raw, MAX_ANSWER_BYTES, self._timeout, f"an answer of {host}"))
+            if len(data) > MAX_ANSWER_BYTES:
+                answer.close()
+                raise RegistryError(
+                    f"{host} gives an answer that does not end: expected at most {MAX_ANSWER_BYTES} bytes; "
+                    "look at the name, and at the proxies before the registry"
+                )
+            answer.raw.release_conn()
+            answer.raw = io.BytesIO(data)
+        return answer
+
+
+def _blocks(raw: Any, limit: int, seconds: float, what: str) -> Iterator[bytes]:
+    """An answer in pieces, at most one byte more than ``limit``; an error if it takes longer than that."""
+    end = time.monotonic() + seconds
+    left = limit + 1
+    # What is there, not all that is asked for: a slow answer must not hold this loop up.
+    while left > 0 and (block := raw.read1(min(left, _BLOCK), decode_content=False)):
+        left -= len(block)
+        yield block
+        if time.monotonic() > end:
+            raw.close()
+            raise RegistryError(
+                f"{what} has not arrived within {seconds:.1f} seconds: try again when the registry is faster"
+            )

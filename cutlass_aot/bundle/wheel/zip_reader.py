@@ -141,7 +141,7 @@ def text_of(archive: zipfile.ZipFile, name: str) -> str:
 def record_problems(
     archive: zipfile.ZipFile, record: str, sizes: Mapping[str, int], digests: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """What is wrong with RECORD, held against the files.
+    """What is wrong with RECORD, checked against the files.
 
     Args:
         archive: the wheel.

@@ -30,10 +30,10 @@ def _lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
         )
         yield "can run"
         yield from _verdict(bundle)
-    if diagnosis["remarks"]:
-        yield "remarks"
-        for remark in diagnosis["remarks"]:
-            yield from _wrapped(remark)
+    if diagnosis["warnings"]:
+        yield "warnings"
+        for warning in diagnosis["warnings"]:
+            yield from _wrapped(warning)
 
 
 def _machine(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -58,12 +58,12 @@ class EventLines:
             return {"command": event.command, "target": event.target, **counts}
         if isinstance(event, events.Planned):
             kernels, missing = len(event.kernels), event.missing
-            remarks = list(event.remarks)
+            warnings = list(event.warnings)
             return {
                 "kernels": kernels,
                 "missing": missing,
                 "present": kernels - missing,
-                "remarks": remarks,
+                "warnings": warnings,
             }
         if isinstance(event, events.UpToDate):
             return {"kernels": event.kernels}

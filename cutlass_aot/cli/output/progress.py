@@ -135,13 +135,13 @@ class Progress:
 
 
 class Notes:
-    """What goes to standard error whatever else is shown: remarks, failures, notices."""
+    """What goes to standard error whatever else is shown: warnings, failures, notices."""
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         if isinstance(event, events.Planned):
-            for remark in event.remarks:
-                self._say(f"note: {remark}")
+            for warning in event.warnings:
+                self._say(f"note: {warning}")
         elif isinstance(event, events.Failed):
             self._say(_failure_line(event.failure))
         elif isinstance(event, events.Notice):

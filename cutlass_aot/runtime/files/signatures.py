@@ -1,4 +1,4 @@
-"""Public keys and signatures: read, and held against a bundle's manifest.
+"""Public keys and signatures: read, and checked against a bundle's manifest.
 
 The package ``cryptography`` is imported when a key is read or a signature verified, and at no other time.
 """

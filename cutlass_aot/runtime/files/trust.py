@@ -84,8 +84,8 @@ def trust(*keys: str | os.PathLike[str]) -> None:
 
     Raises:
         SignatureError: if there is no key, or a file is none; or for a key that an earlier call did not name.
-        UntrustedBundle: if a bundle was opened that was not held against these keys. They are required from
-            then on nevertheless.
+        UntrustedBundle: if a bundle was opened that was not checked against these keys. They are
+            required from then on nevertheless.
     """
     named = _read(keys, "cutlass_aot.trust")
     with _process.lock:
@@ -104,7 +104,7 @@ def trust(*keys: str | os.PathLike[str]) -> None:
     for item in opened:
         if not item.signers & good:
             raise UntrustedBundle(
-                f"bundle {item.name} ({item.path}) was opened already, and not held against "
+                f"bundle {item.name} ({item.path}) was opened already, and not checked against "
                 f"{_listed(named)}: call cutlass_aot.trust before a bundle is opened"
             )
 

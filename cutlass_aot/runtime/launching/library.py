@@ -30,7 +30,7 @@ class _Mapping:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
         self.functions: dict[str, Any] = {}
-        # What slots of the library point to, by symbol: never freed, as the library is never unmapped.
+        # What slots of the library point to, by symbol: never removed, as the library is never unmapped.
         self.codes: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.store.blobs import check_digest, unpacked
-from cutlass_aot.store.build_state import NOTES, note_problem
+from cutlass_aot.store.build_state import BUILD_STATE, state_problem
 from cutlass_aot.store.durations import durations_problem
 from cutlass_aot.store.files import Identity, entries, identity, read, reported, tree
 from cutlass_aot.store.layout import (
@@ -99,9 +99,9 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
                     forget = f"`cutlass-aot store forget {shlex.quote(entry.name)}`"
                     problem = f"a damaged root ({error}): build its bundle again, or {forget}"
                     yield damage(Path(entry.path), problem)
-        for entry in entries(store.root / NOTES):
+        for entry in entries(store.root / BUILD_STATE):
             seen = _seen(Path(entry.path))
-            problem = None if entry.name.startswith(".") else note_problem(store.root, entry.name)
+            problem = None if entry.name.startswith(".") else state_problem(store.root, entry.name)
             if problem:
                 yield damage(Path(entry.path), problem, seen)
         seen = _seen(store.root / DURATIONS_NAME)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.store.build_state import NOTES
+from cutlass_aot.store.build_state import BUILD_STATE
 from cutlass_aot.store.files import entries, read, reported, tree
 from cutlass_aot.store.layout import (
     BLOBS,
@@ -50,11 +50,11 @@ _DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class Removed:
     """Something that was taken away, or would be.
 
     Attributes:
-        what: ``record``, ``blob``, ``log``, ``note``, ``damaged`` or ``temporary``.
+        what: ``record``, ``blob``, ``log``, ``build state``, ``damaged`` or ``temporary``.
         path: where it was, below the store.
         bytes: its size.
     """
@@ -64,7 +64,9 @@ class Freed:
     bytes: int
 
 
-def collect(store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: bool = False) -> list[Freed]:
+def collect(
+    store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: bool = False
+) -> list[Removed]:
     """Take away what no root keeps and nobody has used for long.
 
     Time is the file system's own: what the clock of this machine says does not matter, and a file from the
@@ -129,15 +131,15 @@ class _Collection:
         self._condemned: set[Path] = set()
         self._count = 0
 
-    def run(self) -> Iterator[Freed]:
+    def run(self) -> Iterator[Removed]:
         kept = {reference for references in roots(self._store).values() for reference in references}
         with reported("collect", self._store.root):
             yield from self._records(kept)
             yield from self._blobs()
             yield from self._logs()
-            yield from self._leavings()
+            yield from self._leftovers()
 
-    def _records(self, kept: set[Reference]) -> Iterator[Freed]:
+    def _records(self, kept: set[Reference]) -> Iterator[Removed]:
         condemned = []
         for kind, key, path in self._store.records():
             if (kind, key) in kept or self._is_recent(path):
@@ -145,21 +147,21 @@ class _Collection:
             else:
                 condemned.append((kind, key, path))
         for kind, key, path in condemned:
-            freed = self._take("record", path)
-            if freed:
+            removed = self._take("record", path)
+            if removed:
                 self._condemned.add(path)
-                yield freed
+                yield removed
             else:
                 self._name_blobs(kind, key, path)
 
-    def _blobs(self) -> Iterator[Freed]:
+    def _blobs(self) -> Iterator[Removed]:
         for sha256, path in self._store.blobs():
             if sha256 not in self._named and not self._is_recent(path):
-                freed = self._take("blob", path)
-                if freed:
-                    yield freed
+                removed = self._take("blob", path)
+                if removed:
+                    yield removed
 
-    def _logs(self) -> Iterator[Freed]:
+    def _logs(self) -> Iterator[Removed]:
         """Logs of kernels that are not known to fail: nobody finds them any more."""
         for entry in tree(self._store.root / LOGS):
             record = self._store.record_path("failure", entry.name.removesuffix(".txt"))
@@ -168,18 +170,18 @@ class _Collection:
             if not entry.name.startswith(".") and not known and not self._is_recent(path):
                 yield from self._remove("log", path)
 
-    def _leavings(self) -> Iterator[Freed]:
+    def _leftovers(self) -> Iterator[Removed]:
         root = self._store.root
         for path in abandoned(root / WORKSPACES, self._now):
             yield from self._remove("temporary", path)
         for entry in entries(root / DAMAGED):
             yield from self._remove("damaged", Path(entry.path))
-        for entry in entries(root / NOTES):
+        for entry in entries(root / BUILD_STATE):
             path = Path(entry.path)
             if not entry.name.startswith(".") and entry.is_file() and not self._is_recent(path):
-                yield from self._remove("note", path)
+                yield from self._remove("build state", path)
         kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
-        found = [*entries(root), *entries(root / ROOTS), *entries(root / NOTES)]
+        found = [*entries(root), *entries(root / ROOTS), *entries(root / BUILD_STATE)]
         found += [entry for folder in (root / BLOBS, root / LOGS, *kinds) for entry in tree(folder)]
         for entry in found:
             path = Path(entry.path)
@@ -206,11 +208,11 @@ class _Collection:
             # It counts as absent: a check sets it aside.
             return
 
-    def _take(self, what: str, path: Path) -> Freed | None:
+    def _take(self, what: str, path: Path) -> Removed | None:
         """Remove a file unless somebody has begun to use it."""
-        freed = self._freed(what, path)
-        if self._own is None or freed is None:
-            return freed
+        removed = self._removed(what, path)
+        if self._own is None or removed is None:
+            return removed
         self._count += 1
         aside = self._own.path / f"taken-{self._count}"
         try:
@@ -224,19 +226,19 @@ class _Collection:
             aside.replace(path)
             return None
         aside.unlink()
-        return freed
+        return removed
 
-    def _remove(self, what: str, path: Path) -> Iterator[Freed]:
-        freed = self._freed(what, path)
-        if freed is not None:
+    def _remove(self, what: str, path: Path) -> Iterator[Removed]:
+        removed = self._removed(what, path)
+        if removed is not None:
             if self._own is not None:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
-            yield freed
+            yield removed
 
-    def _freed(self, what: str, path: Path) -> Freed | None:
+    def _removed(self, what: str, path: Path) -> Removed | None:
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -248,7 +250,7 @@ class _Collection:
                 for name in names:
                     with contextlib.suppress(OSError):
                         size += os.lstat(f"{folder}/{name}").st_size
-        return Freed(what, str(path.relative_to(self._store.root)), size)
+        return Removed(what, str(path.relative_to(self._store.root)), size)
 
 
 def _modified(path: Path) -> float:

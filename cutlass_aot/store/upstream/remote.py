@@ -17,7 +17,7 @@ from typing import Any
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.store.layout import FORMAT_NAME, check_format, format_text
 from cutlass_aot.store.upstream.stores import Reader
-from cutlass_aot.store.upstream.thread_pool import Crew, Task
+from cutlass_aot.store.upstream.thread_pool import Task, ThreadPool
 from cutlass_aot.store.upstream.transport import TooLarge, Transport, persistently, shown_url
 from cutlass_aot.words import plural
 
@@ -67,8 +67,8 @@ class RemoteStore:
         self._transport = Transport(url, options or {})
         self._timeout = timeout
         self._tell = tell
-        self._pullers = Crew(_PULLERS)
-        self._pushers = Crew(_PUSHERS)
+        self._pullers = ThreadPool(_PULLERS)
+        self._pushers = ThreadPool(_PUSHERS)
         self._pulls = True
         self._pushes = push
         # Whether there is a store to pull from; None before the first look.

@@ -41,7 +41,7 @@ class Task(Generic[Value]):
         return self._value  # type: ignore[return-value]
 
 
-class Crew:
+class ThreadPool:
     """Some threads, started as they are needed.
 
     They are daemons: ``concurrent.futures`` would wait for them at the end of the process.

@@ -1,4 +1,4 @@
-"""Libraries for aarch64 under emulation: loaded, every symbol looked up, called, and held against x86-64's.
+"""Libraries for aarch64 under emulation: loaded, every symbol looked up, called, and compared with x86-64's.
 
 What runs them is fetched by ``make emulator``; without it these tests are skipped.
 """

@@ -143,7 +143,7 @@ def test_a_library_shows_its_kernels_and_slots_alone(native: Native, cache: Path
     with pytest.raises(LinkError, match=f"none; not expected: __tvm_ffi_{gone}, cutlass_aot_code_{gone}$"):
         check_library(library, exported(sorted(native.compiled)[1:]), host)
     (other,) = HOSTS.keys() - {host}
-    with pytest.raises(LinkError, match=r"k\.so: what was linked is for EM_\w+; expected EM_"):
+    with pytest.raises(LinkError, match=r"k\.so: what was linked is for \w+; expected \w+"):
         check_library(library, exported(native.compiled), other)
 
 

@@ -164,8 +164,8 @@ def test_a_build_is_a_root_of_its_store(whole):
     assert sorted(set(kinds)) == ["bundle", "inputs", "kernel", "library", "plan"]
     assert kinds.count("kernel") == 5
     age_all(store, hours=1000)
-    freed = command("store", "gc", "--store", whole.store, "--days", "0", "--grace", "0", "--json")
-    assert freed.returncode == 0, freed.stderr
+    removed = command("store", "gc", "--store", whole.store, "--days", "0", "--grace", "0", "--json")
+    assert removed.returncode == 0, removed.stderr
     assert all(store.has_record(*reference) for reference in rooted)
     assert command("store", "check", "--store", whole.store).returncode == 0
     shutil.rmtree(whole.out)

@@ -10,7 +10,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.builder import build
-from cutlass_aot.builder.compile.fork_client import Zygote
+from cutlass_aot.builder.compile.fork_client import ForkServer
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.cli.output.progress import PlainReport
 from cutlass_aot.errors import CutlassAotError, ManifestError
@@ -89,9 +89,9 @@ def test_the_best_of_each_shape_are_kept_and_ranked(manifest):
         kept = [digest for digest in problem.kernels if digest in designs]
         assert list(ranked[problem.extents])[: len(kept)] == kept
 
-    (remark,) = chosen.remarks
+    (warning,) = chosen.warnings
     group = "gemm-bf16.bf16.bf16-f32-tnt-sm_100a"
-    assert remark == (
+    assert warning == (
         f"select: {group}: 6 of 6 shapes ranked for B200; the best 2 of each shape keep {len(designs)} of "
         f"{len(whole.kernels)} kernels, {len(whole.kernels) - len(designs)} left out; kept though not "
         f"modelled: {len(designs) - len(modelled)} (TgvGemm)"
@@ -112,10 +112,10 @@ def test_what_cannot_be_ranked_stays_and_is_remarked(manifest):
     assert len(hopper) > 2
     assert len(selection.rankings) == 1
     assert any(
-        remark.startswith(
+        warning.startswith(
             "select: sm_90a is not ranked and stays whole: nvmatmul models B200 (NVIDIA B200), "
         )
-        for remark in selection.remarks
+        for warning in selection.warnings
     )
 
 
@@ -193,7 +193,7 @@ def test_a_ranked_plan_is_made_once(manifest, tmp_path, monkeypatch):
     def refuse(_):
         raise AssertionError("a worker, which imports the DSL, was asked for")
 
-    monkeypatch.setattr(Zygote, "start", refuse)
+    monkeypatch.setattr(ForkServer, "start", refuse)
     selection, planned = plan(path, "store")
     assert [item.why for item in planned] == ["present", "present"]
     (ranking,) = selection.rankings

@@ -112,7 +112,7 @@ def test_what_a_restarted_cluster_has_lost_is_submitted_again(lost):
     assert client.submitted == 3
 
 
-def test_what_is_lost_again_and_again_is_the_machines_failure():
+def test_what_is_lost_again_and_again_is_machine_failure_failure():
     client = Client(Future("lost"))
     (result,) = run(client)
     assert result.machine

@@ -80,8 +80,8 @@ class Machine:
         return decode(compile_on_worker(encode((message or self.request()) | changes)), "an answer")
 
 
-def zygote():
-    return dask_worker._local.bench._pool._zygote.process
+def fork_server():
+    return dask_worker._local.bench._pool._fork_server.process
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def machine(tmp_path, monkeypatch):
 def test_a_plugin_that_changes_under_a_living_worker_is_noticed(machine):
     old = machine.request()
     assert machine.ask(old)["error"] == "ValueError: compiled by 1"
-    first = zygote()
+    first = fork_server()
     assert machine.ask(old, timeout=20.0)["error"] == "ValueError: compiled by 1"
-    assert zygote() is first
+    assert fork_server() is first
     machine.install("2.0")
     assert "its generator version is 2.0+" in machine.ask(old)["refused"]
     assert "its generator version is 2.0+" in machine.ask(old, timeout=21.0)["refused"]
@@ -128,8 +128,8 @@ def test_what_was_compiled_while_the_compiler_changed_is_not_handed_out(machine)
 def test_a_process_that_was_killed_is_started_again(machine):
     machine.ask()
     for _ in range(2):
-        zygote().kill()
-        zygote().wait()
+        fork_server().kill()
+        fork_server().wait()
         time.sleep(0.2)
         assert machine.ask()["error"] == "ValueError: compiled by 1"
 
@@ -177,10 +177,10 @@ def test_an_idle_pool_ends_and_begins_again(machine, monkeypatch):
     machine.ask()
     first = dask_worker._local.bench
     for _ in range(100):
-        if first._pool._zygote is None:
+        if first._pool._fork_server is None:
             break
         time.sleep(0.05)
-    assert first._pool._zygote is None
+    assert first._pool._fork_server is None
     assert machine.ask()["error"] == "ValueError: compiled by 1"
     assert dask_worker._local.bench is first
 
@@ -201,7 +201,7 @@ def test_threads_compile_each_on_its_own(machine):
     assert answers == ["ValueError: compiled by 1"] * 3
 
 
-def test_a_remote_that_takes_nothing_is_the_machines_trouble(machine, monkeypatch):
+def test_a_remote_that_takes_nothing_is_machine_failure_trouble(machine, monkeypatch):
     def compiled(_message, request):
         Path(request["object"]).write_bytes(b"an object")
         sha256 = hashlib.sha256(b"an object").hexdigest()

@@ -157,7 +157,7 @@ class Made:
         } | {file.sha256: file.path.read_bytes() for file in self.launchers.values()}
 
     def content(self, sha256: str) -> bytes:
-        """An unpacked file, held against its digest."""
+        """An unpacked file, checked against its digest."""
         assert digest(self.files[sha256]) == sha256
         return decompressed(self.files[sha256], 1 << 20)
 

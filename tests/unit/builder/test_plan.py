@@ -1,4 +1,4 @@
-"""Planning: filters, caps, remarks, and the errors a manifest's author sees."""
+"""Planning: filters, caps, warnings, and the errors a manifest's author sees."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_value_that_matches_nothing_beside_others_is_remarked():
     parsed = manifest('tile = ["64x64", "512x*"]\nexclude = [{tile = "999x*"}]')
     questions = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(question, TILES) for question in questions], "4.8.1")
-    assert selection.remarks == (
+    assert selection.warnings == (
         "kernels[0]: tile = ['512x*'] matches nothing",
         "kernels[0]: exclude tile = ['999x*'] leaves nothing out",
     )
@@ -110,7 +110,7 @@ def test_a_target_that_gets_nothing_is_remarked():
     parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
     first, second = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(first, TILES), (second, [])], "4.8.1")
-    assert selection.remarks == (
+    assert selection.warnings == (
         "kernels[0]: gemm f16.f16.f16 accumulator f32 tnt on sm_103a: the generator has none",
     )
 
@@ -204,7 +204,9 @@ def test_known_bad_kernels_are_left_out_and_remarked():
     good, bad = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(good, TILES), (bad, [TGV])], "4.8.1")
     assert TGV not in selection.kernels
-    assert any("1 left out as known to be bad: TgvGemm on sm_103" in remark for remark in selection.remarks)
+    assert any(
+        "1 left out as known to be bad: TgvGemm on sm_103" in warning for warning in selection.warnings
+    )
     with pytest.raises(ManifestError, match="no kernel is left: TgvGemm on sm_103 has raised device errors"):
         select(parsed, [(good, []), (bad, [TGV])], "4.8.1")
 
@@ -244,7 +246,7 @@ def test_a_manifest_knows_of_bad_kernels_too(keys, left):
         return
     selection = select(parsed, [(question, TILES)], "4.8.1")
     assert len(selection.kernels) == left
-    assert any("our issue 12" in remark for remark in selection.remarks) == (left < len(TILES))
+    assert any("our issue 12" in warning for warning in selection.warnings) == (left < len(TILES))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_a_selection_is_kept_by_what_it_follows_from(tmp_path):
     device = {"sm_90a": load_profile("h200")}
     plan = plan_digest(parsed, device)
     assert load_selection(store, plan) is None
-    selection = Selection(tuple(TILES), ("a remark",))
+    selection = Selection(tuple(TILES), ("a warning",))
     save_selection(store, plan, selection)
     assert load_selection(store, plan) == selection
     assert plan == plan_digest(manifest(), device)

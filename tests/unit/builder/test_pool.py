@@ -100,7 +100,7 @@ def test_the_reason_says_what_happened(outcome, does, reason):
     ("does", "machine"),
     [("crash", True), ("hang", True), ("exit", False), ("raise", False), ("foreign", False)],
 )
-def test_a_failure_that_may_not_come_again_is_the_machines(outcome, does, machine):
+def test_a_failure_that_may_not_come_again_is_machine_failure(outcome, does, machine):
     assert outcome[1][does].machine is machine
 
 
@@ -236,7 +236,7 @@ def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
 def test_what_has_ended_can_be_used_again(tmp_path):
     with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path)]))
-        process = pool._zygote.process
+        process = pool._fork_server.process
         pool.end()
         assert process.poll() is not None
         (result,) = pool.run([job("raise", tmp_path)])
@@ -300,9 +300,9 @@ def test_a_build_tells_its_pool_what_its_keys_come_from(tmp_path):
 def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
     with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path)]))
-        zygote = pool._zygote
-        zygote.process.kill()
-        zygote.process.wait()
+        fork_server = pool._fork_server
+        fork_server.process.kill()
+        fork_server.process.wait()
         _wait_until_gone(pool._workers[0].pid)
         with pytest.raises(ToolchainError, match=r"forks workers died \(exit status -9"):
             list(pool.run([job("raise", tmp_path)]))
@@ -362,16 +362,16 @@ def test_workers_end_when_the_builder_is_killed(tmp_path):
         "pool = Pool(1, ('tests.support.misbehaving',))\n"
         "worker = pool._new_worker()\n"
         "pool._start(worker, Job('x', request))\n"
-        "print(worker.pid, pool._zygote.process.pid, flush=True)\n"
+        "print(worker.pid, pool._fork_server.process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as builder:
         assert builder.stdout is not None
-        worker, zygote = (int(word) for word in builder.stdout.readline().split())
+        worker, fork_server = (int(word) for word in builder.stdout.readline().split())
         builder.kill()
-    _wait_until_gone(zygote)
+    _wait_until_gone(fork_server)
     _wait_until_gone(worker)
 
 

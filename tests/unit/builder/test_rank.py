@@ -100,7 +100,7 @@ def question(members, shapes=(SHAPE,), listed=None):
 def test_the_gpu_follows_from_the_device_profile():
     model = model_of()
     assert model.gpus == {"sm_90a": "GOOD"}
-    assert model.remarks == ()
+    assert model.warnings == ()
     assert model.packages == {"msgpack": "0"}
 
 
@@ -115,11 +115,11 @@ def test_without_a_heuristic_there_is_no_model():
 def test_a_gpu_that_the_heuristic_does_not_know_is_remarked():
     model = model_of(head=HEAD.replace("sm_90a", "sm_100a"))
     assert model.gpus == {}
-    (remark,) = model.remarks
-    assert remark.startswith(
+    (warning,) = model.warnings
+    assert warning.startswith(
         "select: sm_100a is not ranked and stays whole: by_tile models GOOD (NVIDIA H200), "
     )
-    assert remark.endswith("not NVIDIA B200")
+    assert warning.endswith("not NVIDIA B200")
 
 
 def test_a_profile_of_a_gpu_that_the_target_does_not_run_on_is_refused():
@@ -163,17 +163,17 @@ def test_cutlass_operators_is_a_ranker_and_others_are_none():
 def test_a_group_is_asked_for_the_shapes_it_supports():
     members = kernels(("Known", (64, 64), "clc"), ("Known", (128, 64), "clc"))
     odd = Extents(1, 64, 64, 60)
-    (asked,), remarks = questions_of(members, [SHAPE, odd], MODEL)
+    (asked,), warnings = questions_of(members, [SHAPE, odd], MODEL)
     assert asked == question(members, listed=2)
-    assert remarks == []
+    assert warnings == []
 
 
 def test_what_is_not_asked_is_remarked():
     foreign = gemm(generator="other", dtypes=("bf16", "bf16", "bf16"))
     members = [*kernels(("Known", (64, 64), "clc")), foreign]
-    asked, remarks = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)
+    asked, warnings = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)
     assert asked == []
-    assert remarks == [
+    assert warnings == [
         "select: gemm-f16.f16.f16-f32-tnt-sm_90a is not ranked and stays whole: it supports none of 1 shapes",
         "select: generator 'other' has no heuristic 'by_tile': its kernels stay",
     ]
@@ -182,9 +182,9 @@ def test_what_is_not_asked_is_remarked():
 def test_two_rankings_of_one_group_are_not_mixed():
     members = [gemm(generator="ranking"), gemm(generator="second")]
     model = dataclasses.replace(MODEL, heuristics={"ranking": BY_TILE, "second": BY_TILE})
-    asked, remarks = questions_of(members, [SHAPE], model)
+    asked, warnings = questions_of(members, [SHAPE], model)
     assert asked == []
-    assert "the rankings of ranking and second cannot be compared" in remarks[0]
+    assert "the rankings of ranking and second cannot be compared" in warnings[0]
 
 
 def test_a_target_without_a_model_is_not_asked():
@@ -289,8 +289,8 @@ def test_keep_leaves_out_what_is_modelled_and_nowhere_among_the_best(problems, k
         if ranked
     }
     assert {problem.extents: problem.kernels for problem in ranked_group.problems} == expected
-    assert result.remarks[0] == "before"
-    assert f"{len(expected)} of {len(problems)} shapes ranked for GOOD" in result.remarks[1]
+    assert result.warnings[0] == "before"
+    assert f"{len(expected)} of {len(problems)} shapes ranked for GOOD" in result.warnings[1]
 
 
 def test_a_ranking_names_a_bounded_number_of_kernels():
@@ -306,8 +306,8 @@ def test_shapes_that_do_not_fit_are_told():
     digest = members[0].digest
     answer = Ranked(frozenset({digest}), (((digest,),),))
     asked = question(members, listed=3)
-    (remark,) = choose(Selection(tuple(members), ()), [asked], [answer], MODEL, DEVICES, None).remarks
-    assert remark.endswith("1 of 3 shapes ranked for GOOD (2 not divisible as its operands have to be)")
+    (warning,) = choose(Selection(tuple(members), ()), [asked], [answer], MODEL, DEVICES, None).warnings
+    assert warning.endswith("1 of 3 shapes ranked for GOOD (2 not divisible as its operands have to be)")
 
 
 # --- the whole of it, with a generator in workers
@@ -339,7 +339,7 @@ def test_workers_rank_and_the_best_are_kept(tmp_path):
         ("Known", "clc", (256, 128, 64)),
         ("Unknown", "clc", (64, 8, 64)),
     ]
-    assert after.remarks == (
+    assert after.warnings == (
         "select: gemm-f16.f16.f16-f32-tnt-sm_90a: 2 of 3 shapes ranked for GOOD (1 without answer: 13 is "
         "unlucky); the best 1 of each shape keep 3 of 7 kernels, 4 left out; kept though not modelled: 1 "
         "(Unknown)",

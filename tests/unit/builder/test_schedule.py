@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cutlass_aot.builder.compile.estimates import expected_seconds
-from cutlass_aot.builder.compile.failures import Trouble, is_the_machines
+from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
 from cutlass_aot.builder.compile.schedule import Job, Queue
 from tests.support.kernels import gemm
 
@@ -131,17 +131,21 @@ def test_expected_seconds_are_remembered_or_those_of_the_family_or_the_longest()
 
 
 @pytest.mark.parametrize(
-    ("trouble", "log", "reason"),
+    ("failure", "log", "reason"),
     [
-        (Trouble(timed_out=30), "", "timed out after 30 s"),
-        (Trouble(signal=9), "", "the compiler crashed (signal 9)"),
-        (Trouble(signal=11), "", "the compiler crashed (signal 11)"),
-        (Trouble(raised=("MemoryError", "Exception"), message="MemoryError: "), "", "MemoryError: "),
-        (Trouble(raised=("FileNotFoundError", "OSError"), message="gone"), "", "gone"),
-        (Trouble(status=1), "x\nLLVM ERROR: Cannot allocate memory", "the compiler crashed (exit status 1)"),
-        (Trouble(raised=("RuntimeError",), message="std::bad_alloc"), "", "std::bad_alloc"),
+        (WorkerFailure(timed_out=30), "", "timed out after 30 s"),
+        (WorkerFailure(signal=9), "", "the compiler crashed (signal 9)"),
+        (WorkerFailure(signal=11), "", "the compiler crashed (signal 11)"),
+        (WorkerFailure(raised=("MemoryError", "Exception"), message="MemoryError: "), "", "MemoryError: "),
+        (WorkerFailure(raised=("FileNotFoundError", "OSError"), message="gone"), "", "gone"),
+        (
+            WorkerFailure(status=1),
+            "x\nLLVM ERROR: Cannot allocate memory",
+            "the compiler crashed (exit status 1)",
+        ),
+        (WorkerFailure(raised=("RuntimeError",), message="std::bad_alloc"), "", "std::bad_alloc"),
         *(
-            (Trouble(raised=("RuntimeError", "Exception"), message=message), "", message)
+            (WorkerFailure(raised=("RuntimeError", "Exception"), message=message), "", message)
             for message in (
                 "LLVM ERROR: out of memory",
                 "fork: Cannot allocate memory",
@@ -152,25 +156,25 @@ def test_expected_seconds_are_remembered_or_those_of_the_family_or_the_longest()
         ),
     ],
 )
-def test_what_the_machine_did_is_tried_again(trouble, log, reason):
-    assert trouble.reason == reason
-    assert is_the_machines(trouble, log)
+def test_what_the_machine_did_is_tried_again(failure, log, reason):
+    assert failure.reason == reason
+    assert is_machine_failure(failure, log)
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [
-        Trouble(status=3),
-        Trouble(raised=("ValueError", "Exception"), message="ValueError: no such instruction"),
-        Trouble(raised=("ArtifactError", "CutlassAotError"), message="ArtifactError: no GPU code"),
-        Trouble(
+        WorkerFailure(status=3),
+        WorkerFailure(raised=("ValueError", "Exception"), message="ValueError: no such instruction"),
+        WorkerFailure(raised=("ArtifactError", "CutlassAotError"), message="ArtifactError: no GPU code"),
+        WorkerFailure(
             raised=("DSLRuntimeError", "Exception"),
             message="ptxas fatal: (C7600) Register allocation failed with register count of '64'",
         ),
-        Trouble(raised=("GeneratorError",), message="TMEM allocation failed: 640 columns asked of 512"),
-        Trouble(raised=("GeneratorError",), message="out of shared memory: 300 KB asked of 227 KB"),
-        Trouble(raised=("GeneratorError",), message="tensor memory exhausted"),
+        WorkerFailure(raised=("GeneratorError",), message="TMEM allocation failed: 640 columns asked of 512"),
+        WorkerFailure(raised=("GeneratorError",), message="out of shared memory: 300 KB asked of 227 KB"),
+        WorkerFailure(raised=("GeneratorError",), message="tensor memory exhausted"),
     ],
 )
-def test_what_the_kernel_did_is_not(trouble):
-    assert not is_the_machines(trouble, "ptxas fatal: unresolved symbol")
+def test_what_the_kernel_did_is_not(failure):
+    assert not is_machine_failure(failure, "ptxas fatal: unresolved symbol")

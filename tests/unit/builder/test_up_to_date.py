@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder.inputs.file_digests import Files
-from cutlass_aot.builder.inputs.up_to_date import Answer, keep_answer, known_answer
-from cutlass_aot.store.build_state import read_note, write_note
+from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle, remember_build, up_to_date
+from cutlass_aot.store.build_state import read_state, write_state
 from tests.support.stores import age
 
 
@@ -27,20 +27,20 @@ def built(tmp_path):
     files = Files()
     files.digest(manifest)
     files.digest(source)
-    answer = Answer(tmp_path / "out" / "b", 3)
+    answer = UpToDateBundle(tmp_path / "out" / "b", 3)
     made = {str(library): Files().digest(library)}
     (tmp_path / "package").mkdir()
     packages = [str(tmp_path / "package")]
-    keep_answer(manifest, tmp_path / "store", answer, files.used, packages, made)
+    remember_build(manifest, tmp_path / "store", answer, files.used, packages, made)
     return tmp_path
 
 
 def ask(folder, manifest="m.toml", out="out"):
-    return known_answer(folder / manifest, folder / "store", folder / out)
+    return up_to_date(folder / manifest, folder / "store", folder / out)
 
 
 def test_it_is_answered_again_and_again(built):
-    assert ask(built) == Answer(built / "out" / "b", 3)
+    assert ask(built) == UpToDateBundle(built / "out" / "b", 3)
     assert ask(built) == ask(built)
 
 
@@ -48,7 +48,7 @@ def test_it_is_answered_again_and_again(built):
 def test_an_answer_notes_its_use_once_a_day(built, hours, noted):
     """A collection takes notes that nobody uses."""
     assert ask(built) is not None
-    (path,) = (built / "store" / "notes").iterdir()
+    (path,) = (built / "store" / "build_state").iterdir()
     age(path, hours=hours)
     before = path.stat().st_mtime
     assert ask(built) is not None
@@ -80,7 +80,7 @@ def test_another_manifest_output_or_store_has_its_own_answer(built):
     (built / "copy.toml").write_bytes((built / "m.toml").read_bytes())
     assert ask(built, manifest="copy.toml") is None
     assert ask(built, out="elsewhere") is None
-    assert known_answer(built / "m.toml", built / "no-store", built / "out") is None
+    assert up_to_date(built / "m.toml", built / "no-store", built / "out") is None
 
 
 def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
@@ -90,7 +90,9 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
     assert ask(built) is None
     note = Files()
     note.digest(built / "m.toml")
-    keep_answer(built / "m.toml", built / "store", Answer(built / "out" / "b", 3), note.used, [], {})
+    remember_build(
+        built / "m.toml", built / "store", UpToDateBundle(built / "out" / "b", 3), note.used, [], {}
+    )
     assert ask(built) is not None
     (packages / "new-1.0.dist-info").mkdir()
     assert ask(built) is None
@@ -100,22 +102,22 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
     "body", [None, [], {}, {"files": 1}, {"files": [["a"]], "search": [], "folders": []}]
 )
 def test_a_note_that_is_something_else_answers_nothing(built, body):
-    (name,) = (path.name for path in (built / "store" / "notes").iterdir())
-    write_note(built / "store", name, body)
+    (name,) = (path.name for path in (built / "store" / "build_state").iterdir())
+    write_state(built / "store", name, body)
     assert ask(built) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 100, "cut"])
 def test_a_damaged_note_answers_nothing(built, damage):
-    (path,) = (built / "store" / "notes").iterdir()
+    (path,) = (built / "store" / "build_state").iterdir()
     path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else damage)
     assert ask(built) is None
 
 
 def test_a_store_that_cannot_be_written_takes_no_note(tmp_path):
     (tmp_path / "store").write_text("a file")
-    write_note(tmp_path / "store", "0" * 64, {})
-    assert read_note(tmp_path / "store", "0" * 64) is None
+    write_state(tmp_path / "store", "0" * 64, {})
+    assert read_state(tmp_path / "store", "0" * 64) is None
 
 
 def test_answering_imports_next_to_nothing():
@@ -142,4 +144,4 @@ def test_answering_imports_next_to_nothing():
 
 def test_paths_may_be_relative(built, monkeypatch):
     monkeypatch.chdir(built)
-    assert known_answer(Path("m.toml"), Path("store"), Path("out")) == Answer(Path("out/b"), 3)
+    assert up_to_date(Path("m.toml"), Path("store"), Path("out")) == UpToDateBundle(Path("out/b"), 3)

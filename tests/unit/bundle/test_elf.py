@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.bundle.elf import read_shared_object
+from cutlass_aot.bundle.elf import read_sections, read_shared_object
 from cutlass_aot.errors import CorruptFile
 from tests.support.synthetic import shared_object
 
@@ -84,6 +85,45 @@ def test_a_chain_without_an_end_is_refused(tmp_path):
         read(bytes(data))
 
 
+def program():
+    """A program of this machine, with sections."""
+    data = Path(sys.executable).read_bytes()
+    if data[4:6] != b"\x02\x01" or not any(data[60:62]):
+        pytest.skip("Python is not a 64-bit little-endian ELF file with sections")
+    return data
+
+
+def test_sections_are_those_of_a_full_reader():
+    elffile = pytest.importorskip("elftools.elf.elffile")
+    found = read_sections(program(), "python")
+    with open(sys.executable, "rb") as file:  # noqa: PTH123
+        full = elffile.ELFFile(file)
+        assert (found.version, found.flags) == (1, full["e_flags"])
+        assert [(s.name, s.size) for s in found.sections] == [
+            (s.name, s["sh_size"]) for s in full.iter_sections()
+        ]
+        for mine, theirs in zip(found.sections, full.iter_sections(), strict=True):
+            if theirs["sh_type"] not in ("SHT_NULL", "SHT_NOBITS"):
+                assert bytes(mine.content) == theirs.data()
+            else:
+                assert not mine.content
+
+
+def test_sections_that_are_not_in_the_file_are_refused():
+    data = program()
+    (headers,) = struct.unpack_from("<Q", data, 40)
+    for damaged in (
+        data[: headers + 64],
+        data[:40] + struct.pack("<Q", 2**63) + data[48:],
+        data[:60] + b"\x00\x00" + data[62:],
+        data[:62] + b"\xff\xff" + data[64:],
+        data[: headers + 64 + 24] + struct.pack("<QQ", 2**62, 2**62) + data[headers + 64 + 40 :],
+        data[: headers + 64] + b"\xff" * 4 + data[headers + 68 :],
+    ):
+        with pytest.raises(CorruptFile, match="python is not a sound ELF file"):
+            read_sections(damaged, "python")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("elf")
@@ -108,8 +148,9 @@ def test_altered_bytes_give_a_reading_or_a_clear_refusal(folder, data):
 
 @given(st.binary(max_size=4096))
 def test_any_bytes_give_a_reading_or_a_clear_refusal(folder, data):
-    with pytest.raises(CorruptFile):
-        read(data)
+    for reader in (read_shared_object, read_sections):
+        with pytest.raises(CorruptFile):
+            reader(data, "library.so")
 
 
 @pytest.mark.compile

@@ -208,7 +208,7 @@ def test_bills_are_valid_by_the_published_schema(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("name", sorted(sbom._PACKAGES))
 def test_licences_are_those_that_packages_state(name: str) -> None:
-    """What the table says of the pinned versions, held against the metadata of those that are installed."""
+    """What the table says of the pinned versions, compared with the metadata of those that are installed."""
     try:
         about = metadata.metadata(name)
     except metadata.PackageNotFoundError:

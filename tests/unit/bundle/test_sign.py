@@ -607,7 +607,7 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
     status, out, _ = run("verify", bundle)
     assert (status, out) == (0, f"{bundle}: good, signed by {identity}\n")
     status, out, _ = run("verify", bundle, "--json")
-    assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity], "remarks": []}
+    assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity], "warnings": []}
     assert run("key", "new", key)[0] == 1
 
 
@@ -744,7 +744,7 @@ def test_without_the_package_the_error_says_what_to_install(
     says = "signatures not checked: keys and signatures need the package cryptography"
     status, out, error = run("verify", bundle)
     assert (status, f"{bundle}: {says}" in error, "signed by" in out) == (0, True, False)
-    assert json.loads(run("verify", bundle, "--json")[1])["remarks"][0].startswith(says)
+    assert json.loads(run("verify", bundle, "--json")[1])["warnings"][0].startswith(says)
     status, _, error = run("wheel", bundle, "-o", tmp_path / "wheels")
     assert (status, f"{bundle}: {says}" in error) == (0, True)
     (wheel,) = (tmp_path / "wheels").iterdir()

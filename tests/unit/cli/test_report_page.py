@@ -140,7 +140,7 @@ def test_hostile_names_reasons_remarks_and_logs_are_text(clock, tmp_path):
     facts = collected(
         clock,
         [
-            planned([bad, kernel(2)], remarks=(HOSTILE,)),
+            planned([bad, kernel(2)], warnings=(HOSTILE,)),
             events.Started(bad),
             events.Failed(failure(bad, log, HOSTILE)),
             events.Compiled(kernel(2), artifact()),

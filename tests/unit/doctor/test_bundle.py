@@ -91,7 +91,7 @@ can run
   GPU 2: no: NVIDIA L4 has compute capability 8.9, the bundle has kernels for
     sm_100a, sm_90a
     next: build it with a target such as sm_89
-remarks
+warnings
   torch 2.9.0+cu130 is built for CUDA 13.0 and finds no GPU with a driver for
     CUDA 12.8: install one built for CUDA 12, or upgrade the GPU driver, to
     580.65.06 or newer

@@ -11,7 +11,7 @@ import pytest
 
 from cutlass_aot.cli import main
 from cutlass_aot.doctor.facts import facts_of, facts_record
-from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.runtime.machine.compatibility import Requirements, decide
 from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.targets import KNOWN_TARGETS
@@ -52,10 +52,10 @@ def test_the_answer(record: dict[str, Any], name: str, expected: dict[str, Any])
     for reason, piece in zip(reasons, pieces, strict=True):
         assert piece in reason
     assert answer.why == "; ".join(reasons)
-    said = remarks(facts_of(record, "table"))
-    assert len(said) == len(expected.get("remarks", [])), said
-    for remark, piece in zip(said, expected.get("remarks", []), strict=True):
-        assert piece in remark
+    said = warnings(facts_of(record, "table"))
+    assert len(said) == len(expected.get("warnings", [])), said
+    for warning, piece in zip(said, expected.get("warnings", []), strict=True):
+        assert piece in warning
     for reason in found:
         assert reason.problem
         assert reason.advice
@@ -97,7 +97,7 @@ def test_the_command_line_says_the_same(
     text = " ".join(printed.split())
     for target in filter(None, expected["targets"]):
         assert f"{target} (" in text
-    for piece in expected.get("remarks", []):
+    for piece in expected.get("warnings", []):
         assert piece in text
     for reason in expected.get("reasons", []):
         problem, _, advice = reason.partition(": ")
@@ -118,6 +118,6 @@ def test_the_table_is_large_and_names_nothing_twice() -> None:
     for machine in TABLE["machines"]:
         assert set(machine) <= keys
         for bundle in set(machine) & set(TABLE["bundles"]):
-            assert set(machine[bundle]) <= {"targets", "reasons", "remarks", "refused"}
+            assert set(machine[bundle]) <= {"targets", "reasons", "warnings", "refused"}
     targets = {target for bundle in TABLE["bundles"].values() for target in bundle["targets"]}
     assert targets <= set(KNOWN_TARGETS)

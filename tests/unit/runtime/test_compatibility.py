@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.doctor.dependencies import satisfies
-from cutlass_aot.doctor.warnings import remarks
+from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.runtime.machine.compatibility import (
     ANYTHING,
@@ -47,7 +47,7 @@ def test_nothing_wrong() -> None:
     answer = decide(GOOD, HOPPER)
     assert answer.accepted
     assert answer.why == ""
-    assert remarks(GOOD) == []
+    assert warnings(GOOD) == []
     assert answer.gpus[0].target == "sm_90a"
 
 
@@ -345,7 +345,7 @@ def test_every_machine_is_answered(machine: Machine, targets: list[str]) -> None
     wanted = HOPPER._replace(targets=targets)
     answer = decide(machine, wanted)
     assert decide(machine, wanted) == answer
-    assert all(remark and not remark.endswith(".") for remark in remarks(machine))
+    assert all(warning and not warning.endswith(".") for warning in warnings(machine))
     assert answer.accepted or answer.why
     for gpu in answer.gpus:
         # Served, or a reason why not; what serves is one of the bundle's, and runs there.

@@ -162,8 +162,8 @@ def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.
             "memory_bytes": 141 << 30,
         }
     ]
-    remark = report["run"].pop("remarks")
-    assert "torch 2.11.0+cu130 is built for CUDA 13.0 and finds no GPU" in remark[0]
+    warning = report["run"].pop("warnings")
+    assert "torch 2.11.0+cu130 is built for CUDA 13.0 and finds no GPU" in warning[0]
     assert report["run"] == {"possible": True, "problems": [], "targets": ["sm_90a"]}
     assert report["build"]["possible"]
 

@@ -365,7 +365,7 @@ def test_a_second_call_can_only_take_keys_away(bundle: Path, tmp_path: Path, key
 
 def test_trust_that_comes_too_late_says_so_and_holds(bundle: Path, tmp_path: Path, key: Key) -> None:
     early = cutlass_aot.open(bundle)
-    with pytest.raises(UntrustedBundle, match="was opened already, and not held against"):
+    with pytest.raises(UntrustedBundle, match="was opened already, and not checked against"):
         cutlass_aot.trust(key.public)
     with pytest.raises(UntrustedBundle):
         cutlass_aot.open(bundle)

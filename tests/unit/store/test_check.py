@@ -15,7 +15,7 @@ from cutlass_aot import cli
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.store.blobs import packed
-from cutlass_aot.store.build_state import read_note, write_note
+from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.durations import MOST, durations, remember_durations
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.maintenance import check as checking
@@ -38,7 +38,7 @@ def store(tmp_path):
     set_root(store, "nightly", [("kernel", KEY)])
     remember_durations(store, {KEY: 1.5})
     store.put_log(OTHER_KEY, "a log")
-    write_note(store.root, "note", {"files": []})
+    write_state(store.root, "state", {"files": []})
     return store
 
 
@@ -90,7 +90,7 @@ def test_a_record_whose_blob_is_gone_is_found(store):
         (f"records/kernel/cd/{KEY}", b""),
         (f"records/unknown/cd/{OTHER_KEY}", b"foreign"),
         ("durations", b"foreign"),
-        ("notes/other", b"foreign"),
+        ("build_state/other", b"foreign"),
     ],
 )
 def test_whatever_is_not_ours_is_found(store, path, data):
@@ -124,20 +124,20 @@ def test_whatever_stands_among_the_roots_is_forgotten(store, name):
 
 
 def test_stray_directories_stop_nothing(store):
-    for name in ("notes/foo", "roots/foo", "damaged/foo"):
+    for name in ("build_state/foo", "roots/foo", "damaged/foo"):
         (store.root / name / "bar").mkdir(parents=True)
         (store.root / name / "bar" / "file").touch()
-    assert list(found(store, repair=True)) == ["roots/foo", "notes/foo"]
+    assert list(found(store, repair=True)) == ["roots/foo", "build_state/foo"]
     with pytest.raises(StoreError, match=r"root 'foo'.*store forget"):
         collect(store)
     assert drop_root(store, "foo")
     assert [item.what for item in collect(store)] == ["damaged"] * 3
     assert list((store.root / "damaged").iterdir()) == []
-    (store.root / "notes" / "foo").mkdir()
+    (store.root / "build_state" / "foo").mkdir()
     assert collect(store) == []
 
 
-@pytest.mark.parametrize("folder", ["records", "notes", "durations"])
+@pytest.mark.parametrize("folder", ["records", "build_state", "durations"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
 def test_what_cannot_be_read_from_here_is_no_damage(store, monkeypatch, folder, number):
     original = type(store.root).open
@@ -270,11 +270,11 @@ while time.monotonic() < deadline:
 
 
 def test_a_note_is_read_again_or_none(store):
-    assert read_note(store.root, "note") == {"files": []}
-    assert read_note(store.root, "none") is None
-    (store.root / "notes" / "note").write_bytes(b"x")
-    assert read_note(store.root, "note") is None
-    write_note(store.root.parent / "nowhere", "note", {})
+    assert read_state(store.root, "state") == {"files": []}
+    assert read_state(store.root, "none") is None
+    (store.root / "build_state" / "state").write_bytes(b"x")
+    assert read_state(store.root, "state") is None
+    write_state(store.root.parent / "nowhere", "state", {})
     assert not (store.root.parent / "nowhere").exists()
 
 
@@ -361,8 +361,8 @@ def test_gc_stats_roots_and_forget(run, store, capsys):
     # Longer than the grace by more than clocks differ: that of a file system goes in steps.
     age_all(store, hours=3)
     assert run("gc", "--days", "0", "--grace", "0", "--dry-run", "--json") == 0
-    freed = json.loads(capsys.readouterr().out)
-    assert [item["what"] for item in freed["freed"]] == ["log", "note"]
+    removed = json.loads(capsys.readouterr().out)
+    assert [item["what"] for item in removed["removed"]] == ["log", "build state"]
     assert run("gc", "--days", "0", "--dry-run") == 0
     assert capsys.readouterr().out.startswith(f"log  logs/cd/{OTHER_KEY}.txt  5 B\n")
     for value in ("nan", "inf", "-1"):
@@ -383,7 +383,7 @@ def test_gc_stats_roots_and_forget(run, store, capsys):
     assert run("forget", "nightly") == 0
     age_all(store, hours=3)
     assert run("gc", "--days", "0", "--grace", "0") == 0
-    assert "freed" in capsys.readouterr().out
+    assert "removed" in capsys.readouterr().out
     assert list(store.records()) == []
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cutlass_aot.errors import SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import digest, seal
-from cutlass_aot.store.build_state import write_note
+from cutlass_aot.store.build_state import write_state
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.maintenance import collect as collecting
 from cutlass_aot.store.maintenance.check import check
@@ -53,10 +53,10 @@ def test_what_is_used_or_rooted_stays_and_the_rest_goes(store):
     assert store.get_record("kernel", used) == {}
     planned = collect(store, dry_run=True)
     assert kernels(store) == {old, rooted, used}
-    freed = collect(store)
-    assert freed == planned
-    assert [item.what for item in freed] == ["record", "blob", "blob"]
-    assert sum(item.bytes for item in freed) > 0
+    removed = collect(store)
+    assert removed == planned
+    assert [item.what for item in removed] == ["record", "blob", "blob"]
+    assert sum(item.bytes for item in removed) > 0
     assert kernels(store) == {rooted, used}
     assert contents(store) == {b"rooted", b"used", b"shared"}
     assert list(check(store)) == []
@@ -179,26 +179,26 @@ def test_what_lies_about_goes(store):
     blob = store.put_blob(b"damaged")
     store.blob_path(blob).write_bytes(b"x")
     assert store.get_blob(blob) is None
-    for folder in ("", "blobs/sha256/ab", "records/kernel/ab", "roots", "logs/ab", "notes"):
+    for folder in ("", "blobs/sha256/ab", "records/kernel/ab", "roots", "logs/ab", "build_state"):
         path = store.root / folder / ".new-half"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-    write_note(store.root, "old", {})
-    write_note(store.root, "new", {})
+    write_state(store.root, "old", {})
+    write_state(store.root, "new", {})
     locks = store.root / "locks"
     locks.mkdir()
     (locks / "dead.lock").touch()
     assert store.try_lock(failure)
     age_all(store, hours=1000)
-    for path in (store.record_path("failure", failure), store.root / "notes" / "new"):
+    for path in (store.record_path("failure", failure), store.root / "build_state" / "new"):
         age(path, hours=1)
-    freed = collect(store)
-    assert sorted(item.what for item in freed) == ["damaged", "log", "note", *["temporary"] * 6]
+    removed = collect(store)
+    assert sorted(item.what for item in removed) == ["build state", "damaged", "log", *["temporary"] * 6]
     assert files(store) == [
         "FORMAT",
+        "build_state/new",
         f"locks/{failure}.lock",
         f"logs/cd/{failure}.txt",
-        "notes/new",
         f"records/failure/cd/{failure}",
     ]
     store.unlock(failure)
@@ -249,8 +249,8 @@ def test_what_is_used_at_the_last_moment_is_put_back(store, monkeypatch, what):
         return original(self, found, path)
 
     monkeypatch.setattr(collecting._Collection, "_take", take)
-    freed = collect(store)
-    assert [item.what for item in freed] == ([] if what == "record" else ["record"])
+    removed = collect(store)
+    assert [item.what for item in removed] == ([] if what == "record" else ["record"])
     assert contents(store) == {b"x"}
 
 

@@ -23,7 +23,7 @@ from cutlass_aot.store.maintenance.check import check
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.upstream.remote import RemoteStore
 from cutlass_aot.store.upstream.stores import DirectoryLevel
-from cutlass_aot.store.upstream.thread_pool import Crew
+from cutlass_aot.store.upstream.thread_pool import ThreadPool
 from tests.support.stores import KEY, OTHER_KEY, age, files
 
 DATA = b"object code" * 100
@@ -656,7 +656,7 @@ def test_settings_make_levels_in_their_order(other, tmp_path, memory):
 
 
 def test_a_crew_hands_results_and_errors_back():
-    crew = Crew(2)
+    crew = ThreadPool(2)
 
     def fails():
         raise KeyError("x")

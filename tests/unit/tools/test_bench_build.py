@@ -47,14 +47,14 @@ def test_only_forked_workers_are_watched():
         "print(child, flush=True)\nsys.stdin.read()\n"
         "os.kill(child, 9)\n# cutlass_aot.builder.compile.fork_server\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as zygote:
-        assert zygote.stdout is not None
-        child = int(zygote.stdout.readline())
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as fork_server:
+        assert fork_server.stdout is not None
+        child = int(fork_server.stdout.readline())
         found = bench_build._forked_workers(os.getpid())
         assert child in found
-        assert zygote.pid not in found
+        assert fork_server.pid not in found
         assert bench_build._forked_workers(child) == []
-        zygote.communicate("")
+        fork_server.communicate("")
 
 
 def test_a_phase_within_another_counts_once():

@@ -97,8 +97,8 @@ def test_the_tables_count_what_compiled_and_name_what_failed(monkeypatch, tmp_pa
 
 def test_the_watch_sees_the_memory_of_a_child_s_child():
     worker = "x = bytearray(200_000_000); import time; time.sleep(2)"
-    zygote = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
-    with tool.MemoryWatch() as watch, subprocess.Popen([sys.executable, "-c", zygote]) as process:
+    fork_server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    with tool.MemoryWatch() as watch, subprocess.Popen([sys.executable, "-c", fork_server]) as process:
         deadline = time.monotonic() + 30
         while watch.largest_bytes < 200_000_000 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -14,9 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.compile.audit import _cubins, _open_elf, _sections
+from cutlass_aot.builder.compile.audit import _cubins
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.bundle.elf import read_sections
 
 _NAMES_ONLY = (".symtab", ".strtab", ".shstrtab", ".debug", ".nv_debug", ".note", ".nv.merc.debug")
 _GLOBAL = re.compile(r'@(?:[-\w.$]+|"[^"]*")')
@@ -34,15 +35,14 @@ def without_names(item: KernelObject) -> bytes:
     """The same of an exported object."""
     sections, kernels = [], set()
     for cubin in _cubins(item.gpu_code):
-        elf = _open_elf(cubin.code, "the cubin")
-        found = _sections(elf, cubin.code, "the cubin")
-        own = {name.removeprefix(".text.") for name, _, _ in found if name.startswith(".text.")}
+        found = read_sections(cubin.code, "the cubin").sections
+        own = {part.name.removeprefix(".text.") for part in found if part.name.startswith(".text.")}
         kernels.update(own)
         sections.append(f"sm_{cubin.number}{cubin.suffix}".encode())
-        for name, header, content in found:
-            if not name.startswith(_NAMES_ONLY):
-                kind = _replaced(name, own)
-                sections.append(f"\n{kind} {header['sh_size']}\n".encode() + content)
+        for part in found:
+            if not part.name.startswith(_NAMES_ONLY):
+                kind = _replaced(part.name, own)
+                sections.append(f"\n{kind} {part.size}\n".encode() + part.content)
     host = _replaced(item.host_code, kernels)
     # A text that holds a name is as long as the name.
     host = _TEXT_SIZE.sub("[? x i8]", host)
