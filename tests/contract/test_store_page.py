@@ -68,10 +68,10 @@ def test_the_layout_is_what_a_store_holds(tmp_path: Path) -> None:
     with store.workspace():
         there = {path.name for path in tmp_path.iterdir()}
     store.close()
-    lines = re.findall(r"^    ([A-Za-z]+)\S* {2,}\S", TEXT, re.MULTILINE)
+    lines = re.findall(r"^    ([A-Za-z_]+)\S* {2,}\S", TEXT, re.MULTILINE)
     assert set(lines) == there
     assert layout.__doc__ is not None
-    for line in re.findall(r"^    ([A-Za-z]+\S*) {2,}", TEXT, re.MULTILINE):
+    for line in re.findall(r"^    ([A-Za-z_]+\S*) {2,}", TEXT, re.MULTILINE):
         assert f"    {line} " in layout.__doc__
 
 
