@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.declared import kernel as kernel
     from cutlass_aot.runtime.files.trust import trust as trust
     from cutlass_aot.runtime.installed import open_installed as open_installed
-    from cutlass_aot.runtime.launching.view import view_as as view_as
+    from cutlass_aot.runtime.launching.tensors import view_as as view_as
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle as KernelHandle
     from cutlass_aot.runtime.search_path import installed_bundles as installed_bundles
     from cutlass_aot.schema.kernels.declaration import Operand as Operand
@@ -98,7 +98,7 @@ _PUBLIC = {
     "policy": ("cutlass_aot.runtime.policy", None),
     "serve": ("cutlass_aot.programs.serve.serve", "serve"),
     "trust": ("cutlass_aot.runtime.files.trust", "trust"),
-    "view_as": ("cutlass_aot.runtime.launching.view", "view_as"),
+    "view_as": ("cutlass_aot.runtime.launching.tensors", "view_as"),
 }
 
 __all__ = [

@@ -2,6 +2,21 @@
 
 Exit codes follow the command line's convention: 1, something failed; 2, it was used wrongly; 3, a bundle that
 no trusted key has signed.
+
+Docstrings of the public interface list the errors that a call raises. Everywhere else these are to be
+expected, and a docstring names only what is not among them:
+
+- whatever reads a file of a bundle, a store or a recording raises :class:`CorruptFile` if it is truncated,
+  altered or foreign, :class:`SchemaTooNew` if a newer release wrote it, and :class:`BundleError` or
+  :class:`StoreError` if it cannot be read or written;
+- whatever opens a bundle raises :class:`UntrustedBundle` and :class:`SignatureError` where keys are required,
+  and :class:`Incompatible` if this machine cannot load it;
+- whatever asks the driver raises :class:`DeviceError`; whatever takes operands raises :class:`OperandError`,
+  and a launch :class:`LaunchError`;
+- whatever reads a manifest raises :class:`ManifestError`, and whatever calls a generator
+  :class:`GeneratorError`;
+- whatever needs the build side raises :class:`ToolchainError` if it is not installed, and
+  :class:`CompileError`, :class:`ArtifactError` or :class:`LinkError` if a kernel cannot be made with it.
 """
 
 from __future__ import annotations

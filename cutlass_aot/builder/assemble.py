@@ -43,12 +43,6 @@ def assemble(
         libraries: have all of them.
         linker: for one of the hosts, to say what the libraries need.
         bundle: the bundle's directory.
-
-    Raises:
-        LinkError: if the linker fails.
-        ManifestError: if a tuning file was measured with other kernels.
-        BundleError: if the bundle cannot be written; what was there stays.
-        StoreError: if an object is gone since it was planned.
     """
     entries = kernel_entries(selection.kernels, keys, artifacts, origins, libraries.entry)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)

@@ -102,11 +102,7 @@ class Plan:
 
 
 def make_plan(manifest_path: Path, settings: Settings) -> Plan:
-    """Say what a build of this manifest would do. A store is read if there is one; none is made.
-
-    Raises:
-        CutlassAotError: for bad input; see the stages.
-    """
+    """Say what a build of this manifest would do. A store is read if there is one; none is made."""
     inputs = load_inputs(manifest_path, settings.store, linkers=False)
     with _store_to_read(settings) as store:
         return _plan(inputs, store, settings)
@@ -168,9 +164,6 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         output: directory under which the bundle's directory, named as the bundle, is put.
         settings: where and how.
         share: which of the kernels to compile; None for all, and a bundle.
-
-    Raises:
-        CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
     inputs = load_inputs(manifest_path, settings.store, linkers=True)
     manifest = inputs.manifest
@@ -233,9 +226,6 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
         kernels: records of registered generators; one named twice counts once.
         output: directory under which the bundle's directory, named as the bundle, is put.
         settings: where and how.
-
-    Raises:
-        CutlassAotError: for bad input; see the stages. A kernel that fails is in the result instead.
     """
     records = tuple(kernels)
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
@@ -254,10 +244,6 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
         output: directory under which the bundle's directory, named as the bundle, is put.
         store_path: directory of the store, which takes the objects and the libraries.
         tell: called with every event.
-
-    Raises:
-        BundleError: if they are not, together, all of one bundle, or an object is missing or damaged.
-        ToolchainError: if libraries would be linked with something else than the shards' machines have.
     """
     shards = [read_shard(path) for path in paths]
     check_whole(shards)

@@ -28,9 +28,15 @@ from cutlass_aot.generators.device_profiles import (
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import references
 from cutlass_aot.runtime.declared import DeclaredKernel
-from cutlass_aot.runtime.launching.call import call, translated, without_gradients, workspace_for
+from cutlass_aot.runtime.launching.call import (
+    call,
+    current_stream,
+    stream_handle,
+    translated,
+    without_gradients,
+    workspace_for,
+)
 from cutlass_aot.runtime.launching.dlpack import view
-from cutlass_aot.runtime.launching.streams import current_stream, stream_handle
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
@@ -95,14 +101,6 @@ def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> 
         operands: in the order of the query.
         stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
         workspace: likewise.
-
-    Raises:
-        ToolchainError: if the DSL is not installed: says what is missing.
-        KernelNotFound: if no generator has a kernel for the problem either, or it is a GEMM of more operands.
-        CompileError: if it does not compile.
-        OperandError: if the operands are not on a GPU, or not to be launched on.
-        LaunchError: if compiled code refuses the call.
-        DeviceError: if the driver does.
     """
     _require_compiler()
     if query.operation == "gemm" and (query.names or len(operands) != 3):
@@ -128,12 +126,6 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
 
     Returns:
         What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
-
-    Raises:
-        ToolchainError: if the DSL is not installed: says what is missing.
-        KernelNotFound: if it is not declared for the GPU, or has no kernel for these parameters.
-        GeneratorError: if its declaration is wrong.
-        CompileError: if it does not compile.
     """
     _require_compiler()
     gpu = _gpu(ordinal)
@@ -169,11 +161,7 @@ def _launch(
     stream: Any,
     workspace: Any,
 ) -> None:
-    """Call a compiled kernel on operands that it supports.
-
-    Raises:
-        CutlassAotError: whatever is wrong with the operands, the stream or the launch.
-    """
+    """Call a compiled kernel on operands that it supports."""
     kernel = chosen.kernel
     names = [constraint.name for constraint in kernel.operands]
     try:
@@ -196,12 +184,7 @@ def _launch(
 
 
 def compiled_for(query: Query, gpu: _Gpu) -> Compiled:
-    """The kernel for a query on a GPU, compiled if it is not yet.
-
-    Raises:
-        KernelNotFound: if no generator has one.
-        CompileError: if it does not compile.
-    """
+    """The kernel for a query on a GPU, compiled if it is not yet."""
     signature = _signature(query, gpu)
     found = _chosen.get(signature)
     if found is None:
@@ -362,11 +345,7 @@ def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceP
 
 
 def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
-    """Compile a kernel in this process, with a warning that it took time.
-
-    Raises:
-        CompileError: if it does not compile, or cannot be called here.
-    """
+    """Compile a kernel in this process, with a warning that it took time."""
     start = time.monotonic()
     try:
         function: Any = generator.compile(kernel)

@@ -100,11 +100,7 @@ class Selection:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Selection:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
+        """Read what :meth:`to_record` gave."""
         try:
             return cls(
                 tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),

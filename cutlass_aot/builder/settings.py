@@ -48,10 +48,6 @@ class Settings:
 
         Args:
             path: another directory than the settings name.
-
-        Raises:
-            StoreError: if one of them cannot be used.
-            SchemaTooNew: if a newer release made one of the directories.
         """
         levels: list[Level] = [DirectoryLevel(root) for root in self.behind]
         if self.remote is not None:

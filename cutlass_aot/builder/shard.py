@@ -89,10 +89,6 @@ def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -
         shard: what to write; a shard that is at its path is replaced.
         artifacts: by key, of at least this share's kernels.
         store: has the objects.
-
-    Raises:
-        BundleError: if something else is at its path, or the disk refuses.
-        StoreError: if an object is gone, or the disk refuses.
     """
     path = shard.path.absolute()
     try:
@@ -132,11 +128,7 @@ def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: St
 
 
 def read_shard(path: Path) -> Shard:
-    """Read a shard's directory; its objects are not looked at.
-
-    Raises:
-        BundleError: if it is no shard, or not complete.
-    """
+    """Read a shard's directory; its objects are not looked at."""
     try:
         record = Store(path, create=False).get_record("shard", _KEY)
     except StoreError as error:
@@ -165,10 +157,6 @@ def take_artifacts(
         shard: the shard.
         store: takes the objects.
         add: told of each kernel, the digest of its object when the store has it, and whether it is new there.
-
-    Raises:
-        BundleError: if an object is missing or damaged.
-        StoreError: if the disk refuses.
     """
     own, share = Store(shard.path, create=False), shard.share.of(shard.keys)
     taken = {}
@@ -185,11 +173,7 @@ def take_artifacts(
 
 
 def check_whole(shards: Sequence[Shard]) -> None:
-    """Refuse shards that are not, together, all of one bundle.
-
-    Raises:
-        BundleError: naming what is missing, doubled, or of another build.
-    """
+    """Refuse shards that are not, together, all of one bundle."""
     if not shards:
         raise BundleError("there is nothing to merge: name the directories of all shards of a bundle")
     first = shards[0]

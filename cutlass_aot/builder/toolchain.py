@@ -61,9 +61,6 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
 
     Args:
         files: gives the digests; None reads every file.
-
-    Raises:
-        ToolchainError: if one is missing, or installed in a way that does not say which files it has.
     """
     distributions = _compiler_distributions()
     missing = [name for name in _REQUIRED if not _installed(name)]

@@ -38,11 +38,7 @@ def new(path: Path, ask: bool) -> int:
 
 
 def passphrase_of_environment() -> str | None:
-    """The passphrase in the environment, None if there is none.
-
-    Raises:
-        SignatureError: if the variable is set and empty.
-    """
+    """The passphrase in the environment, None if there is none."""
     passphrase = os.environ.get(ENVIRONMENT_VARIABLE)
     if passphrase == "":
         raise SignatureError(f"{ENVIRONMENT_VARIABLE} is set and empty: set a passphrase, or unset it")

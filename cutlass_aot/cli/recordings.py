@@ -29,10 +29,6 @@ def check_output(output: Path, name: str) -> None:
     Args:
         output: the manifest.
         name: of its bundle.
-
-    Raises:
-        ManifestError: if the folder of ``output`` cannot be written to, if ``output`` or the file of a
-            recording is there and was not written so, or ``name`` cannot be a bundle's.
     """
     from cutlass_aot.manifest.model import check_name
 
@@ -84,10 +80,6 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
 
     Returns:
         How many requests were kept.
-
-    Raises:
-        CorruptFile: if a file is not what a process of the program wrote.
-        StoreError: if a file cannot be written.
     """
     from cutlass_aot.programs.record.keep import gathered
     from cutlass_aot.schema.requests.recording import recording_to_bytes

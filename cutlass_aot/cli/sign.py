@@ -43,11 +43,7 @@ def signer_options(function: Function) -> Function:
 def signer_of(
     key: Path | None, program: str | None, public_key: Path | None, timeout: float
 ) -> Signer | None:
-    """Who signs, by the options of :func:`signer_options`; None if they name nobody.
-
-    Raises:
-        click.UsageError: if they do not go together.
-    """
+    """Who signs, by the options of :func:`signer_options`; None if they name nobody."""
     if key is not None and program is not None:
         raise click.UsageError("expected one of --key and --command")
     if (program is None) != (public_key is None):

@@ -31,13 +31,7 @@ class Found(NamedTuple):
 
 
 def find_bundles(name: str) -> list[Found]:
-    """The bundle that a directory or a wheel is, or those that are installed under a name; at least one.
-
-    Raises:
-        BundleError: if there is nothing of that name, or it holds no bundle, or cannot be read.
-        CorruptFile: if its index is truncated, altered or foreign.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """The bundle that a directory or a wheel is, or those that are installed under a name; at least one."""
     path, problem = Path(name), ""
     try:
         mode = path.stat().st_mode

@@ -107,11 +107,7 @@ def _without_none(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_facts(path: Path) -> Machine:
-    """Facts of a machine from a file; ``-`` is standard input.
-
-    Raises:
-        FactsError: if it cannot be read, is too large, or holds no facts of a machine.
-    """
+    """Facts of a machine from a file; ``-`` is standard input."""
     what = "standard input" if str(path) == "-" else str(path)
     try:
         if what == "standard input":
@@ -131,9 +127,6 @@ def parse_facts(data: bytes, what: str) -> Machine:
     """Read the bytes of a file of facts; ``what`` is its name in an error.
 
     What ``cutlass-aot doctor --json`` prints has the facts under ``facts``, and is read too.
-
-    Raises:
-        FactsError: if they are too many, not UTF-8, neither TOML nor JSON, or no facts of a machine.
     """
     if len(data) > MAX_BYTES:
         raise FactsError(f"{what} has more than {MAX_BYTES} bytes, which no machine's facts have")
@@ -153,11 +146,7 @@ def parse_facts(data: bytes, what: str) -> Machine:
 
 
 def facts_of(document: Any, what: str) -> Machine:
-    """The facts in a parsed document; ``what`` is its name in an error.
-
-    Raises:
-        FactsError: with the key, what was found and what is expected.
-    """
+    """The facts in a parsed document; ``what`` is its name in an error."""
     record = _table(document, "", KEYS, what)
     texts = {name: _text(record, name, "", what) for name in TEXTS}
     if texts["host"] is None:

@@ -38,11 +38,7 @@ class Answer(NamedTuple):
 
 
 class DeclaredGenerator:
-    """The generator of one declared kernel: one record a combination of its parameters and a target.
-
-    Raises:
-        GeneratorError: if a parameter has a name that a manifest or a listing has another meaning for.
-    """
+    """The generator of one declared kernel: one record a combination of its parameters and a target."""
 
     def __init__(self, declared: DeclaredKernel) -> None:
         self.declared = declared
@@ -67,11 +63,7 @@ class DeclaredGenerator:
         return self.declared.targets if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-        """Every declared combination of parameters, if ``problem`` asks for what it computes.
-
-        Raises:
-            GeneratorError: if the decorated function does not return what it should.
-        """
+        """Every declared combination of parameters, if ``problem`` asks for what it computes."""
         if problem.operation not in self.operations or target not in self.declared.targets:
             return
         for values in self.declared.combinations():
@@ -80,11 +72,7 @@ class DeclaredGenerator:
                 yield kernel
 
     def kernel(self, values: Parameters, target: str) -> Kernel | None:
-        """The record for these parameters; None if the decorated function has none for them.
-
-        Raises:
-            GeneratorError: if the decorated function does not return what it should.
-        """
+        """The record for these parameters; None if the decorated function has none for them."""
         answer = ask(self.declared, values)
         if answer is None:
             return None
@@ -99,12 +87,7 @@ class DeclaredGenerator:
         )
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
-        """Compile one kernel from its record's parameters.
-
-        Raises:
-            CompileError: if the decorated function now describes other operands.
-            GeneratorError: if it does not return what it should.
-        """
+        """Compile one kernel from its record's parameters."""
         # The DSL comes in here, in a worker; the command line imports this module without it.
         from cutlass_aot.generators import dsl
 
@@ -121,11 +104,7 @@ class DeclaredGenerator:
 
 
 def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
-    """Call the decorated function.
-
-    Raises:
-        GeneratorError: if it does not return a callable and operands, and maybe a tuple of values.
-    """
+    """Call the decorated function."""
     found = declared.function(**values)
     if found is None:
         return None

@@ -49,11 +49,7 @@ class DeviceProfile:
     source: str
 
     def active_clusters(self, cluster_size: int) -> int:
-        """Clusters of ``cluster_size`` blocks that run at once.
-
-        Raises:
-            ManifestError: if the profile has no value for this size.
-        """
+        """Clusters of ``cluster_size`` blocks that run at once."""
         try:
             return self.max_active_clusters[cluster_size]
         except KeyError:
@@ -76,9 +72,6 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
     Args:
         name: ``b200``, or a path, relative to ``base``.
         base: folder of the manifest that names it.
-
-    Raises:
-        ManifestError: for an unknown profile, an unknown or missing field, or a value that is zero.
     """
     if name.endswith(".toml"):
         path = (base or Path()) / name

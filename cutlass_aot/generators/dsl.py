@@ -25,11 +25,7 @@ __all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
 
 
 def dsl_dtype(name: str) -> Any:
-    """The DSL's element type of a name such as ``"f64"``.
-
-    Raises:
-        GeneratorError: if there is no such element type.
-    """
+    """The DSL's element type of a name such as ``"f64"``."""
     try:
         return getattr(cutlass, DTYPES[name].dsl)
     except KeyError:
@@ -74,9 +70,6 @@ def fake_operands(kernel: Kernel) -> list[Any]:
 
     Args:
         kernel: the record.
-
-    Raises:
-        GeneratorError: for an element type that the DSL does not have.
     """
     extents = {
         name: cute.sym_int32(divisibility=divisibility, symbol=name)

@@ -48,11 +48,7 @@ class DesignFilter:
 def design_filters(
     table: Mapping[str, Any], where: str, reserved: Sequence[str] = ()
 ) -> tuple[DesignFilter, ...]:
-    """The filters of a manifest's table: one for each key that is not ``reserved``.
-
-    Raises:
-        ManifestError: for a value that no design can have.
-    """
+    """The filters of a manifest's table: one for each key that is not ``reserved``."""
     found = []
     for key, value in table.items():
         if key in reserved:

@@ -49,11 +49,7 @@ class KnownBad:
 
 
 def parse_known_bad(tables: Any) -> tuple[KnownBad, ...]:
-    """Read the tables.
-
-    Raises:
-        ManifestError: if one is not as documented.
-    """
+    """Read the tables."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError("[[known_bad]]: expected tables, each with a generator and a reason")
     return tuple(_row(table, f"known_bad[{index}]") for index, table in enumerate(tables))

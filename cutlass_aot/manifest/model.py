@@ -117,11 +117,7 @@ def device_text(devices: Mapping[str, str]) -> str:
 
 
 def check_name(name: str) -> str:
-    """A bundle's name, if it is one.
-
-    Raises:
-        ManifestError: if it is not.
-    """
+    """A bundle's name, if it is one."""
     if not BUNDLE_NAME.fullmatch(name):
         raise ManifestError(
             f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
@@ -130,11 +126,7 @@ def check_name(name: str) -> str:
 
 
 def check_version(version: str) -> str:
-    """A bundle's version, if it is one (PEP 440).
-
-    Raises:
-        ManifestError: if it is not.
-    """
+    """A bundle's version, if it is one (PEP 440)."""
     if not _VERSION.fullmatch(version):
         raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
     release(version)
@@ -142,11 +134,7 @@ def check_version(version: str) -> str:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read a manifest.
-
-    Raises:
-        ManifestError: if the file or anything in it is not as documented.
-    """
+    """Read a manifest."""
     return parse_manifest(read_bytes(path), path)
 
 

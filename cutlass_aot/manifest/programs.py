@@ -59,11 +59,7 @@ class RecordingTable:
 
 
 def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
-    """Read the ``[[recordings]]`` tables.
-
-    Raises:
-        ManifestError: if one is not as documented.
-    """
+    """Read the ``[[recordings]]`` tables."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError('[[recordings]]: expected tables, each with file = "NAME.recording"')
     found = []
@@ -80,9 +76,6 @@ def parse_programs(tables: Any, targets: tuple[str, ...]) -> tuple[ProgramTable,
     Args:
         tables: as TOML gives them.
         targets: those of the bundle.
-
-    Raises:
-        ManifestError: if one is not as documented.
     """
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ManifestError('[[programs]]: expected tables, each with run = ["python", "FILE"]')

@@ -20,11 +20,7 @@ MAX_BLOCK = 1 << 20
 
 
 def parse_scales(table: Mapping[str, Any], where: str) -> tuple[Scales, ...]:
-    """What factors a and b come with: ``scale`` for both alike, or each by its own key.
-
-    Raises:
-        ManifestError: if a value is not ``{ dtype = ..., block = ... }`` or a list of such.
-    """
+    """What factors a and b come with: ``scale`` for both alike, or each by its own key."""
     if "scale" in table:
         clash = [key for key in ("a_scale", "b_scale") if key in table]
         if clash:

@@ -50,9 +50,6 @@ def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSett
         table: the value of the manifest's key ``select``.
         targets: of the bundle.
         base: folder of the manifest.
-
-    Raises:
-        ManifestError: if the table, or a file that it names, is not as documented.
     """
     if not isinstance(table, dict) or not table:
         raise ManifestError(f"[select]: expected a table with some of {', '.join(SELECT_KEYS)}")

@@ -17,11 +17,7 @@ MAX_BYTES = 4 << 20
 
 
 def parse_toml(data: bytes, what: str) -> dict[str, Any]:
-    """Parse TOML bytes.
-
-    Raises:
-        ManifestError: if they are not UTF-8 or not TOML.
-    """
+    """Parse TOML bytes."""
     try:
         document: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -33,11 +29,7 @@ def parse_toml(data: bytes, what: str) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a small text file.
-
-    Raises:
-        ManifestError: if it is missing, unreadable or larger than 4 MiB.
-    """
+    """Read a small text file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -49,9 +41,5 @@ def read_bytes(path: Path) -> bytes:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Read and parse a TOML file.
-
-    Raises:
-        ManifestError: if it cannot be read or is not TOML.
-    """
+    """Read and parse a TOML file."""
     return parse_toml(read_bytes(path), str(path))

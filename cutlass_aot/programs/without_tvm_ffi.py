@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cutlass_aot.runtime.launching.capsules import ManagedTensor, capsule_of, tensor_in
+from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.requests.request import Request
 
 OPTION = "enable-tvm-ffi"

@@ -37,11 +37,7 @@ class About:
 
 
 def about_build(manifest_path: Path) -> About:
-    """Read a manifest for a page about its build; nothing of the build side is imported.
-
-    Raises:
-        ManifestError: if the manifest is not one.
-    """
+    """Read a manifest for a page about its build; nothing of the build side is imported."""
     manifest = load_manifest(manifest_path)
     packages = {name: installed_version(name) for name in sorted({*BUILD_PACKAGES, *RUNTIME_PACKAGES})}
     return About(

@@ -80,9 +80,6 @@ def reported(path: Path, about: About) -> Iterator[Collector]:
     """Write a page about the build that runs inside, also if it fails, unless it ends before there is a plan.
 
     Gives the listener that has to be told the build's events.
-
-    Raises:
-        ReportError: if the page cannot be written; beforehand if that is known then.
     """
     _check_place(path)
     collector = Collector()
@@ -154,11 +151,7 @@ def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Put a page in its place, whole or not at all.
-
-    Raises:
-        ReportError: if the disk refuses; what was there stays.
-    """
+    """Put a page in its place, whole or not at all."""
     staging: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

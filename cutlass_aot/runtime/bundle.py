@@ -12,8 +12,7 @@ from cutlass_aot.runtime.dispatch import Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
-from cutlass_aot.runtime.opened.choice import Choice
-from cutlass_aot.runtime.opened.finder import Finder
+from cutlass_aot.runtime.opened.finder import Choice, Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import Explanation
 from cutlass_aot.runtime.selection.query import Computation, Parameters

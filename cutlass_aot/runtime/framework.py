@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from cutlass_aot.errors import KernelNotFound, LaunchError
-from cutlass_aot.runtime.launching.streams import stream_handle
+from cutlass_aot.runtime.launching.call import stream_handle
 from cutlass_aot.runtime.launching.tensors import is_torch
 from cutlass_aot.runtime.selection.match import arrangement
 from cutlass_aot.runtime.selection.query import Query
@@ -32,12 +32,6 @@ def gemm(miss: KernelNotFound, query: Query, operands: Sequence[Any], stream: An
         query: descriptions of the operands.
         operands: a, b and out, in the order of the query.
         stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-
-    Raises:
-        KernelNotFound: ``miss``, for other frameworks, other operations, operands that do not fit each other,
-            and integers, which torch does not multiply on a GPU.
-        LaunchError: if torch refuses.
-        OperandError: if the stream is none.
     """
     order = arrangement(("a", "b", "out"), len(operands), query.names)
     if isinstance(order, Rejected):

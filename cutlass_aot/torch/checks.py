@@ -39,9 +39,6 @@ def output_shape(rank: int, a: Tensor, b: Tensor) -> Shape:
         rank: of both: 2, or 3 with the batch first.
         a: (m, k), or (batch, m, k).
         b: (k, n), or (batch, k, n).
-
-    Raises:
-        OperandError: if they are not matrices of that rank, or do not go together.
     """
     left, right = a.shape, b.shape
     if len(left) != rank or len(right) != rank:
@@ -68,9 +65,6 @@ def linear_shape(x: Tensor, weight: Tensor) -> Shape:
     Args:
         x: (..., k).
         weight: (n, k).
-
-    Raises:
-        OperandError: if they do not go together.
     """
     left, right = x.shape, weight.shape
     if not left or len(right) != 2 or left[-1] != right[1]:
@@ -81,11 +75,7 @@ def linear_shape(x: Tensor, weight: Tensor) -> Shape:
 
 
 def output_dtype(operand: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype:
-    """Element type of the output: what is asked for, else what goes with the first operand.
-
-    Raises:
-        OperandError: if it has to be asked for (FP8 operands).
-    """
+    """Element type of the output: what is asked for, else what goes with the first operand."""
     if out_dtype is not None:
         return out_dtype
     dtype = _DEFAULT_OUTPUT.get(operand)
@@ -95,21 +85,13 @@ def output_dtype(operand: torch.dtype, out_dtype: torch.dtype | None) -> torch.d
 
 
 def check_out(out: Tensor, shape: Sequence[int]) -> None:
-    """Refuse an output of another shape: nothing is ever resized.
-
-    Raises:
-        OperandError: then.
-    """
+    """Refuse an output of another shape: nothing is ever resized."""
     if tuple(out.shape) != tuple(shape):
         raise OperandError(f"expected out of shape {tuple(shape)}, got {tuple(out.shape)}")
 
 
 def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
-    """Refuse a bias that is not one number an output feature, of the output's element type.
-
-    Raises:
-        OperandError: then.
-    """
+    """Refuse a bias that is not one number an output feature, of the output's element type."""
     if bias is None:
         return
     if bias.dim() != 1 or bias.shape[0] != n:
@@ -122,9 +104,6 @@ def check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dty
     """Refuse scales that are neither one number nor one a row of a, or a column of b, in f32.
 
     Refuses outputs too that what was scaled is not simply rounded to.
-
-    Raises:
-        OperandError: then.
     """
     if out_dtype not in _SCALED_OUTPUTS:
         raise OperandError(
@@ -143,11 +122,7 @@ def check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dty
 
 
 def check_devices(**operands: Tensor | None) -> None:
-    """Refuse operands on different devices.
-
-    Raises:
-        OperandError: then.
-    """
+    """Refuse operands on different devices."""
     given = [(name, operand) for name, operand in operands.items() if operand is not None]
     first_name, first = given[0]
     for name, operand in given[1:]:
@@ -156,11 +131,7 @@ def check_devices(**operands: Tensor | None) -> None:
 
 
 def check_differentiable(**operands: Any) -> None:
-    """Refuse to be followed by autograd where no gradient can be given.
-
-    Raises:
-        OperandError: for an operand or output of an element type without gradients.
-    """
+    """Refuse to be followed by autograd where no gradient can be given."""
     for name, dtype in operands.items():
         if dtype not in DIFFERENTIABLE:
             raise OperandError(

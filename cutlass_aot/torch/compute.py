@@ -34,12 +34,7 @@ def product(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``a @ b``, row-major, in fresh memory. ``rank`` is that of a and b.
-
-    Raises:
-        OperandError: if the operands do not go together.
-        CutlassAotError: whatever :meth:`cutlass_aot.Bundle.gemm` raises.
-    """
+    """``a @ b``, row-major, in fresh memory. ``rank`` is that of a and b."""
     shape = checks.output_shape(rank, a, b)
     out = a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
     _gemm(a, b, out, bundle, accumulator)
@@ -85,11 +80,6 @@ def fitted_product(
         out_dtype: element type of the result. One of 16 bits may be computed in f32 and rounded.
         accumulator: element type, None for any.
         purpose: what the product is, for the message of an error.
-
-    Raises:
-        OperandError: if the operands do not go together.
-        KernelNotFound: if the bundle has no kernel for them in any form, unless :mod:`cutlass_aot.policy`
-            says otherwise.
     """
     out = a.new_empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype)
     if not out.numel():
@@ -108,12 +98,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``x @ weight.T + bias``, row-major, in fresh memory.
-
-    Raises:
-        OperandError: if the operands do not go together.
-        CutlassAotError: whatever :meth:`cutlass_aot.Bundle.gemm` raises.
-    """
+    """``x @ weight.T + bias``, row-major, in fresh memory."""
     shape = checks.linear_shape(x, weight)
     dtype = checks.output_dtype(x.dtype, out_dtype)
     checks.check_bias(bias, shape[-1], dtype)

@@ -67,9 +67,6 @@ def fit(
         out: (m, n), or (batch, m, n).
         accumulator: element type, None for any.
         copy_b: whether b and out may be copied too, or a alone.
-
-    Raises:
-        OperandError: if an operand cannot be described.
     """
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
@@ -188,12 +185,6 @@ def compute_fitted(
         accumulator: element type, None for any.
         purpose: what the product is, for the message of an error.
         copy_b: whether b and out may be copied too, or a alone.
-
-    Raises:
-        KernelNotFound: if the bundle has no kernel for them in any form, unless :mod:`cutlass_aot.policy`
-            says otherwise.
-        OperandError: if an operand cannot be described.
-        CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
     if found is None:

@@ -54,11 +54,7 @@ def _below_autograd(operator: Any, keys: Any, arguments: Sequence[Any], options:
 
 
 def _wants_gradient(operands: Sequence[Tensor | None]) -> bool:
-    """Whether autograd is to follow the operator backwards.
-
-    Raises:
-        OperandError: if it is to follow forwards, or on behalf of torch.func, which these operators cannot.
-    """
+    """Whether autograd is to follow the operator backwards."""
     given = [operand for operand in operands if operand is not None]
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(operand).tangent is not None for operand in given

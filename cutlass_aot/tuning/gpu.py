@@ -39,12 +39,7 @@ Operands = tuple[Any, Any, Any]
 
 
 def import_torch(ordinal: int) -> Any:
-    """torch, able to use a GPU.
-
-    Raises:
-        TuningError: if it is missing.
-        DeviceError: if it cannot use that GPU.
-    """
+    """torch, able to use a GPU."""
     try:
         import torch
     except ImportError as error:
@@ -95,11 +90,7 @@ class GpuBench:
         self._torch.set_float32_matmul_precision(self._precision)
 
     def measure(self, job: Job, extents: Extents) -> TunedProblem | Skipped:
-        """Check and time all kernels of a job on one problem; see :class:`cutlass_aot.tuning.session.Bench`.
-
-        Raises:
-            DeviceError: if the GPU fails.
-        """
+        """Check and time all kernels of a job on one problem; see :class:`~.session.Bench`."""
         torch = self._torch
         try:
             return self._measured(job, extents)
@@ -288,11 +279,7 @@ class GraphStopwatch:
         self._launches = turn * max(1, min(turns, MOST_SETS // turn))
 
     def capture(self, index: int, handle: KernelHandle) -> None:
-        """Capture launches of a kernel, which then is candidate ``index``, and replay them once.
-
-        Raises:
-            CutlassAotError: if it cannot be launched within a capture.
-        """
+        """Capture launches of a kernel, which then is candidate ``index``, and replay them once."""
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")

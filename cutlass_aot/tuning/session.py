@@ -49,11 +49,7 @@ class Bench(Protocol):
     """Measures the kernels of a group on one problem; :mod:`cutlass_aot.tuning.gpu` has the real one."""
 
     def measure(self, job: Job, extents: Extents) -> TunedProblem | Skipped:
-        """Check and time all kernels of a job.
-
-        Raises:
-            DeviceError: if the GPU fails, after which it cannot be used by this process.
-        """
+        """Check and time all kernels of a job."""
 
 
 class Report(Protocol):
@@ -81,9 +77,6 @@ def plan(
         filters: as for :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
         extents: problems.
         capability: compute capability of the GPU.
-
-    Raises:
-        TuningError: if nothing is left.
     """
     targets = runnable_targets(bundle.targets, capability)
     handles: dict[str, list[KernelHandle]] = {}
@@ -132,9 +125,6 @@ def resumed(before: Tuning, now: Tuning, bundle: Bundle) -> Tuning:
         before: a file that was read.
         now: a tuning without groups, of this GPU, driver and bundle.
         bundle: whose kernels are measured.
-
-    Raises:
-        TuningError: if it was measured on another GPU or driver, or has other kernels.
     """
     fit = fits(
         before,

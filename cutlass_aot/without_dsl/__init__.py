@@ -36,9 +36,6 @@ def activate(fingerprint: str = "") -> None:
 
     Args:
         fingerprint: of the DSL, as requests have it; that of the bundles which are served if left out.
-
-    Raises:
-        ProgramError: if the DSL is imported already.
     """
     global _active
     if _active:
@@ -70,11 +67,7 @@ def take_fingerprint(of_bundles: Callable[[], str]) -> None:
 
 
 def fingerprint() -> str:
-    """Version and digest of the DSL by which the bundles were built: a request follows from its code too.
-
-    Raises:
-        DslNeeded: if no bundle says it, or the names here are those of another release.
-    """
+    """Version and digest of the DSL by which the bundles were built: a request follows from its code too."""
     found = _fingerprint() if _fingerprint is not None else ""
     if not found:
         raise DslNeeded(

@@ -127,11 +127,7 @@ def options() -> Mapping[str, Any]:
 
 
 def _words(text: str) -> list[str]:
-    """The words of an options text, as the DSL takes them apart.
-
-    Raises:
-        DslNeeded: if a word is one that only the DSL reads.
-    """
+    """The words of an options text, as the DSL takes them apart."""
     words = shlex.split(text)
     for index, word in enumerate(words):
         if _NOT_A_FLAG.match(word) and not (index and words[index - 1].startswith("--")):
@@ -173,11 +169,7 @@ class Settings:
 
     @property
     def enable_tvm_ffi(self) -> bool:
-        """Whether everything is compiled with TVM-FFI.
-
-        Raises:
-            DslNeeded: if the variable has another value than yes or no.
-        """
+        """Whether everything is compiled with TVM-FFI."""
         given = os.environ.get(_TVM_FFI_VARIABLE, "").strip().lower()
         if given and given not in _TRUE + _FALSE:
             refuse(f"{_TVM_FFI_VARIABLE}={given} was set")
@@ -185,11 +177,7 @@ class Settings:
 
     @property
     def _ENV_VAR_SPEC(self) -> tuple[Any, ...]:
-        """Nothing: a variable that decides what is compiled is refused.
-
-        Raises:
-            DslNeeded: if one is set.
-        """
+        """Nothing: a variable that decides what is compiled is refused."""
         for name in names.settings():
             if name not in (_ARCH_VARIABLE, _TVM_FFI_VARIABLE) and os.environ.get(name, "").strip():
                 refuse(f"the environment variable {name} was set")

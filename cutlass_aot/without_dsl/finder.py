@@ -88,11 +88,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of a module of the DSL's; None for any other.
-
-        Raises:
-            DslNeeded: for a module that the DSL may have, and of which nothing is known here.
-        """
+        """The specification of a module of the DSL's; None for any other."""
         if name.partition(".")[0] != "cutlass":
             return None
         if names.is_left_out(name):

@@ -34,11 +34,7 @@ _MAKES_MORE = frozenset(
 
 
 def refuse(asked: str) -> NoReturn:
-    """Raise that something was asked for.
-
-    Raises:
-        DslNeeded: always.
-    """
+    """Raise that something was asked for."""
     raise DslNeeded(
         f"{asked}: without the DSL a program can describe what it asks cute.compile for, and nothing else; "
         "pip install nvidia-cutlass-dsl, and leave out cutlass_aot.without_dsl"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from cutlass_aot.runtime.launching.capsules import tensor_in
+from cutlass_aot.runtime.launching.dlpack import tensor_in
 from cutlass_aot.without_dsl.finder import find
 from cutlass_aot.without_dsl.placeholders import refuse
 

@@ -184,7 +184,7 @@ class ClaimsCuda:
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         from cutlass_aot.runtime.launching import dlpack
-        from cutlass_aot.runtime.launching.capsules import DataType, ManagedTensor, capsule_of
+        from cutlass_aot.runtime.launching.dlpack import DataType, ManagedTensor, capsule_of
 
         self.streams.append(stream)
         extents = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)

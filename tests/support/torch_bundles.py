@@ -11,7 +11,7 @@ from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.launching.call import without_gradients
 from cutlass_aot.runtime.launching.tensors import describe_operand
-from cutlass_aot.runtime.opened.choice import Choice
+from cutlass_aot.runtime.opened.finder import Choice
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import FileReference, GroupEntry, Groups

@@ -65,11 +65,6 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     Args:
         name: of the kernel: its module was imported, or is installed with an entry point.
         target: GPU code target to compile for; the first declared one if left out.
-
-    Raises:
-        ManifestError: if there is no generator of that name.
-        GeneratorError: if it is not a declared kernel, or cannot be built for the target.
-        CompileError: if it does not compile as it is.
     """
     reference = find(name)
     generator = reference.load()

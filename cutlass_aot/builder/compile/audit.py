@@ -89,10 +89,6 @@ def inspect_object(data: bytes) -> Inspection:
 
     Args:
         data: a kernel object (:mod:`cutlass_aot.builder.link.kernel_object`).
-
-    Raises:
-        CorruptFile: if the bytes are truncated or malformed.
-        ArtifactError: if they are a sound file that is no kernel's object.
     """
     item = KernelObject.from_bytes(data)
     undefined, defined = item.symbols()
@@ -128,10 +124,6 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
         inspection: of the object.
         target: GPU code target asked for, such as ``sm_90a``.
         symbol: the kernel's symbol, without ``__tvm_ffi_``.
-
-    Raises:
-        ArtifactError: if the target differs, symbols are undefined that nothing provides, or the symbols
-            shown are not the kernel's entry alone.
     """
     built = inspection.facts.cubin_target
     if built != target:
@@ -160,13 +152,7 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
 
 
 def disassemble(data: bytes) -> str:
-    """The GPU assembly of an object, as NVIDIA's ``nvdisasm`` prints it.
-
-    Raises:
-        CorruptFile: if the bytes are truncated or malformed.
-        ArtifactError: if there is no GPU code, or it cannot be disassembled.
-        ToolchainError: if the package nvidia-cuda-nvdisasm is missing.
-    """
+    """The GPU assembly of an object, as NVIDIA's ``nvdisasm`` prints it."""
     cubins = _cubins(KernelObject.from_bytes(data).gpu_code)
     if not cubins:
         raise ArtifactError("the object holds no GPU code to disassemble")

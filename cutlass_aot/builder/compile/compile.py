@@ -48,9 +48,6 @@ def enumerate_kernels(
         pool: the workers.
         questions: what to ask.
         devices: target to device profile.
-
-    Raises:
-        GeneratorError: if a generator raises, with its traceback.
     """
     jobs = [
         Job(

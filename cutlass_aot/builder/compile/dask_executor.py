@@ -53,10 +53,6 @@ class DaskExecutor:
         store: the builder's, to find what came by the remote.
         remote: URL of the store through which objects come from workers that do not share the builder's
             file system; None if all do.
-
-    Raises:
-        ExecutorError: if dask is not installed, the scheduler cannot be reached or is gone, or a worker
-            refuses.
     """
 
     address: str
@@ -104,9 +100,6 @@ class DaskExecutor:
         Args:
             jobs: to run.
             admit: see :data:`~cutlass_aot.builder.compile.pool.Admit`.
-
-        Raises:
-            ExecutorError: if there are no workers, one refuses, or the scheduler is gone.
         """
         waiting = deque(sorted(jobs, key=lambda job: -job.seconds))
         put_off: dict[Job, float] = {}

@@ -105,11 +105,7 @@ def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _run(message: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Compile in this thread's pool; with a new one if it is broken or no longer what is installed.
-
-    Raises:
-        ExecutorError: if what is installed here is not what the builder has.
-    """
+    """Compile in this thread's pool; with a new one if it is broken or no longer what is installed."""
     why = ""
     for _ in range(_ATTEMPTS):
         bench: _Bench | None = getattr(_local, "bench", None)
@@ -145,10 +141,6 @@ class _Bench:
 
     Args:
         modules: what a worker needs imported.
-
-    Raises:
-        ExecutorError: if the build side is not installed, a module is missing, or cutlass-aot is another one
-            than this process runs.
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
@@ -183,12 +175,7 @@ class _Bench:
         return same
 
     def compile(self, message: Mapping[str, Any], request: dict[str, Any]) -> Result:
-        """Compile a kernel.
-
-        Raises:
-            ExecutorError: if its key would be wrong for what is installed here.
-            ToolchainError: if workers cannot be started, or files changed meanwhile.
-        """
+        """Compile a kernel."""
         with self._busy:
             if self._idle is not None:
                 self._idle.cancel()

@@ -29,10 +29,6 @@ def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObje
         symbol: what the exported function is called.
         scratch: a file that may be written, and is gone afterwards; its name ends in ``.ll``, by which the
             DSL knows that LLVM text is wanted.
-
-    Raises:
-        ArtifactError: if it is not a kernel.
-        ToolchainError: if the DSL exports in another way than the one that is known.
     """
     try:
         with _as_it_is():

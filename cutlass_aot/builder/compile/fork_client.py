@@ -71,11 +71,7 @@ class ForkServer:
     _ready: bool = False
 
     def start(self) -> None:
-        """Start the process and return at once; it imports while the builder does other things.
-
-        Raises:
-            ToolchainError: if the machine cannot start one.
-        """
+        """Start the process and return at once; it imports while the builder does other things."""
         if self.process is not None:
             return
         ours, theirs = socket.socketpair()
@@ -106,12 +102,7 @@ class ForkServer:
             messages.send(ours, {"modules": list(self.modules)})
 
     def fork(self) -> Child:
-        """A new worker.
-
-        Raises:
-            ToolchainError: if the build side cannot be imported, is another one than the builder's, a source
-                file has changed, or the process has died.
-        """
+        """A new worker."""
         self.start()
         channel = self._open_channel
         if not self._ready:

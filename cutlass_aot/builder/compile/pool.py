@@ -129,9 +129,6 @@ class Pool:
         Args:
             jobs: to run.
             admit: see :data:`Admit`.
-
-        Raises:
-            ToolchainError: if workers cannot be started, or import other sources than those expected.
         """
         queue = Queue(jobs, self.size)
         put_off: dict[Job, float] = {}

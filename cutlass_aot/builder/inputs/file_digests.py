@@ -55,11 +55,7 @@ class Files:
         """Every file asked for, by its absolute path."""
 
     def digest(self, path: Path) -> str:
-        """SHA-256 of a file's bytes, in hexadecimal; :data:`MISSING` if there is no such file.
-
-        Raises:
-            ToolchainError: if it cannot be read.
-        """
+        """SHA-256 of a file's bytes, in hexadecimal; :data:`MISSING` if there is no such file."""
         name = os.path.abspath(path)  # noqa: PTH100 - a link is a dependency by its own name
         known = self.used.get(name)
         if known is None:
@@ -140,11 +136,7 @@ def to_rows(found: Mapping[str, Seen]) -> list[list[Any]]:
 
 
 def from_rows(rows: Iterable[Any]) -> dict[str, Seen]:
-    """Read what :func:`to_rows` gave.
-
-    Raises:
-        ValueError, TypeError: if it is something else.
-    """
+    """Read what :func:`to_rows` gave."""
     found = {}
     for name, digest, (size, modified, changed, inode) in rows:
         found[str(name)] = Seen(str(digest), (int(size), int(modified), int(changed), int(inode)))

@@ -144,9 +144,6 @@ def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
         manifest_path: the manifest.
         store: directory of the store, which need not exist: digests of files are remembered there.
         linkers: whether libraries will be linked.
-
-    Raises:
-        CutlassAotError: for bad input, or a toolchain that is not complete.
     """
     files = remembered_files(store)
     # Before it is read: a manifest that changes meanwhile counts as changed.
@@ -166,11 +163,7 @@ def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
 
 
 def load_tools(generators: set[str], hosts: tuple[str, ...], store: Path) -> tuple[Tools, Files]:
-    """Look at what kernels of some generators are built with.
-
-    Raises:
-        CutlassAotError: if a generator is unknown, or the toolchain is not complete.
-    """
+    """Look at what kernels of some generators are built with."""
     files = remembered_files(store)
     return _tools(planning.find_sources(generators, files), hosts, files), files
 

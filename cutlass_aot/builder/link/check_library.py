@@ -32,10 +32,6 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
         path: the library.
         symbols: what it is to export.
         host: CPU architecture that it is for.
-
-    Raises:
-        LinkError: if it is for another host, exports anything else or less, needs other libraries or a newer
-            C library, or says where to look for libraries.
     """
     try:
         library = read_shared_object(path.read_bytes(), path.name)

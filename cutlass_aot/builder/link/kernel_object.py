@@ -59,12 +59,7 @@ class KernelObject(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KernelObject:
-        """Read what :meth:`to_bytes` gave.
-
-        Raises:
-            CorruptFile: if it is truncated, altered or another kind of file.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read what :meth:`to_bytes` gave."""
         if len(data) > MAX_OBJECT_BYTES:
             raise CorruptFile(f"the object has {len(data)} bytes; at most {MAX_OBJECT_BYTES} are read")
         record = decode(data, "the object")
@@ -83,9 +78,6 @@ class KernelObject(NamedTuple):
         Args:
             text: LLVM text, as ``export_to_c`` writes it to a file that ends in ``.ll``.
             symbol: the kernel's symbol, after which the slot is named.
-
-        Raises:
-            ArtifactError: if the text does not hold exactly one fat binary, of the length that it says.
         """
         found = _CONSTANT.findall(text)
         if len(found) != 1:

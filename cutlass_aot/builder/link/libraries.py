@@ -156,10 +156,6 @@ class Libraries:
             kernel: the kernel.
             object_sha256: digest of its object.
             fresh: whether it is new in the store: what was there may be in a library that is there too.
-
-        Raises:
-            LinkError: if the compiler or the linker has failed by now.
-            StoreError: if an object is gone since it was planned.
         """
         name = self._library_of[kernel.digest]
         library = self._libraries[name]
@@ -192,11 +188,7 @@ class Libraries:
         self._tell_finished()
 
     def entry(self, kernel: Kernel) -> tuple[CodeSpan, int]:
-        """Where a kernel's GPU code is, and which of its group's libraries has its host code.
-
-        Raises:
-            StoreError: if an object is gone since it was planned.
-        """
+        """Where a kernel's GPU code is, and which of its group's libraries has its host code."""
         group = self._names[kernel.group]
         position = self._libraries_of_group[group].index(self._library_of[kernel.digest])
         return self._code[self._pack_of[group]].result().spans[kernel.symbol], position
@@ -206,10 +198,6 @@ class Libraries:
 
         Args:
             entries: the kernels that were given, every one of them added by now.
-
-        Raises:
-            LinkError: if the compiler or the linker fails.
-            StoreError: if an object is gone since it was planned.
         """
         if not all(future.done() for future in (*self._made.values(), *self._code.values())):
             self._tell(Linking(len(self._libraries) * len(self._linkers)))
@@ -229,11 +217,7 @@ class Libraries:
         return plans
 
     def launchers(self) -> dict[str, PackedFile]:
-        """The launcher for each host.
-
-        Raises:
-            LinkError: if the compiler or the linker fails.
-        """
+        """The launcher for each host."""
         return {host: self._result(LAUNCHER, host) for host in self._linkers}
 
     def store_keys(self) -> list[str]:

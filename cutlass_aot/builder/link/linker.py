@@ -80,11 +80,7 @@ class LinkToolchain:
 
     @classmethod
     def detect(cls, host: str = "x86_64") -> LinkToolchain:
-        """Find what is installed; none of it is imported.
-
-        Raises:
-            ToolchainError: if a package is missing or incomplete, or ``host`` is not supported.
-        """
+        """Find what is installed; none of it is imported."""
         if host not in HOSTS:
             raise ToolchainError(
                 f"libraries for host {host!r} cannot be linked; expected one of {', '.join(HOSTS)}"
@@ -147,9 +143,6 @@ class LinkToolchain:
 
         Returns:
             The compiled file of each symbol.
-
-        Raises:
-            LinkError: if a symbol cannot be one, or the compiler fails.
         """
         if not host_codes:
             return {}
@@ -182,9 +175,6 @@ class LinkToolchain:
             compiled: what :meth:`compile` gave, by the kernel's symbol (without ``__tvm_ffi_``).
             output: where the library goes; it is complete when it appears there.
             cache: as for :meth:`compile`.
-
-        Raises:
-            LinkError: if the linker fails, or what it made is not what was asked for.
         """
         if not compiled:
             raise LinkError(f"{output.name}: there is nothing to link")
@@ -200,9 +190,6 @@ class LinkToolchain:
         Args:
             output: where the library goes; it is complete when it appears there.
             cache: as for :meth:`link`.
-
-        Raises:
-            LinkError: if the compiler or the linker fails.
         """
         objects = [self._object(source, cache) for source in _LAUNCHER]
         self._link({path.name: path for path in objects}, (), LAUNCHER_SYMBOLS, output, cache)
@@ -299,8 +286,5 @@ class LinkToolchain:
         """Licences of what is linked in, by file name: that of our shim and launcher.
 
         Nothing of the C library, of the compiler's own library or of CUDA is linked in.
-
-        Raises:
-            ToolchainError: if the package came without its licence.
         """
         return {"cutlass-aot.txt": license_text("cutlass-aot")}

@@ -13,11 +13,7 @@ _INSTALL = "install it with: pip install 'cutlass-aot[build]'"
 
 
 def distribution(package: str) -> metadata.Distribution:
-    """An installed package.
-
-    Raises:
-        ToolchainError: if it is not installed.
-    """
+    """An installed package."""
     try:
         return metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -27,11 +23,7 @@ def distribution(package: str) -> metadata.Distribution:
 
 
 def package_file(package: str, suffix: str) -> Path:
-    """The file of a package whose path ends with ``/suffix``.
-
-    Raises:
-        ToolchainError: if the package, or the file, is not there.
-    """
+    """The file of a package whose path ends with ``/suffix``."""
     for entry in distribution(package).files or ():
         if entry.as_posix().endswith("/" + suffix):
             path = Path(str(entry.locate())).resolve()
@@ -44,9 +36,6 @@ def module_file(package: str, module: str, suffix: str) -> Path:
     """A file under the directory of a package's top-level module.
 
     For packages of very many files, whose list takes long to read.
-
-    Raises:
-        ToolchainError: if the package, or the file, is not there.
     """
     distribution(package)
     spec = find_spec(module)
@@ -58,11 +47,7 @@ def module_file(package: str, module: str, suffix: str) -> Path:
 
 
 def license_text(package: str) -> bytes:
-    """The licence that a package carries in its metadata.
-
-    Raises:
-        ToolchainError: if the package, or its licence, is not there.
-    """
+    """The licence that a package carries in its metadata."""
     for entry in sorted(distribution(package).files or (), key=str):
         if "licenses" in entry.parts and entry.stem.lower() == "license":
             path = Path(str(entry.locate()))

@@ -29,10 +29,6 @@ def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
     Args:
         manifest: the manifest.
         files: gives the digests of their sources; None reads them.
-
-    Raises:
-        GeneratorError: if one is unknown or cannot be imported.
-        ManifestError: if a table asks for an operation, target or design name that its generator lacks.
     """
     for module in manifest.plugins:
         import_plugin(module)
@@ -51,10 +47,6 @@ def find_sources(names: Collection[str], files: Files | None = None) -> Sources:
     Args:
         names: of the generators.
         files: gives the digests of their sources; None reads them.
-
-    Raises:
-        GeneratorError: if one cannot be imported.
-        ManifestError: if one is unknown.
     """
     references = {name: find(name) for name in sorted(names)}
     instances = {name: reference.load() for name, reference in references.items()}
@@ -124,9 +116,6 @@ def select(
 
     Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
     warning.
-
-    Raises:
-        ManifestError: if a table is left without kernels, saying which filter left nothing.
     """
     chosen: dict[str, Kernel] = {}
     warnings: list[str] = []
@@ -168,11 +157,7 @@ def select(
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
-    """The selection of somebody who has chosen kernels; one named twice counts once.
-
-    Raises:
-        CompileError: for a kernel that is known to be bad with this version of the DSL.
-    """
+    """The selection of somebody who has chosen kernels; one named twice counts once."""
     chosen = {kernel.digest: kernel for kernel in kernels}
     for kernel in chosen.values():
         why = known_bad(kernel, dsl_version)
@@ -291,9 +276,6 @@ def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: st
         selection: the kernels.
         versions: generator to version.
         toolchain: the compiler's fingerprint.
-
-    Raises:
-        GeneratorError: if a kernel bears another generator's name.
     """
     keys = []
     for kernel in selection.kernels:

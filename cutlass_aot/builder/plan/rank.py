@@ -76,11 +76,7 @@ class Question:
 
 
 def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, DeviceProfile]) -> Model | None:
-    """Resolve the manifest's heuristic; None if it names none.
-
-    Raises:
-        ManifestError: if no generator of the manifest has it, or a target's GPU is unknown or not its own.
-    """
+    """Resolve the manifest's heuristic; None if it names none."""
     settings = manifest.select
     if not settings.heuristics:
         return None
@@ -138,13 +134,7 @@ def rank(
     devices: Mapping[str, DeviceProfile],
     pool: Pool,
 ) -> Selection:
-    """Have a selection's kernels ranked, and leave out what the manifest's ``keep`` does not keep.
-
-    Raises:
-        ToolchainError: if the package that the heuristic comes in is missing, or of another version.
-        GeneratorError: if a generator raises, or answers what cannot be.
-        ManifestError: if kernels are to be left out and nothing at all could be ranked.
-    """
+    """Have a selection's kernels ranked, and leave out what the manifest's ``keep`` does not keep."""
     for heuristic in model.heuristics.values():
         _check_installed(heuristic)
     questions, warnings = questions_of(selection.kernels, manifest.select.shapes.extents, model)
@@ -256,11 +246,7 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
 
 
 def read_answer(question: Question, reply: Mapping[str, Any]) -> Ranked:
-    """A generator's answer, checked against the question.
-
-    Raises:
-        GeneratorError: if it speaks of other problems or kernels than the question.
-    """
+    """A generator's answer, checked against the question."""
     own = {kernel.digest for kernel in question.kernels}
     modelled = frozenset(reply["modelled"])
     problems = tuple(tuple(tuple(equal) for equal in problem) for problem in reply["problems"])
@@ -298,9 +284,6 @@ def choose(
     """Add the rankings to a selection, and leave out what is not among the best ``keep`` of any problem.
 
     A kernel is left out only if the heuristic models it: of the others it cannot say that they are slow.
-
-    Raises:
-        ManifestError: if kernels are to be left out and nothing at all is ranked.
     """
     left_out: set[str] = set()
     rankings: list[Ranking] = []

@@ -45,11 +45,7 @@ class Recipe:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Recipe:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
+        """Read what :meth:`to_record` gave."""
         try:
             return cls(
                 name=str(record["name"]),
@@ -101,11 +97,7 @@ class Origins:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Origins:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
+        """Read what :meth:`to_record` gave."""
         try:
             return cls(
                 generators=_texts(record["generators"]),

@@ -15,13 +15,7 @@ from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES, Tuning
 
 
 def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
-    """The tuning files that a manifest names, by their paths as written.
-
-    Raises:
-        ManifestError: if one is gone, or was changed since the manifest was read.
-        CorruptFile: if one is no tuning file, or damaged.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """The tuning files that a manifest names, by their paths as written."""
     found = {}
     for name in manifest.select.tuning:
         path = manifest.path.parent / name
@@ -40,20 +34,12 @@ def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
 def check_planned(
     tunings: Mapping[str, Tuning], kernels: Iterable[Kernel], versions: Mapping[str, str]
 ) -> None:
-    """Refuse tuning files before anything is compiled, by what can be known then.
-
-    Raises:
-        ManifestError: see :func:`cutlass_aot.schema.tuning.tuned.rankings_of_manifest`.
-    """
+    """Refuse tuning files before anything is compiled, by what can be known then."""
     rankings_of_manifest(tunings, {kernel.digest: (kernel.group, None) for kernel in kernels}, versions)
 
 
 def measured_rankings(
     tunings: Mapping[str, Tuning], entries: Sequence[KernelEntry], versions: Mapping[str, str]
 ) -> tuple[Ranking, ...]:
-    """What the files say of the kernels as they were compiled.
-
-    Raises:
-        ManifestError: see :func:`cutlass_aot.schema.tuning.tuned.rankings_of_manifest`.
-    """
+    """What the files say of the kernels as they were compiled."""
     return rankings_of_manifest(tunings, objects_of(entries), versions)

@@ -34,8 +34,6 @@ def compile_request(
         What else is known of it, as plain data.
 
     Raises:
-        RequestError: if the trace did what the request does not name.
-        ArtifactError: if the object is not what was asked for.
         Exception: whatever the compiler raises.
     """
     start = time.monotonic()

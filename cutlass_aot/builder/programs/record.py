@@ -102,11 +102,7 @@ class Recorded(NamedTuple):
 
 
 def programs_of(inputs: Inputs) -> list[Program]:
-    """Every program of a manifest, once for each of its targets.
-
-    Raises:
-        ManifestError: if the GPU that a program is to see cannot run the code of a target.
-    """
+    """Every program of a manifest, once for each of its targets."""
     programs = [Program(table, target) for table in inputs.manifest.programs for target in table.targets]
     for program in programs:
         profile = inputs.devices[program.target]
@@ -170,12 +166,7 @@ def kernel_key(request: Request, inputs: Inputs) -> str:
 
 
 def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Recorded]:
-    """Know, or find out by running it, what each program of a manifest asks for.
-
-    Raises:
-        ProgramError: if a program fails or asks for nothing; what was recorded until then is kept.
-        StoreError: if the store cannot be written.
-    """
+    """Know, or find out by running it, what each program of a manifest asks for."""
     found: dict[Program, Recorded] = {}
     waiting = []
     for program in programs_of(inputs):
@@ -245,11 +236,7 @@ class _Runs:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, program: Program) -> Recorded:
-        """Run a program.
-
-        Raises:
-            ProgramError: if it fails, or asks for nothing.
-        """
+        """Run a program."""
         with self.lock:
             self.settings.tell(Running(program.table.command, program.target))
         last = _recording(read_state(self.store.root, _state_name(program, self.inputs)), self.store)

@@ -22,12 +22,6 @@ def take_recordings(inputs: Inputs, store: Store | None) -> list[Recorded]:
     Args:
         inputs: of the build.
         store: takes the objects; None to look at the requests alone.
-
-    Raises:
-        ManifestError: if a recording is for a target that the bundle does not have, or was made with another
-            DSL.
-        CorruptFile: if a file is damaged, or an object is not what its request says.
-        ProgramError: if a file cannot be read.
     """
     return [_taken(table, inputs, store) for table in inputs.manifest.recordings]
 

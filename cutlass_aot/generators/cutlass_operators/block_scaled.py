@@ -35,11 +35,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one block-scaled GEMM.
-
-    Raises:
-        CompileError: if the installed operators package has no such kernel any more.
-    """
+    """Compile one block-scaled GEMM."""
     problem = operands.problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (a_mode, _), (b_mode, _), (out_layout, _) = operator._major_modes(operator.metadata.operands)

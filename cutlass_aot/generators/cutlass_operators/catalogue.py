@@ -46,11 +46,7 @@ def by_design(
 
 
 def chosen(operators: Mapping[Design, Any], kernel: Kernel) -> Any:
-    """The operator of a kernel's design.
-
-    Raises:
-        CompileError: if there is none.
-    """
+    """The operator of a kernel's design."""
     operator = operators.get(kernel.design)
     if operator is None:
         raise CompileError(

@@ -263,11 +263,7 @@ def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one kernel, with shared symbolic extents and the environment's stream.
-
-    Raises:
-        CompileError: if the device profile's number is missing in the record.
-    """
+    """Compile one kernel, with shared symbolic extents and the environment's stream."""
     _, cluster = shapes(dict(kernel.design))
     clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
     if dict(kernel.constants).get(clusters, 0) < 1:

@@ -69,11 +69,7 @@ def enumerate_kernels(
 
 
 def epilogue_of(kernel: Kernel) -> Epilogue:
-    """The epilogue that a kernel's record describes.
-
-    Raises:
-        ManifestError: if the record's formula is none.
-    """
+    """The epilogue that a kernel's record describes."""
     moved = str(dict(kernel.design).get(TRANSPORTS, ""))
     transports = dict(word.split("=") for word in moved.split(",") if word)
     names = {extents: name for name, extents in EXTENTS.items()}
@@ -106,11 +102,7 @@ def constraints(
 
 
 def shapes(design: Mapping[str, DesignValue]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A design's tile and cluster.
-
-    Raises:
-        CompileError: if it has none.
-    """
+    """A design's tile and cluster."""
     tile, cluster = design["tile_shape"], design["cluster_shape"]
     if not isinstance(tile, tuple) or not isinstance(cluster, tuple):
         raise CompileError(f"expected the shapes of a tile and a cluster, got {tile!r} and {cluster!r}")

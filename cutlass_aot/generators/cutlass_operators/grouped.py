@@ -28,11 +28,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one grouped GEMM.
-
-    Raises:
-        CompileError: if the installed operators package has no such kernel any more.
-    """
+    """Compile one grouped GEMM."""
     problem = operands.problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (clusters,) = dict(kernel.constants).values()

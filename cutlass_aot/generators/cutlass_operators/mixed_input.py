@@ -30,11 +30,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one mixed-input GEMM.
-
-    Raises:
-        CompileError: if the installed operators package has no such kernel any more.
-    """
+    """Compile one mixed-input GEMM."""
     problem = operands.problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     scale = problem.scales[0]

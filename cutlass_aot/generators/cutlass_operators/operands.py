@@ -56,9 +56,6 @@ def problem_of(described: Any, operation: str) -> Problem:
     Args:
         described: operand metadata of the operator.
         operation: what the family computes.
-
-    Raises:
-        GeneratorError: if an element type or a layout is not one that bundles know.
     """
     metadata = SimpleNamespace(operands=described, operator_name=operation)
     dense = records.problem_of(SimpleNamespace(metadata=metadata))
@@ -114,11 +111,7 @@ def record(
     target: str,
     device: DeviceProfile,
 ) -> Kernel:
-    """The kernel record of an operator of these families.
-
-    Raises:
-        ManifestError: if the device profile lacks a number.
-    """
+    """The kernel record of an operator of these families."""
     chosen = design(operator)
     return Kernel.make(
         operation=problem.operation,

@@ -67,11 +67,7 @@ def refusal(operator: Any) -> str:
 
 
 def problem_of(operator: Any) -> Problem:
-    """The operands of an operator, without extents.
-
-    Raises:
-        GeneratorError: if an element type or a layout is not one that bundles know.
-    """
+    """The operands of an operator, without extents."""
     operands = operator.metadata.operands
     described = (operands.A, operands.B, operands.out)
     layouts = [_LAYOUTS.get(tuple(operand.stride or ())) for operand in described]
@@ -92,10 +88,6 @@ def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
         operator: of ``cutlass.operators.get_operators``.
         target: GPU code target.
         device: whose numbers static schedulers compile in.
-
-    Raises:
-        GeneratorError: see :func:`problem_of`.
-        ManifestError: if the device profile lacks a number.
     """
     problem = problem_of(operator)
     chosen = design(operator)

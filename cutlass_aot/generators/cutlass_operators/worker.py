@@ -75,11 +75,7 @@ def _is_dense(problem: Problem) -> bool:
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one kernel with shared symbolic extents and the environment's stream.
-
-    Raises:
-        CompileError: if the installed operators package has no such kernel any more.
-    """
+    """Compile one kernel with shared symbolic extents and the environment's stream."""
     if kernel.epilogue:
         return epilogues.compile_kernel(kernel)
     family = _OTHER_FAMILIES.get(str(dict(kernel.design)["family"]))

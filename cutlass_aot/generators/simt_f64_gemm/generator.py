@@ -51,11 +51,7 @@ class SimtF64Gemm:
         return _kernels(problem, target)
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
-        """Compile one kernel.
-
-        Raises:
-            GeneratorError: if the record is not one that :meth:`enumerate` gives.
-        """
+        """Compile one kernel."""
         # The DSL comes in here, in a worker; the command line imports this module without it.
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.simt_f64_gemm.kernel import gemm

@@ -184,11 +184,7 @@ class Sm90Gemm:
             yield _kernel(problem, design, design.constants(device))
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
-        """Compile one kernel.
-
-        Raises:
-            GeneratorError: if the record is not one that :meth:`enumerate` gives.
-        """
+        """Compile one kernel."""
         # The DSL comes in here, in a worker; the command line imports this module without it.
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.sm90_gemm.kernel import gemm
@@ -207,11 +203,7 @@ class Sm90Gemm:
 
 
 def plan_of(kernel: Kernel) -> Plan:
-    """What the design of a kernel means.
-
-    Raises:
-        GeneratorError: if the record is not one that the generator enumerates.
-    """
+    """What the design of a kernel means."""
     dtypes = tuple(operand.dtype for operand in kernel.operands[: len(_OPERANDS)])
     problem = Problem(
         kernel.operation,

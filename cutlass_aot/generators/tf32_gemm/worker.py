@@ -36,11 +36,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
-    """Compile one kernel.
-
-    Raises:
-        CompileError: if there is no such kernel any more.
-    """
+    """Compile one kernel."""
     dtypes = tuple(operand.dtype for operand in kernel.operands)
     problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)

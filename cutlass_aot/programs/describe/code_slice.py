@@ -147,7 +147,6 @@ class CodeSlice(NamedTuple):
                 same request.
 
         Raises:
-            RequestError: if a value cannot be described.
             Outdated: if a value holds functions or classes that have not been followed.
         """
         found: dict[str, Value] = {}

@@ -183,11 +183,7 @@ def _installed(root: str, folder: str) -> Origin:
 
 
 def dsl_fingerprint() -> str:
-    """Version and digest of the DSL that is imported, as a request has it.
-
-    Raises:
-        ToolchainError: if it is not imported, or no distribution of it is installed.
-    """
+    """Version and digest of the DSL that is imported, as a request has it."""
     return dsl_origin().fingerprint
 
 
@@ -196,9 +192,6 @@ def dsl_origin() -> Origin:
     them.
 
     Two of its distributions install files of the same names, so that none of their lists says what is there.
-
-    Raises:
-        ToolchainError: if it is not imported, or no distribution of it is installed.
     """
     package = sys.modules.get("cutlass")
     if package is None or not package.__file__:

@@ -39,9 +39,6 @@ def profile_of(target: str, sm_count: int | None = None) -> str:
 def profile_at_hand(target: str) -> DeviceProfile | int:
     """The profile of the first GPU of this machine; its streaming multiprocessors where none comes with this
     package. Where there is no GPU, and so nothing is launched, the first profile for the target.
-
-    Raises:
-        DeviceError: if there is neither a GPU nor a profile.
     """
     count = sm_count_at_hand()
     name = profile_of(target, count)

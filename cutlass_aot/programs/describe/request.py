@@ -94,9 +94,6 @@ def request_of(
         arguments: the callable, then its arguments.
         keywords: arguments by name and options.
         surroundings: what else it follows from.
-
-    Raises:
-        RequestError: if it cannot be described soundly; names the argument and the reason.
     """
     try:
         return _request_of(compiler, arguments, keywords, surroundings)
@@ -158,11 +155,7 @@ def _code(code: CodeSlice) -> dict[str, str]:
 
 
 def code_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> CodeSlice:
-    """The code that a call follows from, as :func:`request_of` finds it.
-
-    Raises:
-        RequestError: if the call cannot be described soundly.
-    """
+    """The code that a call follows from, as :func:`request_of` finds it."""
     called = _called(arguments, keywords)
     describer = Describer()
     describer.argument(called.name, called.subject)

@@ -113,9 +113,6 @@ class Describer:
             name: the parameter's name.
             value: what is passed.
             passed: how it gets to compiled code.
-
-        Raises:
-            RequestError: if it cannot be described, with the path of the part that cannot.
         """
         self._path = [name]
         return self._value(value, passed)

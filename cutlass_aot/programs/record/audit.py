@@ -147,9 +147,6 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
         code: what the request was made from.
         keyed: names of the distributions and modules that the request names.
         known: environment variables that say no more than the request's target does.
-
-    Raises:
-        RequestError: with the code, or the variable, and what to do.
     """
     names = {*code.code, *keyed}
     followed = _followed(trace, code)

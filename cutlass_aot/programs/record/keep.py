@@ -127,9 +127,6 @@ def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recor
     Args:
         folder: where they kept it.
         most: bytes of objects in a recording; one that is larger has a recording of its own.
-
-    Raises:
-        CorruptFile: if a file is not what a process of the program wrote.
     """
     requests: list[CompiledRequest] = []
     objects: dict[str, bytes] = {}

@@ -22,7 +22,7 @@ from typing import Any
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.packages import cache_environment, target_environment
-from cutlass_aot.runtime.launching.capsules import ManagedTensor, capsule_of, tensor_in
+from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.targets import Target
 
 CUDA_VERSION = "13.0"

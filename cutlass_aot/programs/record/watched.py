@@ -63,8 +63,6 @@ def compile_watched(
         keep_unsound: called with the error where the key does not cover what was compiled; raised if None.
 
     Raises:
-        RequestError: if the trace did what the request does not name.
-        ArtifactError: if the function's default values cannot be given without the DSL.
         Exception: whatever the compiler raises.
     """
     # Before the trace, which replaces the code of the functions that it goes through.

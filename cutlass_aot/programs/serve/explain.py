@@ -27,12 +27,7 @@ _CALL = "Add this call to the program that is recorded, and build again"
 
 
 def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
-    """Why none of some bundles answers a request, in a few sentences.
-
-    Raises:
-        CorruptFile: if a request of a bundle is malformed.
-        BundleError: if a file cannot be read.
-    """
+    """Why none of some bundles answers a request, in a few sentences."""
     names = ", ".join(f"{bundle.name} {bundle.version}" for bundle in bundles) or "no bundle"
     text = f"no kernel for {request.callable} ({request.digest[:12]}, {request.target}) in {names}"
     found = [near for bundle in bundles if (near := bundle.requests.nearest(request)) is not None]

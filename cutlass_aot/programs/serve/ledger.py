@@ -124,11 +124,7 @@ class Ledger:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], what: str) -> Ledger:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
+        """Read what :meth:`to_record` gave."""
         try:
             entries = {
                 str(key): Entry(
@@ -148,11 +144,7 @@ class Ledger:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Ledger:
-        """Read what :meth:`to_bytes` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
+        """Read what :meth:`to_bytes` gave."""
         try:
             return cls.from_record(json.loads(data), what)
         except (ValueError, RecursionError) as error:

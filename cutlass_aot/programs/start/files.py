@@ -13,11 +13,7 @@ _MAX_REFUSAL_BYTES = 1 << 20
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """A file that a process of a program wrote.
-
-    Raises:
-        CorruptFile: if it is larger than ``limit`` bytes.
-    """
+    """A file that a process of a program wrote."""
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -39,11 +35,7 @@ def note_refusal(folder: Path, reason: str) -> None:
 
 
 def refusals(folder: Path) -> list[str]:
-    """What was noted, sorted.
-
-    Raises:
-        CorruptFile: if a file is not what :func:`note_refusal` wrote.
-    """
+    """What was noted, sorted."""
     data = (read_whole(path, _MAX_REFUSAL_BYTES) for path in sorted(folder.glob("*.refusal")))
     try:
         return sorted({str(decode(item, "a refusal")["reason"]) for item in data})

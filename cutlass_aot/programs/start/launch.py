@@ -44,9 +44,6 @@ def run_program(command: Sequence[str], plan: Mapping[str, Any], folder: Path) -
         command: the program and its arguments.
         plan: what its processes begin with (:mod:`cutlass_aot.programs.start.start`).
         folder: private; takes the plan, and whatever the program's processes write.
-
-    Raises:
-        OperandError: if there is no such program.
     """
     with _handed_on() as started:
         try:

@@ -82,11 +82,7 @@ KNOWN_PACKAGES = (
 
 
 def packages() -> tuple[ProgramPackage, ...]:
-    """Every known package, sorted by name: those above, and those of entry points, which come before them.
-
-    Raises:
-        ManifestError: if an entry point gives something else, or two of them describe one package.
-    """
+    """Every known package, sorted by name: those above, and those of entry points, which come before them."""
     found = {package.name: package for package in KNOWN_PACKAGES}
     claimed: dict[str, str] = {}
     entry_points = metadata.entry_points(group=ENTRY_POINT_GROUP)
@@ -121,7 +117,6 @@ def target_environment(target: str, sm_count: int) -> dict[str, str]:
 
     Raises:
         ValueError: if ``target`` is not a target.
-        ManifestError: if the description of a package is malformed.
     """
     parsed = Target.parse(target)
     values = {"target": target, "sm_count": sm_count, **parsed._asdict()}

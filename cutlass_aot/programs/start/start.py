@@ -44,11 +44,7 @@ _begun = False
 
 
 def begin() -> None:
-    """Do what the plan of this process says; nothing without one.
-
-    Raises:
-        ProgramError: if the plan cannot be read.
-    """
+    """Do what the plan of this process says; nothing without one."""
     global _begun
     if _begun:
         return  # The environment names both a plan and bundles.

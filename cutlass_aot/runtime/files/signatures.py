@@ -77,11 +77,7 @@ class Examined:
 
 
 def ed25519() -> Any:
-    """The module of ``cryptography`` that has the algorithm.
-
-    Raises:
-        SignatureError: if the package is not installed, or does not load.
-    """
+    """The module of ``cryptography`` that has the algorithm."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519 as module
     except ImportError as error:
@@ -99,11 +95,7 @@ def why_unchecked() -> str:
 
 
 def serialization() -> Any:
-    """The module of ``cryptography`` that reads and writes keys.
-
-    Raises:
-        SignatureError: if the package is not installed, or does not load.
-    """
+    """The module of ``cryptography`` that reads and writes keys."""
     try:
         from cryptography.hazmat.primitives import serialization as module
     except ImportError as error:
@@ -112,11 +104,7 @@ def serialization() -> Any:
 
 
 def read_key_file(path: Path) -> bytes:
-    """The bytes of a key's file.
-
-    Raises:
-        SignatureError: if it cannot be read, or is larger than any key.
-    """
+    """The bytes of a key's file."""
     try:
         # Non-blocking, or opening a FIFO would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
@@ -132,11 +120,7 @@ def read_key_file(path: Path) -> bytes:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Read a public key in PEM (SubjectPublicKeyInfo, RFC 8410).
-
-    Raises:
-        SignatureError: if the file cannot be read, is no public key of Ed25519, or holds more than one.
-    """
+    """Read a public key in PEM (SubjectPublicKeyInfo, RFC 8410)."""
     data = read_key_file(path)
     module = ed25519()
     if b"PRIVATE KEY" in data:
@@ -165,9 +149,6 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
 
     Args:
         paths: files, and directories, of which every file ``*.pub`` is a key.
-
-    Raises:
-        SignatureError: if there is none, a path is empty, or a file is no public key.
     """
     found: dict[bytes, PublicKey] = {}
     for given in paths:
@@ -195,20 +176,12 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
 
 
 def is_right(signature: Signature, manifest: bytes) -> bool:
-    """Whether a signature is by the key that it names, and of the bundle with this manifest.
-
-    Raises:
-        SignatureError: if the package ``cryptography`` is not there.
-    """
+    """Whether a signature is by the key that it names, and of the bundle with this manifest."""
     return verifies(signature.public_key, signature.signature, signed_message(manifest))
 
 
 def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the key made the signature of the message; all as raw bytes.
-
-    Raises:
-        SignatureError: if the package ``cryptography`` is not there.
-    """
+    """Whether the key made the signature of the message; all as raw bytes."""
     module = ed25519()
     from cryptography.exceptions import InvalidSignature
 
@@ -225,11 +198,6 @@ def read_signature(root: Path, path: str) -> Signature:
     Args:
         root: the bundle.
         path: of the file in it.
-
-    Raises:
-        CorruptFile: if it is malformed, named for another key, or reached through a symbolic link.
-        BundleError: if it is missing or unreadable.
-        SchemaTooNew: if a newer release wrote it.
     """
     signature = Signature.from_bytes(read_bounded(root, path, MAX_SIGNATURE_FILE), path)
     if signature.path != path:
@@ -256,9 +224,6 @@ def examine(root: Path, manifest: bytes, *, check: bool = True) -> list[Examined
 
     Returns:
         By path; what is wrong with the folder itself stands under its name.
-
-    Raises:
-        SignatureError: if a signature is to be checked, and the package ``cryptography`` is not there.
     """
     try:
         folder = os.open(
@@ -297,9 +262,6 @@ def signers(root: Path, manifest: bytes, keys: Sequence[PublicKey]) -> tuple[Pub
     """Those of the keys that have signed the bundle with this manifest.
 
     Their own files alone are read: what else is in the folder of signatures can neither help nor harm.
-
-    Raises:
-        SignatureError: if the package ``cryptography`` is not there.
     """
     return tuple(key for key in keys if _has_signed(root, manifest, key))
 

@@ -43,10 +43,6 @@ def open_beneath(root: Path, path: str) -> int:
 
     Every component below ``root`` is opened without following symbolic links, so that no file outside the
     bundle can be read in the name of one inside.
-
-    Raises:
-        CorruptFile: if ``path`` would lead out of the bundle, or is not a regular file.
-        BundleError: if it is missing or unreadable.
     """
     check_relative(path)
     folder = _open(root, os.fspath(root), None, os.O_DIRECTORY)
@@ -105,12 +101,7 @@ def not_for_files(error: OSError) -> bool:
 
 
 def read_bounded(root: Path, path: str, limit: int) -> bytes:
-    """Read a whole file of a bundle, which is at most ``limit`` bytes long.
-
-    Raises:
-        CorruptFile: if it is larger, or no regular file of the bundle.
-        BundleError: if it is missing or unreadable.
-    """
+    """Read a whole file of a bundle, which is at most ``limit`` bytes long."""
     return b"".join(_blocks(root, path, limit, _WHOLE))
 
 
@@ -132,12 +123,7 @@ def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:
-    """Read a file of a bundle and hold it against its size and digest.
-
-    Raises:
-        CorruptFile: if it differs.
-        BundleError: if it is missing or unreadable.
-    """
+    """Read a file of a bundle and hold it against its size and digest."""
     data = read_bounded(root, reference.path, reference.size)
     _check(root, reference, len(data), digest(data))
     return data
@@ -157,23 +143,12 @@ def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
 
 
 def read_manifest(root: Path) -> dict[str, FileReference]:
-    """Read ``MANIFEST.json``: every other file of the bundle by its path.
-
-    Raises:
-        BundleError: if ``root`` is no bundle.
-        CorruptFile: if the file is malformed or of another kind.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read ``MANIFEST.json``: every other file of the bundle by its path."""
     return parse_manifest(manifest_bytes(root), str(root / MANIFEST_NAME))
 
 
 def manifest_bytes(root: Path) -> bytes:
-    """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by.
-
-    Raises:
-        BundleError: if ``root`` is no bundle, or an incomplete one.
-        CorruptFile: if the file is larger than any manifest, or no plain file.
-    """
+    """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by."""
     if _lacks(root, MANIFEST_NAME):
         raise BundleError(
             f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
@@ -194,12 +169,7 @@ def _lacks(root: Path, name: str) -> bool:
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
-    """Read the bytes of a ``MANIFEST.json``; ``what`` is its name in an error.
-
-    Raises:
-        CorruptFile: if they are malformed or of another kind.
-        SchemaTooNew: if a newer release wrote them.
-    """
+    """Read the bytes of a ``MANIFEST.json``; ``what`` is its name in an error."""
     return {path: _reference(path, entry, what) for path, entry in sorted(_listed(data, what).items())}
 
 
@@ -237,13 +207,7 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
 
 
 def read_catalog(root: Path) -> Catalog:
-    """Read a bundle's parent index, verified against its manifest. Two files are read, no more.
-
-    Raises:
-        BundleError: if ``root`` is no bundle, or incomplete.
-        CorruptFile: if a file is truncated, altered or foreign.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read a bundle's parent index, verified against its manifest. Two files are read, no more."""
     return catalog_of(root, manifest_bytes(root))
 
 
@@ -256,11 +220,6 @@ def catalog_of(root: Path, manifest: bytes) -> Catalog:
     Args:
         root: the bundle.
         manifest: what :func:`manifest_bytes` gave, so that bytes that were found good are those that count.
-
-    Raises:
-        BundleError: if the catalog is missing or cannot be read.
-        CorruptFile: if it is not what the manifest says, or the manifest is malformed.
-        SchemaTooNew: if a newer release wrote either.
     """
     what = str(root / MANIFEST_NAME)
     listed = _listed(manifest, what)

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, OperandError
-from cutlass_aot.runtime.launching.streams import current_stream, stream_handle
-from cutlass_aot.runtime.launching.tensors import View, describe_operand, exported, is_torch, to_ffi
+from cutlass_aot.runtime.launching.tensors import View, describe_operand, exported, is_cupy, is_torch, to_ffi
+
+
+def stream_handle(stream: Any, device: int) -> int:
+    """The ``cudaStream_t`` of a stream, as a number.
+
+    Args:
+        stream: a torch or CuPy stream, an object with ``__cuda_stream__`` (cuda.core), a
+            ``cuda.bindings`` ``CUstream``, or a handle as a number or ``ctypes.c_void_p``.
+        device: CUDA device ordinal of the operands.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if isinstance(stream, ctypes.c_void_p):
+        return stream.value or 0
+    of_device = getattr(stream, "device_index", None)
+    if isinstance(of_device, int) and of_device != device:
+        raise OperandError(
+            f"the stream belongs to CUDA device {of_device}, the operands are on device {device}: "
+            "pass a stream of that device"
+        )
+    if hasattr(stream, "cuda_stream"):
+        return int(stream.cuda_stream)
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        # A method in cuda.core and torch; early producers had a plain tuple.
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    if hasattr(stream, "ptr"):
+        return int(stream.ptr)
+    if type(stream).__module__.startswith("cuda."):
+        return int(stream)
+    raise OperandError(
+        f"expected a CUDA stream (torch, CuPy, cuda.core, cuda.bindings or a handle), got "
+        f"{type(stream).__module__}.{type(stream).__qualname__}"
+    )
+
+
+def current_stream(operands: Sequence[Any], device: int) -> int | None:
+    """Handle of the current stream of the operands' framework; None if they have no such thing."""
+    operands = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
+    if any(is_torch(operand) for operand in operands):
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    if any(is_cupy(operand) for operand in operands):
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return None
+
 
 WORKSPACE_ALIGNMENT = 128
 """Bytes; the alignment that compiled code may expect of a workspace."""
@@ -34,7 +80,6 @@ def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = Non
         What the function returns.
 
     Raises:
-        OperandError: if an argument has no DLPack export, or the stream is none.
         Exception: whatever the function raises.
     """
     if stream is None and all(map(exported, arguments)):
@@ -63,11 +108,7 @@ def requires_gradient(operands: Sequence[Any]) -> bool:
 
 
 def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence[Any]:
-    """The operands as a launch may have them; refused where autograd would have to follow, as by ``out=``.
-
-    Raises:
-        OperandError: if an operand requires a gradient and gradients are enabled.
-    """
+    """The operands as a launch may have them; refused where autograd would have to follow, as by ``out=``."""
     if not requires_gradient(operands):
         return operands
     if sys.modules["torch"].is_grad_enabled():
@@ -97,9 +138,6 @@ def workspace_for(
         given: the caller's, None for none.
         stream: the caller's, None for torch's current one. torch would give the memory to others on its
             current stream while another stream still used it.
-
-    Raises:
-        OperandError: if there is none, or it is too small or of the wrong kind.
     """
     if given is None:
         tensors = [operand.tensor if isinstance(operand, View) else operand for operand in operands]

@@ -173,7 +173,6 @@ def fill(
         most: bytes that the directory is to hold at most, for which others go; None for any number.
 
     Raises:
-        BundleError: if it cannot be written.
         Exception: what ``unpack`` raises.
     """
     path = _path(folder, name)

@@ -28,9 +28,6 @@ def make(
 
     Returns:
         The object; ``slow_path`` itself where this Python is not one that native code knows.
-
-    Raises:
-        BundleError: if the launcher cannot be read or mapped.
     """
     if not _supported():
         return slow_path

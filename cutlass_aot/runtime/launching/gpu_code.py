@@ -39,12 +39,7 @@ class Code:
         return None if self._unpacked is not None else self._kept
 
     def read(self, span: CodeSpan) -> bytes:
-        """The code of one kernel.
-
-        Raises:
-            CorruptFile: if the packed file is not what its digest says, or does not hold this.
-            BundleError: if it cannot be read.
-        """
+        """The code of one kernel."""
         unpacked = self._unpacked
         if unpacked is None:
             found = code_cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
@@ -75,10 +70,6 @@ class Code:
 
         Returns:
             The file.
-
-        Raises:
-            CorruptFile: if the packed file is not what its digest says.
-            BundleError: if it cannot be read, or the directory cannot be written.
         """
         parts = [(span.offset, span.size, span.sha256) for span in spans]
         return code_cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)

@@ -53,10 +53,6 @@ class Library:
 
         Args:
             symbol: its name, such as :attr:`cutlass_aot.schema.kernels.kernel.Kernel.symbol`.
-
-        Raises:
-            CorruptFile: if the file is not what its digest says, or lacks the symbol.
-            BundleError: if it cannot be read or mapped.
         """
         mapping = self._mapping()
         function = mapping.functions.get(symbol)
@@ -73,10 +69,6 @@ class Library:
 
         Args:
             symbol: as for :meth:`function`.
-
-        Raises:
-            CorruptFile: if the file is not what its digest says, or lacks the symbol.
-            BundleError: if it cannot be read or mapped.
         """
         return self.raw_address(EXPORT_PREFIX + symbol)
 
@@ -88,8 +80,6 @@ class Library:
             code: gives the code, verified.
 
         Raises:
-            CorruptFile: if the file is not what its digest says, or lacks the kernel's slot.
-            BundleError: if it cannot be read or mapped.
             Exception: what ``code`` raises.
         """
         mapping = self._mapping()
@@ -107,12 +97,7 @@ class Library:
                 mapping.codes[symbol] = held
 
     def raw_address(self, name: str) -> int:
-        """The address of what the library exports under a name, in this process.
-
-        Raises:
-            CorruptFile: if the file is not what its digest says, or lacks the symbol.
-            BundleError: if it cannot be read or mapped.
-        """
+        """The address of what the library exports under a name, in this process."""
         mapping = self._mapping()
         if mapping.library is None:
             with mapping.lock:

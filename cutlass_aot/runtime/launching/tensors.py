@@ -11,6 +11,7 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.dtypes import BY_DLPACK, BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT, OperandDescription, read_as
 
+
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
 
@@ -33,11 +34,7 @@ class View:
 
     @property
     def description(self) -> OperandDescription:
-        """The tensor as it is now, with shape and strides in elements of the type that is read.
-
-        Raises:
-            OperandError: if its memory does not hold whole elements.
-        """
+        """The tensor as it is now, with shape and strides in elements of the type that is read."""
         return read_as(describe_operand(self.tensor), self.dtype)
 
     @property
@@ -53,6 +50,30 @@ class View:
         return f"<View {self.dtype} {self.description.shape}>"
 
 
+def view_as(tensor: Any, dtype: str) -> View:
+    """Say what the memory of a tensor holds, where its own element type does not.
+
+    ::
+
+        weights = cutlass_aot.view_as(packed_bytes, "f4e2m1")     # (n, k / 2) u8: an operand of (n, k)
+        a = cutlass_aot.view_as(a_f32, "tf32")                    # the same memory, read as TF32
+
+    Of types below eight bits the first element stands in the lowest bits. The contiguous extent counts
+    elements: bytes hold two of ``f4e2m1`` or ``i4``, three bytes four of ``f6e2m3`` or ``f6e3m2``.
+
+    Args:
+        tensor: a torch tensor or another object of the DLPack protocol, of whole bytes an element.
+        dtype: element type to read.
+
+    Raises:
+        OperandError: for an unknown element type, or memory that does not hold whole elements of it.
+    """
+    made = View(tensor, dtype)
+    # Looked at now, so that a mistake is found where it is made, and at each use, as the tensor then is.
+    _ = made.description
+    return made
+
+
 def describe_operand(operand: Any) -> OperandDescription:
     """Describe a torch tensor, any other object of the DLPack protocol, a number, or a description (itself).
 
@@ -62,9 +83,6 @@ def describe_operand(operand: Any) -> OperandDescription:
 
     Nothing is copied, synchronised or imported that the operand's own library has not imported already,
     except tvm_ffi for an object that is none of a torch tensor, a number and a description.
-
-    Raises:
-        OperandError: if it is none of these, or its element type is not supported.
     """
     if isinstance(operand, OperandDescription):
         return operand
@@ -152,9 +170,6 @@ def to_ffi(operand: Any, stream: int | None = None) -> Any:
         operand: a torch tensor or any other object of the DLPack protocol.
         stream: stream that the memory will be used on, for the producer to order its own work before it;
             None where it is only looked at, or where the caller uses the producer's current stream.
-
-    Raises:
-        OperandError: if it has no DLPack export, or refuses it.
     """
     import tvm_ffi
 

@@ -22,11 +22,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 
 
 def device_count() -> int:
-    """Number of GPUs that this process may use.
-
-    Raises:
-        DeviceError: if there is no driver.
-    """
+    """Number of GPUs that this process may use."""
     _initialise(os.getpid())
     count = ctypes.c_int()
     _ask("cuDeviceGetCount", ctypes.byref(count))
@@ -34,11 +30,7 @@ def device_count() -> int:
 
 
 def driver_version() -> tuple[int, int]:
-    """Newest CUDA version that the driver supports, as (major, minor).
-
-    Raises:
-        DeviceError: if there is no driver.
-    """
+    """Newest CUDA version that the driver supports, as (major, minor)."""
     # Needs no initialisation, so that it also answers where there is a driver and no GPU.
     number = ctypes.c_int()
     _ask("cuDriverGetVersion", ctypes.byref(number))
@@ -46,29 +38,17 @@ def driver_version() -> tuple[int, int]:
 
 
 def compute_capability(ordinal: int) -> tuple[int, int]:
-    """Compute capability of a GPU as (major, minor).
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """Compute capability of a GPU as (major, minor)."""
     return _facts(os.getpid(), ordinal)[:2]
 
 
 def sm_count(ordinal: int) -> int:
-    """Streaming multiprocessors of a GPU.
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """Streaming multiprocessors of a GPU."""
     return _facts(os.getpid(), ordinal)[2]
 
 
 def device_name(ordinal: int) -> str:
-    """Name of a GPU's model.
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """Name of a GPU's model."""
     device = _device(ordinal)
     name = ctypes.create_string_buffer(256)
     _ask("cuDeviceGetName", name, len(name), device)
@@ -76,11 +56,7 @@ def device_name(ordinal: int) -> str:
 
 
 def device_memory(ordinal: int) -> int:
-    """Memory of a GPU in bytes.
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """Memory of a GPU in bytes."""
     device = _device(ordinal)
     size = ctypes.c_size_t()
     _ask("cuDeviceTotalMem_v2", ctypes.byref(size), device)
@@ -88,20 +64,12 @@ def device_memory(ordinal: int) -> int:
 
 
 def l2_bytes(ordinal: int) -> int:
-    """Size of a GPU's L2 cache in bytes.
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """Size of a GPU's L2 cache in bytes."""
     return _attribute(_L2_CACHE_SIZE, _device(ordinal))
 
 
 def bus_id(ordinal: int) -> str:
-    """PCI bus address of a GPU, such as ``0000:1b:00.0``: what other libraries know it by.
-
-    Raises:
-        DeviceError: if there is no such GPU.
-    """
+    """PCI bus address of a GPU, such as ``0000:1b:00.0``: what other libraries know it by."""
     device = _device(ordinal)
     name = ctypes.create_string_buffer(32)
     _ask("cuDeviceGetPCIBusId", name, len(name), device)

@@ -32,13 +32,6 @@ def open_directory(
         path: the directory.
         rankings: as for :class:`BundleDirectory`.
         keys: what the caller requires, beside what :mod:`cutlass_aot.runtime.files.trust` knows of.
-
-    Raises:
-        BundleError: if there is no bundle, or an incomplete one.
-        CorruptFile: if a file is truncated, altered or foreign.
-        SchemaTooNew: if a newer release wrote it.
-        UntrustedBundle: if keys are required and none of them has signed it.
-        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
     """
     # Read once: what was signed is what everything that is loaded later follows from.
     manifest = manifest_bytes(path)
@@ -125,11 +118,7 @@ class BundleDirectory:
         return library or self._libraries.setdefault(reference, Library(self.path, reference))
 
     def check_machine(self) -> None:
-        """Refuse a machine on which its libraries cannot be loaded; no GPU is looked for.
-
-        Raises:
-            Incompatible: with what was found and what is needed.
-        """
+        """Refuse a machine on which its libraries cannot be loaded; no GPU is looked for."""
         if self._machine is None:
             here = self._here()
             self._decide(here, self.catalog.targets)
@@ -141,10 +130,6 @@ class BundleDirectory:
         Args:
             target: GPU code target.
             ordinal: of the GPU; None looks at the machine alone.
-
-        Raises:
-            Incompatible: with what was found and what is needed.
-            DeviceError: if there is no driver or no such GPU.
         """
         if ordinal is None:
             self.check_machine()
@@ -157,12 +142,7 @@ class BundleDirectory:
         self._runs.add(seen)
 
     def require_any(self, targets: Sequence[str], ordinal: int) -> None:
-        """Refuse a GPU that none of some targets can be used on, with every reason.
-
-        Raises:
-            Incompatible: with what was found and what is needed.
-            DeviceError: if there is no driver or no such GPU.
-        """
+        """Refuse a GPU that none of some targets can be used on, with every reason."""
         gpu = compatibility.Gpu(f"GPU {ordinal}", cuda_driver.compute_capability(ordinal))
         driver = compatibility.Driver(cuda_driver.driver_version())
         self._decide(self._here()._replace(gpus=(gpu,), driver=driver), targets)

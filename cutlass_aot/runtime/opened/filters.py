@@ -42,11 +42,7 @@ def group_matches(group: GroupEntry, filters: Filters) -> bool:
 
 
 def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHandle]:
-    """Kernels, of groups that match, that pass the other filters too; in the order of a listing.
-
-    Raises:
-        BundleError: for a filter that none of them has.
-    """
+    """Kernels, of groups that match, that pass the other filters too; in the order of a listing."""
     wanted = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
     if handles:
         _check_names(handles, wanted)
@@ -54,11 +50,7 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
 
 
 def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
-    """What a filter can be asked for: each value that kernels have, once, numbers by their size.
-
-    Raises:
-        BundleError: for a filter that none of them has.
-    """
+    """What a filter can be asked for: each value that kernels have, once, numbers by their size."""
     if name in _OF_GROUP:
         return sorted({_OF_GROUP[name](handle.group) for handle in handles})
     if name in _OF_KERNEL:
@@ -140,11 +132,7 @@ def _begins(handle: KernelHandle, name: str) -> bool:
 
 
 def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
-    """One kernel by its name, or by the beginning of its name, its digest, or its request's digest.
-
-    Raises:
-        BundleError: if there is none, or more than one.
-    """
+    """One kernel by its name, or by the beginning of its name, its digest, or its request's digest."""
     for handle in handles:
         if name in (handle.name, handle.digest):
             return handle

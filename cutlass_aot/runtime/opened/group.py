@@ -65,12 +65,7 @@ class Group:
 
     @property
     def index(self) -> GroupIndex:
-        """The group's kernels, in order of name; read once.
-
-        Raises:
-            CorruptFile: if the index is not what the parent says.
-            BundleError: if it cannot be read.
-        """
+        """The group's kernels, in order of name; read once."""
         if self._index is None:
             entry = self.entry
             what = str(self._root / entry.child.path)
@@ -84,12 +79,7 @@ class Group:
 
     @property
     def requests(self) -> RequestIndex:
-        """The requests of a program that its kernels answer, in the order of the index; read once.
-
-        Raises:
-            CorruptFile: if they are not what the parent says, or there are none.
-            BundleError: if they cannot be read.
-        """
+        """The requests of a program that its kernels answer, in the order of the index; read once."""
         if self._requests is None:
             # Here, and not above: kernels that operands find need none of it.
             from cutlass_aot.schema.requests.request_index import requests_from_bytes
@@ -119,12 +109,7 @@ class Group:
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:
-        """One of the group's rankings, read once; what it says of foreign kernels is left out.
-
-        Raises:
-            CorruptFile: if it is not what the parent says.
-            BundleError: if it cannot be read.
-        """
+        """One of the group's rankings, read once; what it says of foreign kernels is left out."""
         found = self._rankings.get(reference)
         if found is None:
             what = str(self._root / reference.file.path)
@@ -152,22 +137,11 @@ class Group:
         Args:
             position: of the kernel in the index.
             device: CUDA device ordinal that it is to run on; None asks no GPU.
-
-        Raises:
-            Incompatible: if it cannot run on this machine and device.
-            CorruptFile: if the library is not what the catalog says.
-            BundleError: if the library cannot be read or mapped.
         """
         return self._ready(position, device).function(self.index[position].kernel.symbol)
 
     def function(self, position: int, device: int) -> Any:
-        """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without.
-
-        Raises:
-            Incompatible: if it cannot run on this machine and device.
-            CorruptFile: if the library is not what the catalog says.
-            BundleError: if the library cannot be read or mapped.
-        """
+        """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without."""
         library = self._ready(position, device)
         if self.launcher is None:
             raise self._foreign_host()
@@ -176,12 +150,7 @@ class Group:
         return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
     def require(self, device: int | None) -> None:
-        """Refuse a device that the group's kernels cannot run on; of None, a machine that cannot load them.
-
-        Raises:
-            Incompatible: with what was found and what is needed.
-            DeviceError: if there is no driver or no such GPU.
-        """
+        """Refuse a device that the kernels cannot run on; for None, a machine that cannot load them."""
         self._require(self.entry.target, device)
 
     def _ready(self, position: int, device: int | None) -> Library:

@@ -106,9 +106,6 @@ def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
     Where the query leaves the accumulator open, it is the first of those that serve in this order: the
     usual one for the output's element type (f64 for f64, f32 for other floating types, i32 for
     integers), then the others by name.
-
-    Raises:
-        OperandError: if the query leaves the epilogue open, and more than one takes its operands.
     """
     candidates = list(_candidates(groups, query, target))
     fitting = [group for group in candidates if judge(group, query)]

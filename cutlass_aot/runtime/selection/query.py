@@ -28,11 +28,7 @@ def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
 
 
 def _checked(parameters: Parameters) -> Values:
-    """Parameters that a record can have.
-
-    Raises:
-        OperandError: if one is of another type.
-    """
+    """Parameters that a record can have."""
     for name, value in parameters.items():
         if not is_value(value):
             raise OperandError(
@@ -115,11 +111,7 @@ class Computation(NamedTuple):
         parameters: Parameters | None,
         named: Mapping[str, Any],
     ) -> Computation:
-        """What a call computes. Without operands by name, there is no epilogue unless one is given.
-
-        Raises:
-            OperandError: if a parameter or the epilogue is of a type that no record has.
-        """
+        """What a call computes. Without operands by name, there is no epilogue unless one is given."""
         names = tuple(sorted(named)) if named else ()
         if epilogue is not None and not isinstance(epilogue, str):
             raise OperandError(f"epilogue: expected a formula as text, got {epilogue!r}")

@@ -34,7 +34,7 @@ from cutlass_aot.errors import (
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files.verified_read import why_unreadable
 from cutlass_aot.runtime.launching import call as launch
-from cutlass_aot.runtime.launching import library, streams, tensors
+from cutlass_aot.runtime.launching import library, tensors
 from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import FileReference
@@ -541,23 +541,23 @@ class CupyStream:
      (CudaCoreStream(), 6), (CupyStream(), 7)],
 )  # fmt: skip
 def test_stream_handles(stream: Any, handle: int) -> None:
-    assert streams.stream_handle(stream, 0) == handle
+    assert launch.stream_handle(stream, 0) == handle
 
 
 def test_a_stream_of_cuda_bindings() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    assert streams.stream_handle(driver.CUstream(11), 0) == 11
+    assert launch.stream_handle(driver.CUstream(11), 0) == 11
 
 
 @pytest.mark.parametrize("stream", [True, "default", 1.5, object()])
 def test_what_is_no_stream(stream: Any) -> None:
     with pytest.raises(OperandError, match="expected a CUDA stream"):
-        streams.stream_handle(stream, 0)
+        launch.stream_handle(stream, 0)
 
 
 def test_a_stream_of_another_device() -> None:
     with pytest.raises(OperandError, match="belongs to CUDA device 0, the operands are on device 1"):
-        streams.stream_handle(TorchStream(), 1)
+        launch.stream_handle(TorchStream(), 1)
 
 
 def test_cupy_arrays_go_to_their_current_stream(
