@@ -59,15 +59,6 @@ def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict
     }
 
 
-def digest_file(path: Path) -> tuple[str, int]:
-    """SHA-256 in hexadecimal and length of a file, read in pieces.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
-    return _digest(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-
-
 def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
     """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link.
 

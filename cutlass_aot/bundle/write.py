@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.files import digest_file, is_exactly, manifest_to_bytes
+from cutlass_aot.bundle.files import is_exactly, manifest_to_bytes
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
@@ -196,13 +196,7 @@ def _contents(plan: BundlePlan) -> _Contents:
     sources: dict[str, bytes | Path] = {}
     references: dict[str, FileReference] = {}
 
-    def add(path: str, source: bytes | Path) -> FileReference:
-        if isinstance(source, Path):
-            sha256, size = digest_file(source)
-            bound = MAX_FILE_BYTES
-        else:
-            sha256, size = digest(source), len(source)
-            bound = MAX_INDEX_BYTES
+    def refer(path: str, source: bytes | Path, size: int, sha256: str, bound: int) -> FileReference:
         if size > bound:
             raise BundleError(
                 f"{path} has {size} bytes, a bundle's file has at most {bound}: "
@@ -212,15 +206,14 @@ def _contents(plan: BundlePlan) -> _Contents:
         references[path] = FileReference(path, size, sha256)
         return references[path]
 
+    def add(path: str, data: bytes) -> FileReference:
+        return refer(path, data, len(data), digest(data), MAX_INDEX_BYTES)
+
     def add_packed(path: str, packed: PackedFile) -> FileReference:
         if path not in references:
-            found = add(path, packed.path)
-            if found.sha256 != packed.sha256:
-                raise BundleError(
-                    f"{packed.path} has SHA-256 {found.sha256}, what was made has {packed.sha256}: "
-                    "it was exchanged or damaged since, build again"
-                )
-        elif references[path].sha256 != packed.sha256:
+            # Its digest is what was made; the file is checked against it while it is copied.
+            return refer(path, packed.path, packed.path.stat().st_size, packed.sha256, MAX_FILE_BYTES)
+        if references[path].sha256 != packed.sha256:
             raise BundleError(f"{path} names two files, {sources[path]!r} and {packed.path}")
         return references[path]
 
@@ -405,26 +398,33 @@ def _fill(folder: Path, contents: _Contents) -> None:
     """Write every file, the manifest last, all of it on the disk when this returns."""
     folders = make_folders(folder, contents.sources)
     for path, source in sorted(contents.sources.items()):
+        expected = contents.references[path].sha256
         with create(folder / path) as file:
-            sha256 = _copy(source, file)
-        if sha256 != contents.references[path].sha256:
-            raise BundleError(f"the source of {path} changed while it was copied: build again")
+            if isinstance(source, bytes):
+                file.write(source)
+            elif (found := _copy(source, file)) != expected:
+                raise BundleError(
+                    f"{source} has SHA-256 {found}, what was made has {expected}: "
+                    "it was exchanged or damaged since, build again"
+                )
+            _flush(file)
     with create(folder / MANIFEST_NAME) as file:
-        _copy(contents.manifest, file)
+        file.write(contents.manifest)
+        _flush(file)
     for item in folders:
         synchronise(item)
 
 
-def _copy(source: bytes | Path, file: BinaryIO) -> str:
+def _copy(source: Path, file: BinaryIO) -> str:
+    """Copy a file, and give the SHA-256 of what was copied."""
     hasher = hashlib.sha256()
-    if isinstance(source, bytes):
-        file.write(source)
-        hasher.update(source)
-    else:
-        with source.open("rb") as library:
-            while chunk := library.read(_COPY_BYTES):
-                file.write(chunk)
-                hasher.update(chunk)
+    with source.open("rb") as library:
+        while chunk := library.read(_COPY_BYTES):
+            file.write(chunk)
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _flush(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-    return hasher.hexdigest()

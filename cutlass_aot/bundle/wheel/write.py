@@ -156,8 +156,8 @@ def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelN
     folder = f"{names.package}/{BUNDLE_FOLDER}"
     archive.add(f"{folder}/{MANIFEST_NAME}", manifest)
     for path, reference in sorted(references.items()):
-        # Checked against its digest once more: the bundle may have changed since it was verified.
-        archive.add(f"{folder}/{path}", read_file(bundle, reference))
+        # Checked against its digest, which RECORD has too: the bundle may have changed since it was verified.
+        archive.add(f"{folder}/{path}", read_file(bundle, reference), reference.sha256)
     for signature in _signatures(bundle, manifest):
         archive.add(f"{folder}/{signature.path}", signature.to_bytes())
     licenses = read_licenses(bundle, references)
@@ -190,10 +190,11 @@ class _Archive:
         self._date = date
         self.rows: list[tuple[str, str, int | str]] = []
 
-    def add(self, path: str, data: bytes) -> None:
-        """Add a file; RECORD will list it."""
+    def add(self, path: str, data: bytes, sha256: str = "") -> None:
+        """Add a file, whose digest may be known already; RECORD will list it."""
         self._put(path, data)
-        self.rows.append((path, record_digest(hashlib.sha256(data).digest()), len(data)))
+        digest = bytes.fromhex(sha256) if sha256 else hashlib.sha256(data).digest()
+        self.rows.append((path, record_digest(digest), len(data)))
 
     def close(self, record: str) -> None:
         """Add RECORD, the last file."""

@@ -11,7 +11,6 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.dtypes import BY_DLPACK, BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT, OperandDescription, read_as
 
-
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
 
