@@ -67,6 +67,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.tuning",
     "cutlass_aot.schema.tuning.ranking",
     "cutlass_aot.schema.versions",
+    "cutlass_aot.words",
 }
 
 FORBIDDEN = (

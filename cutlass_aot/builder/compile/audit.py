@@ -30,6 +30,7 @@ from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.words import few
 
 ALLOWED_UNDEFINED = (
     SHIM_SYMBOLS
@@ -142,19 +143,19 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
     unknown = sorted(set(inspection.undefined) - ALLOWED_UNDEFINED)
     if unknown:
         raise ArtifactError(
-            f"{symbol}: undefined symbols that nothing provides at run time: {_shown(unknown)}; "
+            f"{symbol}: undefined symbols that nothing provides at run time: {few(unknown, 8)}; "
             "the kernel calls host functions that ahead-of-time libraries do not have"
         )
     entry, slot = EXPORT_PREFIX + symbol, CODE_PREFIX + symbol
     if entry not in inspection.defined:
         raise ArtifactError(
             f"{symbol}: the object does not define {entry} (it shows "
-            f"{_shown(inspection.defined)}); it was exported under another name"
+            f"{few(inspection.defined, 8)}); it was exported under another name"
         )
     others = [name for name in inspection.defined if name not in (entry, slot)]
     if others:
         raise ArtifactError(
-            f"{symbol}: the object shows {_shown(others)} besides {entry}, which would clash with "
+            f"{symbol}: the object shows {few(others, 8)} besides {entry}, which would clash with "
             "other kernels' symbols; export it with export_only_tvm_ffi_symbols=True"
         )
 
@@ -288,8 +289,3 @@ def _unpack(form: str, content: bytes | memoryview, position: int) -> tuple[int,
         return struct.unpack_from(form, content, position)
     except struct.error:
         raise CorruptFile("the object's GPU code is truncated") from None
-
-
-def _shown(names: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more if names else "none"

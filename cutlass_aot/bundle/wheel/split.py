@@ -18,7 +18,7 @@ from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Ranking
-from cutlass_aot.words import size
+from cutlass_aot.words import few, size
 
 Label = Callable[[GroupPlan], str]
 """The part that a group belongs to, by name."""
@@ -131,7 +131,7 @@ def split(
         names = {label(group) if label else "" for group in unit.groups}
         if len(names) > 1:
             raise BundleError(
-                f"groups {_few(unit)} share a file and belong to the parts {', '.join(sorted(names))}: "
+                f"groups {few(unit.names)} share a file and belong to the parts {', '.join(sorted(names))}: "
                 "build the bundle again, which keeps targets apart"
             )
         labelled.setdefault(names.pop(), []).append(unit)
@@ -165,6 +165,10 @@ class _Unit:
     groups: tuple[GroupPlan, ...]
     weight: int
     least: int
+
+    @property
+    def names(self) -> list[str]:
+        return [group.name for group in self.groups]
 
 
 def _units(plan: BundlePlan) -> list[_Unit]:
@@ -246,9 +250,9 @@ def _bins(
         found, about = _bytes([unit], overhead, limit, asked)
         if found > limit:
             raise BundleError(
-                f"groups {_few(unit)} share their code, and would come to {about}{size(found)} in a wheel; "
-                f"the limit is {size(limit)}: allow more, or build fewer kernels a group (max_per_group in "
-                "the manifest)"
+                f"groups {few(unit.names)} share their code, and would come to {about}{size(found)} in a "
+                f"wheel; the limit is {size(limit)}: allow more, or build fewer kernels a group "
+                "(max_per_group in the manifest)"
             )
         for part in filled:
             if sum(other.weight for other in part) + unit.weight + overhead <= limit:
@@ -267,9 +271,3 @@ def _bytes(
     if asked is None or estimate <= limit or sum(unit.least for unit in units) > limit:
         return estimate, "about "
     return asked(units), ""
-
-
-def _few(unit: _Unit) -> str:
-    names = [group.name for group in unit.groups]
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more

@@ -14,13 +14,12 @@ from typing import NamedTuple
 from cutlass_aot.schema.bundles.catalog import Catalog, Needs
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 from cutlass_aot.schema.versions import is_version, major_minor, order, release
+from cutlass_aot.words import few
 
 MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
 
 GLIBC, MUSL = "glibc", "musl"
-
-_SHOWN = 3  # parts of a bundle, in advice
 
 
 class Gpu(NamedTuple):
@@ -329,8 +328,7 @@ def _no_target(name: str, capability: tuple[int, int], wanted: Wanted) -> Reason
     advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"
     parts = _parts_for(buildable, wanted.missing)
     if parts:
-        more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
-        advice = f"install what is missing of it, part {', '.join(parts[:_SHOWN])}{more}"
+        advice = f"install what is missing of it, part {few(parts)}"
     return Reason("gpu", problem if buildable else f"{problem}, and this release builds none for it", advice)
 
 
