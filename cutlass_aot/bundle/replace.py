@@ -144,8 +144,10 @@ def _check_replaceable(output: Path, *, locked: bool = True) -> None:
     if stat.S_ISDIR(mode):
         if not names or (names <= TOP_LEVEL and (not locked or names & {CATALOG_NAME, MANIFEST_NAME})):
             return
-        extra = few(map(repr, sorted(names - TOP_LEVEL)))
-        found = f"a directory that holds {extra}" if extra else "a directory that is no bundle"
+        extra = sorted(names - TOP_LEVEL)
+        found = (
+            f"a directory that holds {few(map(repr, extra))}" if extra else "a directory that is no bundle"
+        )
     else:
         found = "something that is no directory"
     raise BundleError(
