@@ -113,13 +113,6 @@ def import_plugin(module: str) -> None:
         )
 
 
-def plugin_of(generator: Generator) -> str:
-    """The module that a manifest has to name in ``plugins`` for a generator; ``""`` if it needs none."""
-    made = type(generator)
-    own = made.__module__.startswith("cutlass_aot.")
-    return made.__module__ if _registered.get(generator.name) is made and not own else ""
-
-
 def _import_light(module: str, what: str) -> ModuleType:
     """Import a module that must not bring the DSL: queries run without it."""
     had_dsl = "cutlass" in sys.modules
