@@ -1,8 +1,9 @@
-"""Numbers as a person reads them (sizes, counts, times), and text without what steers a terminal."""
+"""Numbers and lists as a person reads them, and text without what steers a terminal."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Colours, cursor movements.
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
@@ -23,6 +24,13 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def few(values: Iterable[object], most: int = 3, *, separator: str = ", ") -> str:
+    """The first values and how many more there are, such as ``a, b, c and 2 more``; ``none`` without any."""
+    texts = [str(value) for value in values]
+    shown = separator.join(texts[:most]) or "none"
+    return f"{shown}{separator.rstrip(', ')} and {len(texts) - most} more" if len(texts) > most else shown
 
 
 def duration(seconds: float) -> str:

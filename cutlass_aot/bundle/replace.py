@@ -17,6 +17,7 @@ from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import SIGNATURES
+from cutlass_aot.words import few
 
 TOP_LEVEL = frozenset(
     {
@@ -143,8 +144,10 @@ def _check_replaceable(output: Path, *, locked: bool = True) -> None:
     if stat.S_ISDIR(mode):
         if not names or (names <= TOP_LEVEL and (not locked or names & {CATALOG_NAME, MANIFEST_NAME})):
             return
-        extra = ", ".join(repr(name) for name in sorted(names - TOP_LEVEL)[:3])
-        found = f"a directory that holds {extra}" if extra else "a directory that is no bundle"
+        extra = sorted(names - TOP_LEVEL)
+        found = (
+            f"a directory that holds {few(map(repr, extra))}" if extra else "a directory that is no bundle"
+        )
     else:
         found = "something that is no directory"
     raise BundleError(

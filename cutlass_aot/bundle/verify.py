@@ -51,9 +51,8 @@ __all__ = [
     "Findings",
     "Problem",
     "look_at",
+    "look_at_wheel",
     "verify_bundle",
-    "verify_path",
-    "verify_wheel",
 ]
 
 _SHOWN = 200  # characters of a line that is not what it has to be
@@ -74,15 +73,6 @@ class Checker:
     looks_like: str
     recognises: Callable[[Path], bool]
     look_at: Callable[[Path, Sequence[PublicKey]], Findings]
-
-
-def verify_wheel(wheel: Path) -> list[Problem]:
-    """Everything that is wrong with a bundle's wheel; an empty list says that nothing is.
-
-    Raises:
-        BundleError: as :func:`look_at_wheel`, like the other errors.
-    """
-    return look_at_wheel(wheel).problems
 
 
 def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
@@ -259,19 +249,6 @@ CHECKERS = (
     ),
 )
 """What this layer can verify. The command line adds a store's checker to it."""
-
-
-def verify_path(path: Path, checkers: Sequence[Checker] = CHECKERS) -> list[Problem]:
-    """Verify whatever ``path`` is; an empty list says that nothing is wrong with it.
-
-    Args:
-        path: a bundle, a wheel, or what another of ``checkers`` recognises.
-        checkers: as for :func:`look_at`.
-
-    Raises:
-        BundleError: as :func:`look_at`, like the other errors.
-    """
-    return look_at(path, (), checkers).problems
 
 
 def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Checker] = CHECKERS) -> Findings:

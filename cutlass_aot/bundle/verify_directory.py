@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,7 @@ from cutlass_aot.schema.requests.request_index import requests_from_bytes
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 from cutlass_aot.schema.versions import major_minor
+from cutlass_aot.words import few
 
 ALLOWED_LIBRARIES = frozenset(
     {
@@ -60,8 +61,6 @@ ALLOWED_LIBRARIES = frozenset(
     }
 )  # fmt: skip
 """What a bundle's library may need of the machine: tvm-ffi and the parts of glibc."""
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,7 @@ class Problem:
 
 def in_short(problems: Sequence[Problem]) -> str:
     """The first of some problems, and how many more there are, for an error."""
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{problems[0]}{more}"
+    return few(problems, 1, separator="; ")
 
 
 @dataclass(slots=True)
@@ -219,8 +217,8 @@ def _signatures(
             raw.add(item.signature.public_key)
     if keys and not any(key.raw in raw for key in keys):
         findings.unsigned = True
-        found = f"signatures by {_few(signers)}" if signers else "no right signature"
-        yield Problem(SIGNATURES, found, f"one by {_few(map(str, keys))}")
+        found = f"signatures by {few(signers)}" if signers else "no right signature"
+        yield Problem(SIGNATURES, found, f"one by {few(map(str, keys))}")
 
 
 def _broken_files(
@@ -317,12 +315,12 @@ def _bill(
     different = sorted(name for name, *_ in listed ^ kernels_of_index(entries))
     if different:
         yield Problem(
-            reference.path, f"other kernels than in the indices: {_few(different)}", "the bundle's kernels"
+            reference.path, f"other kernels than in the indices: {few(different)}", "the bundle's kernels"
         )
     different = sorted({item.name for item in code ^ code_of_requests(requests)})
     if different:
         yield Problem(
-            reference.path, f"other code than in the requests: {_few(different)}", "the requests' code"
+            reference.path, f"other code than in the requests: {few(different)}", "the requests' code"
         )
 
 
@@ -352,10 +350,10 @@ def _parent(catalog: Catalog) -> Iterator[Problem]:
         ("groups", names),
     ):
         if not values or values != sorted(set(values)):
-            yield Problem(CATALOG_NAME, f"{what} {_few(values)}", "at least one, sorted, each once")
+            yield Problem(CATALOG_NAME, f"{what} {few(values)}", "at least one, sorted, each once")
     if sorted(catalog.launchers) != list(catalog.hosts):
-        found = _few(sorted(catalog.launchers))
-        yield Problem(CATALOG_NAME, f"launchers for {found}", f"for {_few(catalog.hosts)}")
+        found = few(sorted(catalog.launchers))
+        yield Problem(CATALOG_NAME, f"launchers for {found}", f"for {few(catalog.hosts)}")
     if catalog.alignment != common_alignment(catalog.groups):
         alignment = common_alignment(catalog.groups)
         yield Problem(CATALOG_NAME, f"alignment {catalog.alignment}", f"{alignment}, its operands' own")
@@ -366,8 +364,8 @@ def _parent(catalog: Catalog) -> Iterator[Problem]:
         if sorted(group.libraries) != list(catalog.hosts):
             yield Problem(
                 where,
-                f"libraries for {_few(sorted(group.libraries))}",
-                f"for {_few(catalog.hosts)}",
+                f"libraries for {few(sorted(group.libraries))}",
+                f"for {few(catalog.hosts)}",
             )
 
 
@@ -442,7 +440,7 @@ def _ranking(
     named = {digest for problem in ranking.problems for digest in problem.kernels}
     unknown = sorted(named - {entry.kernel.digest for entry in entries})
     if unknown:
-        yield Problem(path, f"kernels {_few(unknown)}", f"kernels of {group.name} alone")
+        yield Problem(path, f"kernels {few(unknown)}", f"kernels of {group.name} alone")
 
 
 def _requests(
@@ -517,12 +515,12 @@ def _library(bundle: Path, reference: FileReference, expected: _Expected, glibc:
         yield Problem(path, f"a library for {library.host}", f"one for {host}")
     missing, extra = expected.symbols - library.exported, library.exported - expected.symbols
     if missing:
-        yield Problem(path, f"no symbol {_few(sorted(missing))}", "one for each kernel of its groups")
+        yield Problem(path, f"no symbol {few(sorted(missing))}", "one for each kernel of its groups")
     if extra and expected.complete:
-        yield Problem(path, f"the symbol {_few(sorted(extra))}", "none beside those of its groups' kernels")
+        yield Problem(path, f"the symbol {few(sorted(extra))}", "none beside those of its groups' kernels")
     foreign = sorted(set(library.needed) - ALLOWED_LIBRARIES)
     if foreign:
-        yield Problem(path, f"a need for {_few(foreign)}", "none beside libtvm_ffi.so and glibc")
+        yield Problem(path, f"a need for {few(foreign)}", "none beside libtvm_ffi.so and glibc")
     try:
         major, minor = needed_glibc(library, path)
     except BundleError as error:
@@ -532,10 +530,3 @@ def _library(bundle: Path, reference: FileReference, expected: _Expected, glibc:
         yield Problem(
             path, f"symbols of glibc {major}.{minor}", f"none newer than {glibc}, which is promised"
         )
-
-
-def _few(values: Iterable[str]) -> str:
-    listed = list(values)
-    shown = ", ".join(listed[:_SHOWN])
-    more = len(listed) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown or "nothing"

@@ -12,7 +12,7 @@ import click
 
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import json_option, print_json, table
-from cutlass_aot.words import plural
+from cutlass_aot.words import few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
@@ -83,7 +83,8 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         everything = opened.kernels()
         click.echo(f"nothing of {opened.name} {opened.version} matches; it has")
         for name in wanted:
-            click.echo(f"  {name}: {_few(values(everything, name))}")
+            shown = few((value or "''" for value in values(everything, name)), _SHOWN)
+            click.echo(f"  {name}: {shown}")
         return 0
     if rows:
         click.echo(table(rows, header))
@@ -112,11 +113,6 @@ def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
 def _numbers_by_size(text: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"([0-9]+)", text)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
-
-
-def _few(texts: Sequence[str]) -> str:
-    shown = ", ".join(text or "''" for text in texts[:_SHOWN])
-    return shown + (f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
 
 
 def kernel_summary(handle: KernelHandle) -> dict[str, Any]:

@@ -26,8 +26,6 @@ RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard
 BUILD_PACKAGES = (
     "jinja2",
     "nvidia-cuda-crt",
-    "nvidia-cuda-cuobjdump",
-    "nvidia-cuda-nvdisasm",
     "nvidia-cuda-runtime",
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",

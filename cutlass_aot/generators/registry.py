@@ -17,8 +17,7 @@ from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
-
-ENTRY_POINT_GROUP = "cutlass_aot.generators"
+from cutlass_aot.schema.entry_points import GENERATORS
 
 _registered: dict[str, type[Generator]] = {}
 
@@ -114,13 +113,6 @@ def import_plugin(module: str) -> None:
         )
 
 
-def plugin_of(generator: Generator) -> str:
-    """The module that a manifest has to name in ``plugins`` for a generator; ``""`` if it needs none."""
-    made = type(generator)
-    own = made.__module__.startswith("cutlass_aot.")
-    return made.__module__ if _registered.get(generator.name) is made and not own else ""
-
-
 def _import_light(module: str, what: str) -> ModuleType:
     """Import a module that must not bring the DSL: queries run without it."""
     had_dsl = "cutlass" in sys.modules
@@ -137,7 +129,7 @@ def references() -> dict[str, GeneratorReference]:
     """Every known generator by name, sorted: entry points of installed packages, then registered classes."""
     found: dict[str, GeneratorReference] = {}
     for entry_point in sorted(
-        metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda item: (item.name, item.value)
+        metadata.entry_points(group=GENERATORS), key=lambda item: (item.name, item.value)
     ):
         known = found.get(entry_point.name)
         if known is not None and known.location != entry_point.value:
@@ -189,7 +181,7 @@ def find(name: str) -> GeneratorReference:
     if name not in known:
         raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
-            f"through the entry-point group {ENTRY_POINT_GROUP!r}, a module through `plugins` in the manifest"
+            f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest"
         )
     return known[name]
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
+from cutlass_aot.schema.entry_points import BUNDLES
 from cutlass_aot.schema.versions import order
 
-ENTRY_POINTS = "cutlass_aot.bundles"
 FOLDER = "bundle"
 
 ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
@@ -119,7 +119,7 @@ def _where(path: Path) -> str:
 
 
 def _of_wheels(place: int) -> Iterator[InstalledBundle]:
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    for point in metadata.entry_points(group=BUNDLES):
         distribution, version = (_field(point.dist, name) for name in ("Name", "Version"))
         # What an interrupted uninstall leaves behind has no metadata any more.
         problem = "" if version else (

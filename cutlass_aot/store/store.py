@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
+from cutlass_aot.file_lock import Lock
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
 from cutlass_aot.store.files import (
@@ -49,7 +50,6 @@ from cutlass_aot.store.layout import (
     record_limit,
     record_name,
 )
-from cutlass_aot.store.locks import Lock
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.upstream.stores import Level
 

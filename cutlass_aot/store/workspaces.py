@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cutlass_aot.file_lock import Lock
 from cutlass_aot.store.files import create, entries, new_path, reported
 from cutlass_aot.store.layout import NEW
-from cutlass_aot.store.locks import Lock
 
 ABANDONED_AFTER = 86_400.0
 """Seconds without a new file after which a builder counts as dead where locks cannot tell."""

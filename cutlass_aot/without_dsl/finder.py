@@ -21,7 +21,6 @@ from cutlass_aot.without_dsl.placeholders import (
     unknown_class,
 )
 
-_BINDINGS = "cutlass._mlir"
 _WRITTEN: Mapping[str, str] = {
     "cutlass.base_dsl.enums": "numbers:enumerations",
     "cutlass.base_dsl.typing": "numbers:numbers",

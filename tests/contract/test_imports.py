@@ -17,6 +17,7 @@ ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
 ALLOWED_MODULES = {
     "cutlass_aot",
     "cutlass_aot.errors",
+    "cutlass_aot.file_lock",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.dispatch",
@@ -62,6 +63,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.tuning",
     "cutlass_aot.schema.tuning.ranking",
     "cutlass_aot.schema.versions",
+    "cutlass_aot.words",
 }
 
 FORBIDDEN = (

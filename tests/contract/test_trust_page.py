@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.bundle.sign import COMMAND_SECONDS, new_key
-from cutlass_aot.bundle.verify import verify_path
 from cutlass_aot.cli import _COMMANDS
 from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE as PASSPHRASE
 from cutlass_aot.cli.key import command as key_command
@@ -27,6 +26,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.stand_ins import write_smoke
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import tuned_group, tuning
+from tests.support.verifying import verify_path
 
 pytest.importorskip("cryptography")
 

@@ -33,7 +33,6 @@ import click
 import cutlass_aot
 from cutlass_aot.builder import events
 from cutlass_aot.builder.build import build
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import ArtifactError, CutlassAotError, KernelNotFound
@@ -47,6 +46,7 @@ from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
 from tools.bench.machine import about
+from tools.check.disassemble import disassemble
 from tools.check.epilogue_classes import classes_of, examples
 from tools.check.instructions import audit_instructions, required
 from tools.check.support_tables import (

@@ -78,7 +78,7 @@ def found(assembly: str) -> dict[Instruction, int]:
     """Kinds of tensor-core instructions in GPU assembly, and how many there are of each.
 
     Args:
-        assembly: see :func:`cutlass_aot.builder.compile.audit.disassemble`.
+        assembly: see :func:`tools.check.disassemble.disassemble`.
     """
     counts: dict[Instruction, int] = {}
     for match in _MULTIPLICATION.finditer(assembly):
@@ -123,7 +123,7 @@ def found_formats(assembly: str, instruction: Instruction) -> set[Formats]:
     """Element types of every number in GPU assembly that can be a descriptor.
 
     Args:
-        assembly: see :func:`cutlass_aot.builder.compile.audit.disassemble`.
+        assembly: see :func:`tools.check.disassemble.disassemble`.
         instruction: what the descriptors are of.
     """
     formats = set()
@@ -143,7 +143,7 @@ def audit_instructions(kernel: Kernel, assembly: str) -> None:
 
     Args:
         kernel: the record.
-        assembly: of its object, see :func:`cutlass_aot.builder.compile.audit.disassemble`.
+        assembly: of its object, see :func:`tools.check.disassemble.disassemble`.
 
     Raises:
         ArtifactError: if it has others, or none.

@@ -32,9 +32,10 @@ from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
-from cutlass_aot.generators.registry import ENTRY_POINT_GROUP, GeneratorReference
+from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import DEFAULT_ACCUMULATORS
 from cutlass_aot.manifest.toml import load_toml
+from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tools.check.epilogue_classes import examples
 
@@ -131,7 +132,7 @@ def _accumulator(ab: str) -> str:
 def own_generators() -> dict[str, GeneratorReference]:
     """The generators of this package, as its sources register them: by no means all that are installed."""
     project = load_toml(REPOSITORY / "pyproject.toml")["project"]
-    entries: dict[str, str] = project["entry-points"][ENTRY_POINT_GROUP]
+    entries: dict[str, str] = project["entry-points"][GENERATORS]
     return {name: GeneratorReference(name, location) for name, location in sorted(entries.items())}
 
 

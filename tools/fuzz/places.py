@@ -18,7 +18,7 @@ from cutlass_aot.builder.plan.recipe import Origins, Recipe
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.shard import Shard, Share, read_shard, write_shard
 from cutlass_aot.bundle.files import manifest_to_bytes
-from cutlass_aot.bundle.verify import verify_wheel
+from cutlass_aot.bundle.verify import look_at_wheel
 from cutlass_aot.bundle.verify_directory import verify_bundle
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
 from cutlass_aot.bundle.wheel.write import build_wheels, record_digest, record_to_text
@@ -206,7 +206,7 @@ def wheel_readers(bundle: Path, root: Path) -> list[Reader]:
 
     def read(data: bytes) -> object:
         wheel.write_bytes(data)
-        return verify_wheel(wheel)
+        return look_at_wheel(wheel).problems
 
     def read_catalog_alone(data: bytes) -> None:
         wheel.write_bytes(data)

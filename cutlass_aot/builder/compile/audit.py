@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import re
 import struct
-import subprocess
-import tempfile
 from dataclasses import dataclass
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
-from cutlass_aot.builder.link.packages import package_file
 from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
 from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.words import few
 
 ALLOWED_UNDEFINED = (
     SHIM_SYMBOLS
@@ -76,7 +74,7 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cubin:
+class Cubin:
     """One entry of a fat binary."""
 
     number: int
@@ -92,7 +90,7 @@ def inspect_object(data: bytes) -> Inspection:
     """
     item = KernelObject.from_bytes(data)
     undefined, defined = item.symbols()
-    cubins = _cubins(item.gpu_code)
+    cubins = cubins_of(item.gpu_code)
     if not cubins:
         raise ArtifactError("the object holds no GPU code; expected a fat binary with one cubin")
     read = [_cubin_facts(cubin) for cubin in cubins]
@@ -134,54 +132,26 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
     unknown = sorted(set(inspection.undefined) - ALLOWED_UNDEFINED)
     if unknown:
         raise ArtifactError(
-            f"{symbol}: undefined symbols that nothing provides at run time: {_shown(unknown)}; "
+            f"{symbol}: undefined symbols that nothing provides at run time: {few(unknown, 8)}; "
             "the kernel calls host functions that ahead-of-time libraries do not have"
         )
     entry, slot = EXPORT_PREFIX + symbol, CODE_PREFIX + symbol
     if entry not in inspection.defined:
         raise ArtifactError(
             f"{symbol}: the object does not define {entry} (it shows "
-            f"{_shown(inspection.defined)}); it was exported under another name"
+            f"{few(inspection.defined, 8)}); it was exported under another name"
         )
     others = [name for name in inspection.defined if name not in (entry, slot)]
     if others:
         raise ArtifactError(
-            f"{symbol}: the object shows {_shown(others)} besides {entry}, which would clash with "
+            f"{symbol}: the object shows {few(others, 8)} besides {entry}, which would clash with "
             "other kernels' symbols; export it with export_only_tvm_ffi_symbols=True"
         )
 
 
-def disassemble(data: bytes) -> str:
-    """The GPU assembly of an object, as NVIDIA's ``nvdisasm`` prints it."""
-    cubins = _cubins(KernelObject.from_bytes(data).gpu_code)
-    if not cubins:
-        raise ArtifactError("the object holds no GPU code to disassemble")
-    nvdisasm = package_file("nvidia-cuda-nvdisasm", "bin/nvdisasm")
-    texts = []
-    for cubin in cubins:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin.code)
-            file.flush()
-            try:
-                done = subprocess.run(
-                    [str(nvdisasm), "--print-code", file.name],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=300,
-                    check=False,
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise ArtifactError(f"nvdisasm did not run to its end: {error}") from None
-        if done.returncode != 0:
-            words = done.stderr.decode("utf-8", "replace").replace(file.name, "cubin").strip()
-            raise ArtifactError(f"nvdisasm refused the GPU code: {words[-500:]}")
-        texts.append(done.stdout.decode("utf-8", "replace"))
-    return "\n".join(texts)
-
-
-def _cubins(content: bytes) -> list[_Cubin]:
+def cubins_of(content: bytes) -> list[Cubin]:
     """The cubins of a fat binary, or of several one after the other."""
-    cubins: list[_Cubin] = []
+    cubins: list[Cubin] = []
     position = content.find(_FATBIN_MAGIC)
     while position >= 0:
         _, version, header, size = _unpack("<IHHQ", content, position)
@@ -198,13 +168,13 @@ def _cubins(content: bytes) -> list[_Cubin]:
                 (flags,) = _unpack("<Q", content, position + 40)
                 suffix = "a" if flags & _ENTRY_FLAG_A else "f" if flags & _ENTRY_FLAG_F else ""
                 code = content[position + header : position + header + size]
-                cubins.append(_Cubin(number, suffix, code))
+                cubins.append(Cubin(number, suffix, code))
             position += header + size
         position = content.find(_FATBIN_MAGIC, end)
     return cubins
 
 
-def _cubin_facts(cubin: _Cubin) -> Facts:
+def _cubin_facts(cubin: Cubin) -> Facts:
     if not cubin.code.startswith(b"\x7fELF"):
         raise ArtifactError(
             "the object's GPU code is compressed or in no known format, so that it cannot be "
@@ -274,8 +244,3 @@ def _unpack(form: str, content: bytes | memoryview, position: int) -> tuple[int,
         return struct.unpack_from(form, content, position)
     except struct.error:
         raise CorruptFile("the object's GPU code is truncated") from None
-
-
-def _shown(names: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more if names else "none"

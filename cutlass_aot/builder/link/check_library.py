@@ -10,6 +10,7 @@ from cutlass_aot.builder.native import GLIBC
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.errors import CorruptFile, LinkError
 from cutlass_aot.schema.versions import release
+from cutlass_aot.words import few
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
 _LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
@@ -44,22 +45,17 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
     if exported != expected:
         raise LinkError(
             f"{path.name}: exported symbols are not those asked for; missing: "
-            f"{_shown(expected - exported)}; not expected: {_shown(exported - expected)}"
+            f"{few(sorted(expected - exported), 8)}; not expected: {few(sorted(exported - expected), 8)}"
         )
     allowed = _NEEDED | {_LOADERS[host]}
     if needed - allowed:
         raise LinkError(
-            f"{path.name}: needs {_shown(needed - allowed)}; expected nothing but {_shown(allowed)}"
+            f"{path.name}: needs {few(sorted(needed - allowed), 8)}; "
+            f"expected nothing but {few(sorted(allowed), 8)}"
         )
     if library.search_paths:
-        raise LinkError(f"{path.name}: carries library search paths: {_shown(set(library.search_paths))}")
+        raise LinkError(f"{path.name}: carries library search paths: {few(library.search_paths, 8)}")
     versions = {match[1] for match in map(_GLIBC_VERSION.match, library.versions) if match}
     newer = {version for version in versions if release(version) > release(GLIBC)}
     if newer:
-        raise LinkError(f"{path.name}: needs glibc {_shown(newer)}; expected at most {GLIBC}")
-
-
-def _shown(names: set[str] | frozenset[str]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
-    return ", ".join(shown[:8]) + more if shown else "none"
+        raise LinkError(f"{path.name}: needs glibc {few(sorted(newer), 8)}; expected at most {GLIBC}")

@@ -26,6 +26,7 @@ from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
+from cutlass_aot.words import few
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Host code comes as the DSL has made it, not optimised: see builder/compile/export.py. It checks operands one
@@ -159,9 +160,7 @@ class LinkToolchain:
             (work / "inputs").write_text(names, encoding="ascii")
             flags = [*_HOST_CODE_FLAGS, *_HOST_FLAGS[self.host]]
             command = ["clang", "-target", HOSTS[self.host], *flags, "-c", "@inputs"]
-            first, more = min(host_codes), len(host_codes) - 1
-            what = f"compiling the host code of {first}" + (f" and {more} more" if more else "")
-            self._zig(command, work, cache, what)
+            self._zig(command, work, cache, f"compiling the host code of {few(sorted(host_codes), 1)}")
             compiled = {}
             for symbol in host_codes:
                 compiled[symbol] = directory / f"{symbol}-{self.host}.o"

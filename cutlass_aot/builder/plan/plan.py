@@ -21,6 +21,7 @@ from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
 from cutlass_aot.schema.kernels.kernel import Kernel, key
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
+from cutlass_aot.words import few
 
 
 def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
@@ -235,8 +236,7 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:
         return f"no kernel that is left has {design_filter.name!r}"
-    shown = sorted(values)
-    return f"what is left has {', '.join(shown[:12])}" + (" and more" if len(shown) > 12 else "")
+    return f"what is left has {few(sorted(values), 12)}"
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:

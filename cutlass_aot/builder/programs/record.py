@@ -54,7 +54,7 @@ from cutlass_aot.schema.targets import Target
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.store import Store
-from cutlass_aot.words import plural
+from cutlass_aot.words import few, plural
 
 GENERATOR_VERSION = str(REQUEST_SCHEMA)
 """What stands for a generator's version in the keys of kernels that programs ask for."""
@@ -147,8 +147,7 @@ def _changed(state: Any, inputs: Inputs) -> str:
     except MALFORMED:
         return "its last run did not come to a good end"
     changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return f"{changed[0]}{more} changed since its last run" if changed else ""
+    return f"{few(changed, 1)} changed since its last run" if changed else ""
 
 
 def _recording(state: Any, store: Store) -> Recording | None:

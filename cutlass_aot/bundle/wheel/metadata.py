@@ -15,10 +15,10 @@ from cutlass_aot.bundle.glibc import platform_tags
 from cutlass_aot.bundle.write import VARIANT_NAME
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
+from cutlass_aot.schema.entry_points import BUNDLES
 from cutlass_aot.schema.versions import major_minor
 from cutlass_aot.words import plural
 
-ENTRY_POINT_GROUP = "cutlass_aot.bundles"
 PREFIX = "cutlass-aot-bundle-"
 """What the names of all distributions of bundles begin with."""
 
@@ -107,7 +107,7 @@ def package_init(catalog: Catalog) -> bytes:
 
 def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
     """The file by which ``open_installed`` finds the bundle."""
-    return f"[{ENTRY_POINT_GROUP}]\n{catalog.name} = {names.package}\n".encode()
+    return f"[{BUNDLES}]\n{catalog.name} = {names.package}\n".encode()
 
 
 LICENSES_NAME = "LICENSES.txt"

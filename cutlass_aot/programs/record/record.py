@@ -49,7 +49,6 @@ from cutlass_aot.schema.requests.request import Request
 
 MODULE = "cutlass_aot.programs.record.record"
 _POLL_SECONDS = 0.02
-_SHUTDOWN_SECONDS = 5.0
 
 
 def begin(plan: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cutlass_aot.programs.describe.profiles import sm_count_at_hand
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.schema.requests.request import Difference, Request
+from cutlass_aot.words import few
 
 _SHOWN = 4
 """Differences in a message."""
@@ -36,8 +37,7 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     other, differences = min(found, key=lambda near: len(near[1]))
     order = list(_ADVICE)
     differences.sort(key=lambda item: order.index(_field(item)) if _field(item) in order else len(order))
-    shown = "; ".join(map(_in_words, differences[:_SHOWN]))
-    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    shown = few(map(_in_words, differences), _SHOWN, separator="; ")
     # One for another target is the nearest also where the callable was not recorded for this one.
     is_built = any(request.target in bundle.requests.targets for bundle in bundles)
     is_call = is_built and other.target != request.target
@@ -46,9 +46,7 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     if field == "target" and sm_count_at_hand() is None:
         advice = _NO_GPU
     advice = advice.format(target=request.target)
-    return (
-        f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}{more}. {advice}"
-    )
+    return f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}. {advice}"
 
 
 def _in_words(difference: Difference) -> str:

@@ -22,9 +22,8 @@ from importlib import metadata
 from types import ModuleType
 
 from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.entry_points import PROGRAMS
 from cutlass_aot.schema.targets import Target
-
-ENTRY_POINT_GROUP = "cutlass_aot.programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,9 @@ def packages() -> tuple[ProgramPackage, ...]:
     """Every known package, sorted by name: those above, and those of entry points, which come before them."""
     found = {package.name: package for package in KNOWN_PACKAGES}
     claimed: dict[str, str] = {}
-    entry_points = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    entry_points = metadata.entry_points(group=PROGRAMS)
     for entry_point in sorted(entry_points, key=lambda item: (item.name, item.value)):
-        what = f"entry point {entry_point.name!r} of group {ENTRY_POINT_GROUP!r} ({entry_point.value})"
+        what = f"entry point {entry_point.name!r} of group {PROGRAMS!r} ({entry_point.value})"
         try:
             package = entry_point.load()
         except Exception as error:

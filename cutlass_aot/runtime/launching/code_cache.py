@@ -13,7 +13,6 @@ longest ago goes first.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
+from cutlass_aot.file_lock import Lock
 from cutlass_aot.schema.encoding import digest
 
 DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"
@@ -260,44 +260,20 @@ def _lock_of(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that only saves work: whoever does not get it goes on, and renames a whole file as well.
-
-    By ``flock`` itself: the first use of a kernel would wait for the import of a package for it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    """Hold a lock that only saves work: whoever does not get it goes on, and renames a whole file as well."""
+    lock = Lock(path, shared=False)
+    deadline = time.monotonic() + _LOCK_SECONDS
     try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise _Disk(error) from None
-    try:
-        _wait_for(descriptor)
+        try:
+            # Not by waiting in the kernel: a process that was stopped would hold up all others for ever.
+            while not lock.try_acquire() and time.monotonic() <= deadline:
+                time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            raise _Disk(error) from None
         yield
     finally:
-        # Who waits for it finds the file by then, and so does everybody who comes later.
-        with suppress(OSError):
-            path.unlink()
-        # Not by closing alone: a child forked meanwhile has the same lock, and may live long.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _wait_for(descriptor: int) -> None:
-    """Lock a file, within ``_LOCK_SECONDS``."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # Not by waiting in the kernel: a process that was stopped would hold up all others for ever.
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_LOCK_POLL_SECONDS)
-        except OSError:
-            # Locks that do not work, on some network file systems.
-            return
-        else:
-            return
+        # Who waits for it finds the code by then, and so does everybody who comes later.
+        lock.release()
 
 
 def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:

@@ -11,6 +11,7 @@ from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.design import full_name, matches
 from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.words import few
 
 Filters = Mapping[str, "str | Sequence[str]"]
 
@@ -145,8 +146,8 @@ def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHa
             f"bundle {bundle} has no kernel whose name or digest begins with {name!r}: "
             "cutlass-aot ls shows what it has"
         )
-    shown = ", ".join(handle.name for handle in found[:5])
+    shown = few((handle.name for handle in found), 5)
     raise BundleError(
-        f"{name!r} is the beginning of {len(found)} kernels of bundle {bundle} ({shown}"
-        f"{', ...' if len(found) > 5 else ''}): give more of the name or of the digest"
+        f"{name!r} is the beginning of {len(found)} kernels of bundle {bundle} ({shown}): "
+        "give more of the name or of the digest"
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.file_lock import Lock
 from cutlass_aot.store.build_state import BUILD_STATE
 from cutlass_aot.store.files import entries, read, reported, tree
 from cutlass_aot.store.layout import (
@@ -32,7 +33,6 @@ from cutlass_aot.store.layout import (
     ROOTS,
     WORKSPACES,
 )
-from cutlass_aot.store.locks import Lock
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.roots import Reference, roots
 from cutlass_aot.store.store import TOUCH_AFTER, Store

@@ -17,7 +17,6 @@ from cutlass_aot.builder.compile.audit import (
     ALLOWED_UNDEFINED,
     Inspection,
     audit,
-    disassemble,
     inspect_object,
 )
 from cutlass_aot.builder.link.kernel_object import KernelObject
@@ -26,6 +25,7 @@ from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.errors import ArtifactError, CorruptFile, SchemaTooNew
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.artifact import Facts
+from tools.check.disassemble import disassemble
 
 pytestmark = pytest.mark.compile
 

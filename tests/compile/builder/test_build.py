@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import cutlass_aot
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.builder.link.kernel_object import KIND
-from cutlass_aot.bundle.verify import verify_path
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.store.store import Store
 from tests.support.paths import REPOSITORY
+from tests.support.verifying import verify_path
+from tools.check.disassemble import disassemble
 
 pytestmark = pytest.mark.compile
 

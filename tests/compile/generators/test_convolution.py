@@ -11,13 +11,13 @@ import numpy
 import pytest
 
 import cutlass_aot
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.errors import DeviceError, OperandError
 from cutlass_aot.kernels.conv2d_fprop import conv2d_fprop
 from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
+from tools.check.disassemble import disassemble
 from tools.check.instructions import Instruction, found
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]

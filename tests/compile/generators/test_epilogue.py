@@ -14,13 +14,13 @@ import numpy
 import pytest
 
 import cutlass_aot
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.errors import DeviceError, KernelNotFound
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tests.compile.builder.test_build import REPOSITORY, blobs, command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
 from tests.support.paths import SUPPORT
+from tools.check.disassemble import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("no_gpu")]
 

@@ -11,7 +11,6 @@ import numpy
 import pytest
 
 import cutlass_aot
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.errors import DeviceError, OperandError
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.rms_norm import rms_norm
@@ -20,6 +19,7 @@ from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import REPOSITORY, command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
+from tools.check.disassemble import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
 

@@ -16,7 +16,6 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import describe, scales, view_as
-from cutlass_aot.builder.compile.audit import disassemble
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.cutlass_operators.operands import BLOCK_SCALED, FAMILIES, GROUPED, MIXED_INPUT
 from cutlass_aot.runtime.launching.tensors import describe_operand, to_ffi
@@ -25,6 +24,7 @@ from cutlass_aot.schema.kernels.operands import supports
 from tests.compile.builder.test_build import blobs, command, is_object
 from tests.compile.generators.test_families import aligned, compiled_function
 from tests.support.bundles import ClaimsCuda
+from tools.check.disassemble import disassemble
 from tools.check.instructions import audit_instructions, required
 
 pytestmark = pytest.mark.compile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.builder.compile.audit import disassemble, inspect_object
+from cutlass_aot.builder.compile.audit import inspect_object
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
@@ -22,6 +22,7 @@ from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm, plan_of
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
+from tools.check.disassemble import disassemble
 
 pytestmark = pytest.mark.compile
 

@@ -14,7 +14,6 @@ import pytest
 
 from cutlass_aot.bundle import sbom
 from cutlass_aot.bundle.sbom import bill_of_materials, bill_of_wheel, kernels_of_bill, kernels_of_index
-from cutlass_aot.bundle.verify import verify_path, verify_wheel
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import CorruptFile
@@ -24,6 +23,7 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from tests.support.kernels import gemm
 from tests.support.synthetic import entry, kernels, plan
+from tests.support.verifying import verify_path, verify_wheel
 
 PROVENANCE = {
     "apache-tvm-ffi": "0.1.15.post2",

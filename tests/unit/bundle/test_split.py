@@ -17,7 +17,7 @@ import pytest
 import cutlass_aot
 from cutlass_aot.bundle.apply import plan_of
 from cutlass_aot.bundle.sign import KeyFile
-from cutlass_aot.bundle.verify import look_at, verify_path, verify_wheel
+from cutlass_aot.bundle.verify import look_at
 from cutlass_aot.bundle.wheel.split import by_target, for_host
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
@@ -29,6 +29,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.flips import flipped
 from tests.support.signing import make_key
 from tests.support.synthetic import exports, group, kernels, launcher, packed, plan, ranking, shared_object
+from tests.support.verifying import verify_path, verify_wheel
 
 TARGETS = ("sm_100a", "sm_103a", "sm_90a")
 MACHINES = {"aarch64": 183, "x86_64": 62}

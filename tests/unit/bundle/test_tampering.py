@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.replace import TOP_LEVEL
-from cutlass_aot.bundle.verify import Findings, look_at, verify_path
+from cutlass_aot.bundle.verify import Findings, look_at
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.runtime.files.signatures import read_public_keys
@@ -23,6 +23,7 @@ from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from tests.support.flips import files_of, flipped, positions
 from tests.support.signing import Key, make_key
 from tests.support.synthetic import plan, request_group
+from tests.support.verifying import verify_path
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.files import manifest_to_bytes
-from cutlass_aot.bundle.verify import CHECKERS, Checker, Findings, Problem, verify_bundle, verify_path
+from cutlass_aot.bundle.verify import CHECKERS, Checker, Findings, Problem, verify_bundle
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError
@@ -33,6 +33,7 @@ from cutlass_aot.schema.tuning.ranking import RANKING_KIND, RANKING_SCHEMA, Exte
 from tests.support.kernels import gemm
 from tests.support.synthetic import entry, exports, kernels, plan, ranking, shared_object
 from tests.support.unreadable import unreadable
+from tests.support.verifying import verify_path
 
 
 @pytest.fixture
@@ -471,8 +472,8 @@ def test_a_group_of_the_catalog_that_is_malformed_is_found(bundle, record):
         ({"targets": ("sm_90a", "sm_90a\n")}, "target 'sm_90a\\n'"),
         ({"hosts": ("aarch64",)}, "libraries for x86_64"),
         ({"hosts": ("aarch64",)}, "launchers for x86_64"),
-        ({"launchers": {}}, "launchers for nothing"),
-        ({"groups": Groups.of(())}, "groups nothing"),
+        ({"launchers": {}}, "launchers for none"),
+        ({"groups": Groups.of(())}, "groups none"),
         ({"alignment": 8}, "alignment 8"),
         ({"alignment": 32}, "alignment 32"),
     ],

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle import verify
-from cutlass_aot.bundle.verify import verify_path, verify_wheel
 from cutlass_aot.bundle.wheel import catalog, zip_reader
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
@@ -27,6 +26,7 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_manifest
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Needs, check_relative
 from tests.support.synthetic import plan
+from tests.support.verifying import verify_path, verify_wheel
 
 NAME = "cutlass_aot_bundle_small-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 PACKAGE, DIST_INFO = "cutlass_aot_bundle_small", "cutlass_aot_bundle_small-0.1.0.dist-info"

@@ -19,6 +19,7 @@ from cutlass_aot.cli import _COMMANDS, main
 from cutlass_aot.cli.output.render import table
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
 from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.store import Store
@@ -144,9 +145,9 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     from cutlass_aot.generators import registry
 
     points = [
-        EntryPoint("a_broken", "no_such_module:Generator", registry.ENTRY_POINT_GROUP),
-        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesWhenAsked", registry.ENTRY_POINT_GROUP),
-        EntryPoint("c_good", "tests.support.misbehaving:Misbehaving", registry.ENTRY_POINT_GROUP),
+        EntryPoint("a_broken", "no_such_module:Generator", GENERATORS),
+        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesWhenAsked", GENERATORS),
+        EntryPoint("c_good", "tests.support.misbehaving:Misbehaving", GENERATORS),
     ]
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
     monkeypatch.setattr(registry, "_registered", {})

@@ -16,7 +16,7 @@ from cutlass_aot.bundle.files import manifest_to_bytes
 from cutlass_aot.bundle.prefill import prefill
 from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_bill, code_of_requests
 from cutlass_aot.bundle.unpack import unpack_bundle
-from cutlass_aot.bundle.verify import verify_bundle, verify_path
+from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.bundle.wheel.split import by_target
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, bundle_is, write_bundle
@@ -30,6 +30,7 @@ from cutlass_aot.schema.requests.request import CallByName, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from tests.support.requests import compiled, request
 from tests.support.synthetic import REQUESTS, group, kernels, plan, request_group
+from tests.support.verifying import verify_path
 
 SM100 = tuple(compiled(call, target="sm_100a", callable="ops.soft max:f") for call in (None,))
 

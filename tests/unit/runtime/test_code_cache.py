@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -312,7 +313,7 @@ def test_locks_that_do_not_work_are_done_without(
     def refused(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(code_cache.fcntl, "flock", refused)
+    monkeypatch.setattr(fcntl, "flock", refused)
     assert code().read(SPANS[0]) == PARTS[0]
     assert len(kept(folder)) == 1
 
@@ -325,7 +326,7 @@ def test_a_process_that_was_stopped_holds_nobody_up_for_ever(
     folder.mkdir()
     held = os.open(folder / f".{waiting._reference.sha256[:16]}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        code_cache.fcntl.flock(held, code_cache.fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX)
         start = time.monotonic()
         assert waiting.read(SPANS[0]) == PARTS[0]
         assert time.monotonic() - start >= 0.05

@@ -24,6 +24,7 @@ from cutlass_aot.generators.registry import GeneratorReference, find, import_plu
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support import declared_kernels
 from tests.support.bundles import write_bundle
@@ -256,7 +257,7 @@ def test_an_entry_point_may_reach_a_kernel_by_another_module(monkeypatch):
     """A package that exports a kernel at its top names that in its entry point."""
 
     def entry_point(name):
-        point = EntryPoint(name, "a_package:exported", registry.ENTRY_POINT_GROUP)
+        point = EntryPoint(name, "a_package:exported", GENERATORS)
         monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [point])
 
     module = ModuleType("a_package")

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("oras")
 
 from cutlass_aot.bundle.elf import MAX_NAME_BYTES, read_shared_object
-from cutlass_aot.bundle.verify import verify_wheel
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
@@ -25,6 +24,7 @@ from cutlass_aot.runtime.files.verified_read import parse_manifest
 from cutlass_aot.schema.encoding import check_schema, decode, shown
 from cutlass_aot.store.files import read_found
 from tests.support.synthetic import plan, shared_object
+from tests.support.verifying import verify_wheel
 
 
 @pytest.fixture(scope="module")

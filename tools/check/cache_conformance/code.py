@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.compile.audit import _cubins
+from cutlass_aot.builder.compile.audit import cubins_of
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.bundle.elf import read_sections
@@ -34,7 +34,7 @@ def code_without_names(compiled: Any) -> bytes:
 def without_names(item: KernelObject) -> bytes:
     """The same of an exported object."""
     sections, kernels = [], set()
-    for cubin in _cubins(item.gpu_code):
+    for cubin in cubins_of(item.gpu_code):
         found = read_sections(cubin.code, "the cubin").sections
         own = {part.name.removeprefix(".text.") for part in found if part.name.startswith(".text.")}
         kernels.update(own)

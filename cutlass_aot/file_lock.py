@@ -1,7 +1,8 @@
 """Locks that a process holds as long as it lives. They save work; nothing relies on them.
 
-``flock``, and nothing in its place where a file system has none: a lock that is only a file stays behind when
-its owner is killed, and would stop everybody for ever.
+The package ``filelock`` does not fit here. Where a file system has no ``flock``, it makes a lock that is only
+a file, which stays behind when its owner is killed and would stop everybody for ever; here nothing is locked
+then. Its import also takes longer than the first use of a kernel or of a store may wait.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ _HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 class Lock:
     """One lock: a file, removed when it is given back.
 
+    Args:
+        path: the file; a symbolic link is refused.
+        shared: whether several users lock it. Then anybody may open the file, and one that may not be opened
+            counts as held by another user.
+
     Attributes:
-        path: the file.
         supported: False once the file system turned out to have no locks.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = True) -> None:
         self.path = path
         self.supported = True
+        self._shared = shared
         self._descriptor: int | None = None
 
     def try_acquire(self, *, create: bool = True) -> bool:
         """Take it without waiting; False while another holds it. True, too, where there are no locks.
-
-        A file that may not be opened is another user's, and counts as held.
 
         Args:
             create: whether to make the file; else it has to be there.
@@ -40,14 +44,15 @@ class Lock:
         Raises:
             OSError: if the file cannot be opened.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        # Non-blocking, or opening a FIFO would wait.
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         while True:
             # Not inherited by programs that are started; kept in the object before it is locked, so that an
             # interrupt between the two leaves nothing that release() misses.
             try:
-                self._descriptor = os.open(self.path, flags, 0o666)
+                self._descriptor = os.open(self.path, flags, 0o666 if self._shared else 0o600)
             except PermissionError:
-                if not self.path.exists():
+                if not self._shared or not self.path.exists():
                     raise
                 return False
             try:
@@ -88,5 +93,8 @@ class Lock:
 
     def _close(self) -> None:
         if self._descriptor is not None:
+            # Not by closing alone: a child forked meanwhile has the same lock, and may live long.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
