@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.runtime.opened.bundle_directory import Part
 from cutlass_aot.runtime.opened.merged_groups import MergedGroups
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.words import plural
 
 
@@ -112,16 +113,8 @@ class Report(NamedTuple):
 
     def to_record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            name: [
-                {
-                    key: list(value) if isinstance(value, tuple) else value
-                    for key, value in item._asdict().items()
-                }
-                for item in items
-            ]
-            for name, items in self._asdict().items()
-        }
+        record: dict[str, Any] = to_plain(self)
+        return record
 
     def __str__(self) -> str:
         lines = [
