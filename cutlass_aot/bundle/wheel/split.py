@@ -14,6 +14,7 @@ from cutlass_aot.bundle.glibc import glibc_of
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.group_index import group_to_bytes
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from cutlass_aot.schema.targets import Target
@@ -211,7 +212,7 @@ def _weights(groups: Sequence[GroupPlan], rankings: Mapping[str, Sequence[Rankin
         )
     ]
     texts += [requests_to_bytes(group.requests) for group in groups if group.requests]
-    operands = [operand.to_record() for group in groups for operand in group.entries[0].kernel.operands]
+    operands = [to_plain(operand) for group in groups for operand in group.entries[0].kernel.operands]
     least = sum(code.values())
     most = (
         least
