@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import CorruptFile, OperandError
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Asked
@@ -178,7 +178,7 @@ def test_what_moves_in_whole_tiles_demands_whole_tiles():
             x = describe(shape, "f16")
             verdict = supports((*GEMM, tiles), (a, b, describe((rows, columns), "f16"), x))
             assert reason in verdict.reason
-    with pytest.raises(ValueError, match="impossible multiples"):
+    with pytest.raises(CorruptFile, match="impossible multiples"):
         from_plain(OperandConstraint, {**to_plain(tiles), "multiples": [128]}, "an operand")
 
 
