@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cutlass_aot.errors import CorruptFile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
-from cutlass_aot.schema.encoding import MALFORMED
+from cutlass_aot.schema.codec import AS_FILE, Codec, Form, codec_of
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import CompiledRequest
@@ -73,6 +72,16 @@ class PlannedKernel:
     failed: str = ""
 
 
+def _by_kernel(_: Any) -> Codec:
+    """Requests, which tell the kernels that they are of."""
+    codec = codec_of(tuple[CompiledRequest, ...])
+
+    def read(data: Any, what: str) -> dict[str, CompiledRequest]:
+        return {item.request.kernel.digest: item for item in codec.read(data, what)}
+
+    return Codec(read, lambda requests: codec.to_plain(requests.values()), codec.plain)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The kernels a manifest asks for.
@@ -86,33 +95,8 @@ class Selection:
 
     kernels: tuple[Kernel, ...]
     warnings: tuple[str, ...]
-    rankings: tuple[Ranking, ...] = ()
-    requests: Mapping[str, CompiledRequest] = field(default_factory=dict)
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {
-            "kernels": [kernel.to_record() for kernel in self.kernels],
-            "warnings": list(self.warnings),
-            "rankings": [ranking.to_bytes() for ranking in self.rankings],
-            "requests": [item.to_record() for item in self.requests.values()],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Selection:
-        """Read what :meth:`to_record` gave."""
-        try:
-            return cls(
-                tuple(Kernel.from_record(kernel) for kernel in record["kernels"]),
-                tuple(str(warning) for warning in record["warnings"]),
-                tuple(Ranking.from_bytes(data, "a ranking of the plan") for data in record["rankings"]),
-                {
-                    item.request.kernel.digest: item
-                    for item in map(CompiledRequest.from_record, record["requests"])
-                },
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"a selection is malformed: {error!r}") from None
+    rankings: tuple[Annotated[Ranking, AS_FILE], ...] = ()
+    requests: Annotated[Mapping[str, CompiledRequest], Form(_by_kernel)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

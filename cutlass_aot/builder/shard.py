@@ -18,6 +18,7 @@ from cutlass_aot.builder.plan.recipe import Origins, Recipe, inputs_digest
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, digest
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -119,9 +120,9 @@ def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: St
         {
             "index": shard.share.index,
             "count": shard.share.count,
-            "recipe": shard.recipe.to_record(),
-            "selection": shard.selection.to_record(),
-            "origins": shard.origins.to_record(),
+            "recipe": to_plain(shard.recipe),
+            "selection": to_plain(shard.selection),
+            "origins": to_plain(shard.origins),
             "keys": list(shard.keys),
         },
     )
@@ -138,9 +139,9 @@ def read_shard(path: Path) -> Shard:
     try:
         return Shard(
             share=Share.parse(f"{record['index']}/{record['count']}"),
-            recipe=Recipe.from_record(record["recipe"]),
-            selection=Selection.from_record(record["selection"]),
-            origins=Origins.from_record(record["origins"]),
+            recipe=from_plain(Recipe, record["recipe"], "a recipe"),
+            selection=from_plain(Selection, record["selection"], "a selection"),
+            origins=from_plain(Origins, record["origins"], "the origins of kernels"),
             keys=tuple(map(str, record["keys"])),
             path=path,
         )

@@ -44,6 +44,7 @@ from cutlass_aot.schema.bundles.catalog import (
 )
 from cutlass_aot.schema.bundles.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.bundles.signature import SIGNATURES
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import decompress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
@@ -406,7 +407,7 @@ def _group(bundle: Path, group: GroupEntry, sound: set[str]) -> Generator[Proble
         yield Problem(path, "a kernel twice", "each kernel once")
     for entry in entries:
         try:
-            found = Kernel.from_record(entry.kernel.to_record()).digest
+            found = from_plain(Kernel, to_plain(entry.kernel), "a kernel record").digest
         except (CutlassAotError, TypeError) as error:
             yield Problem(path, str(error), "records of kernels that this release reads")
             continue

@@ -26,10 +26,11 @@ def command(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     is installed.
     """
     from cutlass_aot.runtime.installed import installed_report
+    from cutlass_aot.schema.codec import to_plain
 
     found = installed_report(name, paths=paths)
     if as_json:
-        print_json([item.to_record() for item in found])
+        print_json([to_plain(item) for item in found])
     for item in () if as_json else found:
         click.echo(str(item))
     if not found and not as_json:

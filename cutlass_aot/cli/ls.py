@@ -12,6 +12,7 @@ import click
 
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import json_option, print_json, table
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.words import few, plural
 
 if TYPE_CHECKING:
@@ -133,5 +134,5 @@ def kernel_summary(handle: KernelHandle) -> dict[str, Any]:
         "parameters": dict(kernel.parameters),
         "constants": dict(kernel.constants),
         "workspace_bytes": kernel.workspace_bytes,
-        "facts": handle.facts.to_record(),
+        "facts": to_plain(handle.facts),
     }

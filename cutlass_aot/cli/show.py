@@ -11,6 +11,7 @@ from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.words import size
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
         print_json(
             {
                 **kernel_summary(handle),
-                "operands": [operand.to_record() for operand in handle.kernel.operands],
+                "operands": [to_plain(operand) for operand in handle.kernel.operands],
                 "symbol": handle.kernel.symbol,
                 "object_sha256": handle.entry.object_sha256,
-                "code": {**handle.group.code.to_record(), "span": handle.entry.code._asdict()},
+                "code": {**to_plain(handle.group.code), "span": handle.entry.code._asdict()},
                 "libraries": {
-                    host: references[handle.entry.library].to_record()
+                    host: to_plain(references[handle.entry.library])
                     for host, references in handle.group.libraries.items()
                 },
                 "provenance": dict(handle.entry.provenance),

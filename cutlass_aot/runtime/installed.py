@@ -54,10 +54,6 @@ class Found(NamedTuple):
     kernels: int = 0
     reason: str = ""
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {**self._asdict(), "targets": list(self.targets), "hosts": list(self.hosts)}
-
     def __str__(self) -> str:
         title = f"{self.name} {self.version}".rstrip()
         if not self.targets:

@@ -4,8 +4,6 @@ Format: RFC 8878. A frame is opened in small steps, so that a small one that cla
 memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import BinaryIO
 

@@ -3,8 +3,6 @@
 Data, with where each figure comes from. What is not in here is not known; nothing is guessed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -5,10 +5,9 @@ Maps are written with their keys sorted, tuples as arrays. Only ``None``, ``bool
 Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -116,6 +115,18 @@ def decode(data: bytes, what: str) -> Any:
         ) from None
 
 
+def decode_json(data: bytes, what: str, advice: str = "build or fetch it again") -> Any:
+    """Decode JSON of untrusted origin, of a size that is bounded already.
+
+    Raises:
+        CorruptFile: if it is not JSON in UTF-8; ``advice`` is its last words.
+    """
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{what} is not readable JSON ({error}): {advice}") from None
+
+
 def shown(value: Any) -> str:
     """A value of untrusted origin for an error: short, printable, and of what holds others the type alone."""
     # Python makes no text of a number of thousands of digits, which TOML has in hexadecimal.
@@ -165,6 +176,34 @@ def check_schema(version: Any, newest: int, what: str) -> int:
     return version
 
 
+def without_header(record: Any, kind: str, schema: int, what: str) -> dict[str, Any]:
+    """The fields of a record that names its kind and schema version, without those two.
+
+    Args:
+        record: plain data of untrusted origin.
+        kind: the kind expected; ``""`` for a record that names its schema version alone.
+        schema: the schema version this reader knows.
+        what: how to call the record in an error.
+
+    Raises:
+        CorruptFile: for another kind, or an older version.
+        SchemaTooNew: for a schema version above ``schema``.
+    """
+    found = record.get("kind") if isinstance(record, dict) else record
+    if not isinstance(record, dict) or (kind and found != kind):
+        raise CorruptFile(
+            f"{what} is not a {kind or 'map'!r} file (found {shown(found)}): build or fetch it again"
+        )
+    version = check_schema(record.get("schema"), schema, what)
+    if version < schema:
+        raise CorruptFile(
+            f"{what} has schema version {version}, which this cutlass-aot no longer reads: "
+            f"build it again, with version {schema}"
+        )
+    head = ("kind", "schema") if kind else ("schema",)
+    return {name: value for name, value in record.items() if name not in head}
+
+
 def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
     """Open an envelope written by :func:`seal`.
 
@@ -178,16 +217,7 @@ def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
         CorruptFile: for another kind of file, bytes that do not match their digest, or an older version.
         SchemaTooNew: for a schema version above ``schema``.
     """
-    envelope = decode(data, what)
-    if not isinstance(envelope, dict) or envelope.get("kind") != kind:
-        found = envelope.get("kind") if isinstance(envelope, dict) else type(envelope).__name__
-        raise CorruptFile(f"{what} is not a {kind!r} file (found {shown(found)})")
-    version = check_schema(envelope.get("schema"), schema, what)
-    if version < schema:
-        raise CorruptFile(
-            f"{what} has schema version {version}, which this cutlass-aot no longer reads: "
-            f"build it again, with version {schema}"
-        )
+    envelope = without_header(decode(data, what), kind, schema, what)
     payload = envelope.get("body")
     if not isinstance(payload, bytes) or envelope.get("sha256") != digest(payload):
         raise CorruptFile(f"{what} does not match its own digest: it was altered after writing")

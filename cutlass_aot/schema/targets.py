@@ -1,7 +1,5 @@
 """GPU code targets and the hosts that load them: what runs where, in one place."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -35,7 +33,7 @@ class Target(NamedTuple):
     suffix: str
 
     @classmethod
-    def parse(cls, name: str) -> Target:
+    def parse(cls, name: str) -> "Target":
         """Parse ``sm_90a`` and the like.
 
         Raises:

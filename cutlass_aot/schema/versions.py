@@ -1,7 +1,5 @@
 """Versions compare as numbers, never as text: 0.6.11 is newer than 0.6.2, and neither is 0.6.1."""
 
-from __future__ import annotations
-
 import re
 
 _RELEASE = re.compile(r"^\s*v?(\d+(?:\.\d+)*)")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, StoreError
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED
-from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.store import Store
 
@@ -39,17 +39,11 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
     if record is None:
         return None, "not built with this toolchain and generator"
     try:
-        if Kernel.from_record(record["kernel"]) != kernel:
+        found = dict(record)
+        if from_plain(Kernel, found.pop("kernel"), "a kernel record") != kernel:
             return None, "its record is another kernel's"
-        artifact = Artifact(
-            object_sha256=str(record["sha256"]),
-            object_bytes=int(record["size"]),
-            facts=Facts.from_record(record["facts"]),
-            seconds=float(record["seconds"]),
-        )
+        artifact = from_plain(Artifact, found, "an artifact")
     except (*MALFORMED, CorruptFile):
-        return None, "its record is malformed"
-    if artifact.object_bytes < 0 or not math.isfinite(artifact.seconds) or artifact.seconds < 0:
         return None, "its record is malformed"
     content = store.get_blob(artifact.object_sha256)
     if content is None:
@@ -91,13 +85,7 @@ def _put(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact) -> N
     store.put_record(
         "kernel",
         kernel_key,
-        {
-            "kernel": kernel.to_record(),
-            "sha256": artifact.object_sha256,
-            "size": artifact.object_bytes,
-            "facts": artifact.facts.to_record(),
-            "seconds": artifact.seconds,
-        },
+        {"kernel": to_plain(kernel), **to_plain(artifact)},
         blobs={artifact.object_sha256: artifact.object_bytes},
     )
 
@@ -126,7 +114,7 @@ def keep_failure(
         "failure",
         kernel_key,
         {
-            "kernel": kernel.to_record(),
+            "kernel": to_plain(kernel),
             "reason": _encodable(reason),
             "log": _encodable(log[-_MAX_LOG_CHARACTERS:]),
             "versions": dict(versions),

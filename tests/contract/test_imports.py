@@ -52,6 +52,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.bundles.catalog",
     "cutlass_aot.schema.bundles.group_index",
     "cutlass_aot.schema.bundles.rows",
+    "cutlass_aot.schema.codec",
     "cutlass_aot.schema.encoding",
     "cutlass_aot.schema.kernels",
     "cutlass_aot.schema.kernels.artifact",

@@ -16,6 +16,7 @@ from cutlass_aot.builder.compile.messages import problem_from_record
 from cutlass_aot.generators.cutlass_operators import CutlassOperators, records
 from cutlass_aot.generators.cutlass_operators.worker import operators_of
 from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 PROFILE = load_profile("b200")
@@ -26,7 +27,7 @@ def main() -> None:
     kinds = [kind for record, target in asked["kinds"] for kind in operators(record, target)]
     json.dump(
         {
-            "kernels": [records.record(operator, target, PROFILE).to_record() for operator, target in kinds],
+            "kernels": [to_plain(records.record(operator, target, PROFILE)) for operator, target in kinds],
             "operands": [
                 [accepts(operator, target, operands) for operator, target in kinds]
                 for operands in asked["operands"]
@@ -67,7 +68,7 @@ def enumerated(problem: Any, target: str) -> list[Any]:
         len(kernels),
         len({kernel.digest for kernel in kernels}),
         len({kernel.group for kernel in kernels}),
-        kernels[0].to_record() if kernels else None,
+        to_plain(kernels[0]) if kernels else None,
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from cutlass_aot.bundle.files import list_files
 from cutlass_aot.programs.serve.ledger import estimated_seconds
 from cutlass_aot.runtime.bundle import open_bundle
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.requests.request import GENERATOR
 from cutlass_aot.store.store import Store
 
@@ -59,7 +60,7 @@ def compile_seconds(path: Path) -> dict[str, float]:
         if kind == "kernel":
             body = store.get_record(kind, key)
             if isinstance(body, dict):
-                found[Kernel.from_record(body["kernel"]).digest] = float(body["seconds"])
+                found[from_plain(Kernel, body["kernel"], "a kernel record").digest] = float(body["seconds"])
     store.close()
     return found
 

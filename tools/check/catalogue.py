@@ -44,6 +44,7 @@ from cutlass_aot.builder.records import Enumeration, Failure, Selection, Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.dtypes import BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -495,7 +496,7 @@ def _kernel_record(kernel: Kernel, artifact: Artifact | None) -> dict[str, Any]:
     record: dict[str, Any] = {"name": kernel.name, "target": kernel.target, "compiled": artifact is not None}
     if artifact is not None:
         record |= {"seconds": artifact.seconds, "object_bytes": artifact.object_bytes}
-        record |= artifact.facts.to_record()
+        record |= to_plain(artifact.facts)
     return record
 
 

@@ -30,6 +30,7 @@ from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import Nothing
 from cutlass_aot.programs.start.interception import Interception
 from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.requests.request import Request, differences
 
@@ -75,7 +76,7 @@ def collected(program: Path, target: str, fingerprint: str = "", arguments: Sequ
         found = (
             decode(output.read_bytes(), "requests") if output.exists() else {"requests": [], "refused": []}
         )
-    requests = [Request.from_record(record) for record in found["requests"]]
+    requests = [from_plain(Request, record, "a request") for record in found["requests"]]
     return Collected(
         {request.digest: request for request in requests}, list(found["refused"]), done.returncode,
         done.stdout + done.stderr,
@@ -101,7 +102,7 @@ def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
     def answer(compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Any) -> Nothing:
         try:
             request = request_of(compiler, arguments, keywords, surroundings)
-            requests[request.digest] = request.to_record()
+            requests[request.digest] = to_plain(request)
         except RequestError as error:
             if os.environ.get("TRACE_REFUSED"):
                 traceback.print_exc()

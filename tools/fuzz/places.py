@@ -28,6 +28,7 @@ from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog, FileReference
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Artifact
@@ -300,7 +301,7 @@ def _referring(tree: Any, reference: FileReference) -> Any:
     """A tree with the references to one file brought up to date."""
     if isinstance(tree, dict):
         if tree.get("path") == reference.path:
-            return reference.to_record()
+            return to_plain(reference)
         return {key: _referring(item, reference) for key, item in tree.items()}
     if isinstance(tree, list):
         return [_referring(item, reference) for item in tree]

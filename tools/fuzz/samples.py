@@ -23,6 +23,7 @@ from cutlass_aot.runtime.files.verified_read import parse_manifest, read_catalog
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
 from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
@@ -119,7 +120,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         str(found.kernel.name)
         differences(found, asked[0].request)
 
-    record = Record("kernel", "ab" * 32, {"kernel": entries[0].kernel.to_record(), "size": 7}, {"cd" * 32: 7})
+    record = Record("kernel", "ab" * 32, {"kernel": to_plain(entries[0].kernel), "size": 7}, {"cd" * 32: 7})
     catalog_file = (bundle / CATALOG_NAME).read_bytes()
 
     def it(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cutlass_aot.builder.compile.estimates import expected_seconds
 from cutlass_aot.builder.compile.messages import problem_record
@@ -16,8 +15,9 @@ from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sou
 from cutlass_aot.errors import CorruptFile, GeneratorError, StoreError
 from cutlass_aot.generators.device_profiles import DeviceProfile, device_record
 from cutlass_aot.generators.protocol import ScaleRequest
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode
-from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.durations import durations, remember_durations
@@ -88,7 +88,7 @@ def _answer(question: Enumeration, records: Sequence[bytes], declared: Container
     kernels = []
     for record in records:
         try:
-            kernel = Kernel.from_record(decode(record, "a kernel's record"))
+            kernel = from_plain(Kernel, decode(record, "a kernel's record"), "a kernel record")
         except CorruptFile as error:
             raise GeneratorError(
                 f"generator {question.generator.name!r} on {question.name}: {error}"
@@ -224,7 +224,7 @@ class _Work:
             self.failures[item.key] = failure
             self.tell(Failed(failure))
         else:
-            artifact = _artifact(result.reply)
+            artifact = from_plain(Artifact, result.reply, "the answer of a worker")
             file = Path(result.job.request["object"])
             keep_artifact(self.store, item.key, item.kernel, artifact, file)
             self.artifacts[item.key] = artifact
@@ -247,21 +247,12 @@ def _job(item: PlannedKernel, sources: Sources, object_path: Path, seconds: floa
         request={
             "do": "compile",
             "generator": [reference.name, reference.location],
-            "kernel": kernel.to_record(),
+            "kernel": to_plain(kernel),
             "object": str(object_path),
         },
         tag=item,
         group=f"{kernel.group_name} {kernel.generator}",
         seconds=seconds,
-    )
-
-
-def _artifact(reply: dict[str, Any]) -> Artifact:
-    return Artifact(
-        object_sha256=str(reply["sha256"]),
-        object_bytes=int(reply["size"]),
-        facts=Facts.from_record(reply["facts"]),
-        seconds=float(reply["seconds"]),
     )
 
 

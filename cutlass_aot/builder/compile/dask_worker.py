@@ -19,8 +19,9 @@ from cutlass_aot.builder.inputs.file_digests import Files, Seen
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError, ExecutorError, ToolchainError
 from cutlass_aot.generators.registry import source_of
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import decode, encode
-from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact
 from cutlass_aot.store.store import Store
@@ -84,15 +85,13 @@ def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
     if answer["error"]:
         return answer
     reply = answer["reply"]
-    artifact = Artifact(
-        str(reply["sha256"]), int(reply["size"]), Facts.from_record(reply["facts"]), reply["seconds"]
-    )
+    artifact = from_plain(Artifact, reply, "the answer of a worker")
     told: list[str] = []
     pushed = 0
     try:
         remote = RemoteStore(message["remote"], tell=told.append)
         with closing(Store(folder / "store", behind=[remote])) as store:
-            kernel = Kernel.from_record(message["compile"]["kernel"])
+            kernel = from_plain(Kernel, message["compile"]["kernel"], "a kernel record")
             keep_artifact(store, message["key"], kernel, artifact, made)
         pushed = remote.pushed
     except (CutlassAotError, OSError) as error:

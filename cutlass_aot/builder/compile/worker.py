@@ -20,7 +20,9 @@ from cutlass_aot.builder.compile.export import export
 from cutlass_aot.generators.device_profiles import device_from_record
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -91,7 +93,7 @@ def _rank(request: dict[str, Any]) -> dict[str, Any]:
     ranked = generator.rank(
         messages.problem_from_record(request["problem"]),
         request["target"],
-        [Kernel.from_record(record) for record in request["kernels"]],
+        [from_plain(Kernel, record, "a kernel record") for record in request["kernels"]],
         [Extents(*extents) for extents in request["shapes"]],
         heuristic=request["heuristic"],
         gpu=request["gpu"],
@@ -101,7 +103,7 @@ def _rank(request: dict[str, Any]) -> dict[str, Any]:
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
     """Compile, export and audit; the object goes to a file, its facts into the reply."""
-    kernel = Kernel.from_record(request["kernel"])
+    kernel = from_plain(Kernel, request["kernel"], "a kernel record")
     generator = _generator(*request["generator"])
     start = time.monotonic()
     compiled = generator.compile(kernel)
@@ -111,12 +113,8 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     seconds = time.monotonic() - start
     inspection = inspect_object(data)
     audit(inspection, kernel.target, kernel.symbol)
-    return {
-        "sha256": digest(data),
-        "size": len(data),
-        "facts": inspection.facts.to_record(),
-        "seconds": seconds,
-    }
+    answer: dict[str, Any] = to_plain(Artifact(digest(data), len(data), inspection.facts, seconds))
+    return answer
 
 
 def _version(request: dict[str, Any]) -> dict[str, Any]:

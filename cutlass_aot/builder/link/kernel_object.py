@@ -19,7 +19,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from cutlass_aot.errors import ArtifactError, CorruptFile
-from cutlass_aot.schema.encoding import check_schema, decode, encode
+from cutlass_aot.schema.codec import from_plain, header, to_plain
+from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
 
 KIND = "cutlass-aot kernel object"
@@ -40,6 +41,7 @@ _HIDDEN = frozenset({"internal", "private", "hidden", "available_externally", "a
 _EXTERNAL = frozenset({"external", "extern_weak"})
 
 
+@header(SCHEMA, KIND)
 class KernelObject(NamedTuple):
     """One compiled kernel.
 
@@ -53,23 +55,14 @@ class KernelObject(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """The object's file. Equal objects give equal bytes."""
-        return encode(
-            {"kind": KIND, "schema": SCHEMA, "host_code": self.host_code, "gpu_code": self.gpu_code}
-        )
+        return encode(to_plain(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KernelObject:
         """Read what :meth:`to_bytes` gave."""
         if len(data) > MAX_OBJECT_BYTES:
             raise CorruptFile(f"the object has {len(data)} bytes; at most {MAX_OBJECT_BYTES} are read")
-        record = decode(data, "the object")
-        if not isinstance(record, dict) or record.get("kind") != KIND:
-            raise CorruptFile("the object is not a kernel object: build it again")
-        check_schema(record.get("schema"), SCHEMA, "the object")
-        host_code, gpu_code = record.get("host_code"), record.get("gpu_code")
-        if not isinstance(host_code, str) or not isinstance(gpu_code, bytes):
-            raise CorruptFile("the object lacks its host code or its GPU code: build it again")
-        return cls(host_code, gpu_code)
+        return from_plain(cls, decode(data, "the object"), "the object")
 
     @classmethod
     def from_llvm(cls, text: str, symbol: str) -> KernelObject:

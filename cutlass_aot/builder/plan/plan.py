@@ -16,6 +16,7 @@ from cutlass_aot.manifest.known_bad import KnownBad
 from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
 from cutlass_aot.manifest.scales import Scales
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
 from cutlass_aot.schema.kernels.kernel import Kernel, key
@@ -245,14 +246,14 @@ def load_selection(store: Store, plan: str) -> Selection | None:
     if body is None:
         return None
     try:
-        return Selection.from_record(body)
+        return from_plain(Selection, body, "a selection")
     except CorruptFile:
         return None
 
 
 def save_selection(store: Store, plan: str, selection: Selection) -> None:
     """Keep a selection, so that the next build of the same manifest asks no generator."""
-    store.put_record("plan", plan, selection.to_record())
+    store.put_record("plan", plan, to_plain(selection))
 
 
 def against_store(selection: Selection, keys: Sequence[str], store: Store | None) -> list[PlannedKernel]:

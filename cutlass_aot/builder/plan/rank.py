@@ -16,6 +16,7 @@ from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
 from cutlass_aot.manifest.keys import unknown
 from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.runtime.selection.cost_model import sort_key
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.targets import Target
@@ -224,7 +225,7 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
                 "generator": [question.generator, sources.references[question.generator].location],
                 "problem": problem_record(question.problem),
                 "target": question.target,
-                "kernels": [kernel.to_record() for kernel in question.kernels],
+                "kernels": [to_plain(kernel) for kernel in question.kernels],
                 "shapes": [[shape.batch, shape.m, shape.n, shape.k] for shape in question.shapes],
                 "heuristic": model.name,
                 "gpu": model.gpus[question.target],

@@ -12,7 +12,9 @@ from cutlass_aot.builder.compile.export import export
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.record.watched import compile_watched
 from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.requests.request import Request
 
 
@@ -51,9 +53,6 @@ def compile_request(
     audit(inspection, kernel.target, kernel.symbol)
     new.replace(path)
     return {
-        "sha256": digest(data),
-        "size": len(data),
-        "facts": inspection.facts.to_record(),
-        "seconds": seconds,
-        "call": None if compiled.call is None else compiled.call.to_record(),
+        **to_plain(Artifact(digest(data), len(data), inspection.facts, seconds)),
+        "call": to_plain(compiled.call),
     }

@@ -39,8 +39,9 @@ from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import plan_of
 from cutlass_aot.programs.start.environment import program_environment
 from cutlass_aot.programs.start.files import read_whole, refusals
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
-from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import key
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import (
@@ -154,7 +155,7 @@ def _recording(state: Any, store: Store) -> Recording | None:
     """What the last run recorded, as far as it came."""
     try:
         body = store.get_record(KIND, str(state["recording"]))
-        return None if body is None else Recording.from_record(body)
+        return None if body is None else from_plain(Recording, body, "a recording")
     except (*MALFORMED, CutlassAotError):
         return None
 
@@ -378,13 +379,12 @@ class _Run:
         """Take what a request compiled to into the store; says how the compiled function is called."""
         result = path.with_suffix(".result")
         body = decode(read_whole(result, 1 << 20), result.name)
-        artifact = Artifact(
-            str(body["sha256"]), int(body["size"]), Facts.from_record(body["facts"]), float(body["seconds"])
-        )
+        call = body.pop("call")
+        artifact = from_plain(Artifact, body, result.name)
         with self.lock:
             name = kernel_key(request, self.inputs)
             keep_artifact(self.store, name, request.kernel, artifact, path.with_suffix(".object"))
-        return None if body["call"] is None else CallByName.from_record(body["call"])
+        return None if call is None else from_plain(CallByName, call, result.name)
 
     def _failure(self, request: Request, path: Path) -> Failure:
         try:
@@ -415,7 +415,7 @@ class _Run:
             for path in files:
                 self.inputs.files.digest(Path(path))
             seen = {path: self.inputs.files.used[path] for path in files}
-            self.store.put_record(KIND, recording.name, recording.to_record())
+            self.store.put_record(KIND, recording.name, to_plain(recording))
             body: dict[str, Any] = {
                 "recording": recording.name,
                 "own_sources": self.inputs.tools.origins.own_sources,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request, Value
 from cutlass_aot.schema.requests.value_text import class_text, type_text, value_text
 
@@ -39,7 +40,7 @@ def request_record(compiled: CompiledRequest) -> dict[str, Any]:
     """What ``show --json`` prints of a request."""
     request, call = compiled
     return {
-        "request": {"digest": request.digest, **_for_json(request.to_record())},
+        "request": {"digest": request.digest, **_for_json(to_plain(request))},
         "call": None if call is None else _for_json(call._asdict()),
     }
 

@@ -23,6 +23,7 @@ from cutlass_aot.programs.start.files import note_refusal, read_whole, refusals,
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import cache_environment, known_variables
 from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, encode
 from cutlass_aot.schema.requests.recording import MAX_OBJECT_BYTES, Recording
 from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
@@ -117,7 +118,7 @@ class Keeper:
         write_whole(path.with_suffix(".object"), data)
         write_whole(path.with_suffix(".request"), request.encoded())
         # The last of the three says that they are whole.
-        write_whole(path.with_suffix(".result"), encode({"call": None if call is None else call.to_record()}))
+        write_whole(path.with_suffix(".result"), encode({"call": to_plain(call)}))
 
 
 def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recording, dict[str, bytes]]]:
@@ -141,7 +142,12 @@ def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recor
         if requests and size + len(data) > most:
             yield Recording(tuple(requests), refused), objects
             requests, objects, size, refused = [], {}, 0, ()
-        requests.append(CompiledRequest(request, None if call is None else CallByName.from_record(call)))
+        requests.append(
+            CompiledRequest(
+                request,
+                None if call is None else from_plain(CallByName, call, "how a compiled function is called"),
+            )
+        )
         objects[request.digest] = data
         size += len(data)
     yield Recording(tuple(requests), refused), objects

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED
+from cutlass_aot.schema.codec import Key, from_plain, to_plain
+from cutlass_aot.schema.encoding import decode_json
 from cutlass_aot.schema.requests.request import Request
 
 MAX_BYTES = 1 << 26
@@ -66,9 +66,9 @@ class Ledger:
         unused: digests of requests that the bundles have and nobody made.
     """
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: Annotated[dict[str, Entry], Key("requests")] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def answered(self, request: Request, bundle: str, code_bytes: int, seconds: float) -> None:
         """Count an answer, which took ``seconds``; ``code_bytes`` is the size of its GPU code."""
@@ -110,33 +110,16 @@ class Ledger:
         self.unused = tuple(sorted(unused - set(self.entries)))
 
     def to_record(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        rows = {
-            key: {
-                "callable": entry.callable, "target": entry.target, "bundle": entry.bundle,
-                "count": entry.count, "seconds": round(entry.seconds, 6), "saved": round(entry.saved, 1),
-                "missed": entry.missed, "compiling": round(entry.compiling, 6),
-                "reason": entry.reason,
-            }
+        """Plain data for JSON, with times of six decimals."""
+        rounded = {
+            key: replace(
+                entry, seconds=round(entry.seconds, 6), saved=round(entry.saved, 1),
+                compiling=round(entry.compiling, 6),
+            )
             for key, entry in sorted(self.entries.items())
         }  # fmt: skip
-        return {"requests": rows, "unused": list(self.unused)}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], what: str) -> Ledger:
-        """Read what :meth:`to_record` gave."""
-        try:
-            entries = {
-                str(key): Entry(
-                    str(row["callable"]), str(row["target"]), str(row["bundle"]), int(row["count"]),
-                    float(row["seconds"]), float(row["saved"]),
-                    int(row["missed"]), float(row["compiling"]), str(row["reason"]),
-                )
-                for key, row in record["requests"].items()
-            }  # fmt: skip
-            return cls(entries, tuple(map(str, record["unused"])))
-        except MALFORMED as error:
-            raise CorruptFile(f"{what} is not a ledger: {error!r}") from None
+        record: dict[str, Any] = to_plain(Ledger(rounded, self.unused))
+        return record
 
     def to_bytes(self) -> bytes:
         """The file of a ledger: JSON."""
@@ -145,7 +128,4 @@ class Ledger:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Ledger:
         """Read what :meth:`to_bytes` gave."""
-        try:
-            return cls.from_record(json.loads(data), what)
-        except (ValueError, RecursionError) as error:
-            raise CorruptFile(f"{what} is not a ledger: {error}") from None
+        return from_plain(cls, decode_json(data, what), what)

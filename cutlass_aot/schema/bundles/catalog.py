@@ -20,23 +20,16 @@ Groups are kept by signature, that is operation, element types, layouts and targ
 opening a bundle decodes none of them, and looking one up decodes those of its signature.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, decode, encode, is_digest, seal, shown, unseal
-from cutlass_aot.schema.kernels.kernel import (
-    NO_VALUES,
-    OperandConstraint,
-    Values,
-    operands_from_record,
-    values_from_record,
-)
+from cutlass_aot.schema.codec import AS_MAP, Check, Codec, Digest, Form, from_plain, row, to_plain, within
+from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.kernels.kernel import NO_VALUES, Operands, Values
 from cutlass_aot.schema.versions import release
 
 SCHEMA = 6
@@ -51,32 +44,6 @@ BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 """Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
 
 
-class FileReference(NamedTuple):
-    """A file of a bundle, by its path in the bundle, size and digest."""
-
-    path: str
-    size: int
-    sha256: str
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {"path": self.path, "size": self.size, "sha256": self.sha256}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> FileReference:
-        """Read what :meth:`to_record` gave; paths that lead out of the bundle are refused."""
-        path, size, sha256 = record["path"], record["size"], record["sha256"]
-        if not isinstance(path, str) or not isinstance(sha256, str) or type(size) is not int:
-            raise CorruptFile("a file reference of the catalog is malformed")
-        check_relative(path)
-        # Files outside the bundle are named by it: where code is unpacked.
-        if not is_digest(sha256):
-            raise CorruptFile(f"{path}: {shown(sha256)} is no SHA-256, expected 64 hexadecimal digits")
-        if not 0 <= size <= MAX_FILE_BYTES:
-            raise CorruptFile(f"{path}: impossible size {size}")
-        return cls(path, size, sha256)
-
-
 def check_relative(path: str) -> None:
     """Refuse a path that could lead out of a bundle.
 
@@ -88,6 +55,18 @@ def check_relative(path: str) -> None:
         raise CorruptFile(f"path {path!r} leads out of the bundle")
 
 
+class FileReference(NamedTuple):
+    """A file of a bundle, by its path in the bundle, size and digest.
+
+    Files outside the bundle are named by the digest: where code is unpacked.
+    """
+
+    path: Annotated[str, Check(check_relative)]
+    size: Annotated[int, within(0, MAX_FILE_BYTES)]
+    sha256: Digest
+
+
+@row
 class RankingReference(NamedTuple):
     """A ranking of a group's kernels, by what it holds for.
 
@@ -100,6 +79,11 @@ class RankingReference(NamedTuple):
     gpu: str
     measured: bool
     file: FileReference
+
+
+def _check_libraries(libraries: Mapping[str, tuple[FileReference, ...]]) -> None:
+    if len({len(references) for references in libraries.values()}) > 1 or not all(libraries.values()):
+        raise ValueError("not as many libraries for one host as for another, or none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +108,16 @@ class GroupEntry:
 
     name: str
     operation: str
-    operands: tuple[OperandConstraint, ...]
+    operands: Operands
     accumulator: str
     epilogue: str
     target: str
     count: int
     child: FileReference
     code: FileReference
-    libraries: Mapping[str, tuple[FileReference, ...]]
+    libraries: Annotated[Mapping[str, tuple[FileReference, ...]], Check(_check_libraries)]
     rankings: tuple[RankingReference, ...] = ()
-    parameters: Values = NO_VALUES
+    parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None
 
     @property
@@ -153,56 +137,10 @@ class GroupEntry:
         """Layout letters of the operands in order, such as ``tnt``."""
         return "".join(operand.layout for operand in self.operands)
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {
-            "name": self.name,
-            "operation": self.operation,
-            "operands": [operand.to_record() for operand in self.operands],
-            "accumulator": self.accumulator,
-            "epilogue": self.epilogue,
-            "target": self.target,
-            "count": self.count,
-            "child": self.child.to_record(),
-            "code": self.code.to_record(),
-            "libraries": {host: [ref.to_record() for ref in refs] for host, refs in self.libraries.items()},
-            "rankings": [[r.gpu, r.measured, r.file.to_record()] for r in self.rankings],
-            "parameters": dict(self.parameters),
-            "requests": None if self.requests is None else self.requests.to_record(),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> GroupEntry:
-        """Read what :meth:`to_record` gave."""
-        if not record["operands"] and record["requests"] is None:
+    def validate(self) -> None:
+        """Raise ValueError for a group that nothing can find."""
+        if not self.operands and self.requests is None:
             raise ValueError("a group that neither operands nor requests find")
-        return cls(
-            name=str(record["name"]),
-            operation=str(record["operation"]),
-            operands=operands_from_record(record["operands"]),
-            accumulator=str(record["accumulator"]),
-            epilogue=str(record["epilogue"]),
-            target=str(record["target"]),
-            count=int(record["count"]),
-            child=FileReference.from_record(record["child"]),
-            code=FileReference.from_record(record["code"]),
-            libraries=_libraries(record["libraries"]),
-            rankings=tuple(
-                RankingReference(str(gpu), bool(measured), FileReference.from_record(file))
-                for gpu, measured, file in record["rankings"]
-            ),
-            parameters=Values.of(values_from_record(record["parameters"])),
-            requests=None if record["requests"] is None else FileReference.from_record(record["requests"]),
-        )
-
-
-def _libraries(record: Mapping[str, Any]) -> dict[str, tuple[FileReference, ...]]:
-    found = {
-        str(host): tuple(FileReference.from_record(ref) for ref in refs) for host, refs in record.items()
-    }
-    if len({len(references) for references in found.values()}) > 1 or not all(found.values()):
-        raise ValueError("not as many libraries for one host as for another, or none")
-    return found
 
 
 def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
@@ -224,9 +162,9 @@ class Needs(NamedTuple):
         glibc: glibc version the libraries were linked for.
     """
 
-    cuda_driver: str
-    tvm_ffi: str
-    glibc: str
+    cuda_driver: Annotated[str, Check(release)]
+    tvm_ffi: Annotated[str, Check(release)]
+    glibc: Annotated[str, Check(release)]
 
 
 class Groups(Sequence[GroupEntry]):
@@ -235,25 +173,31 @@ class Groups(Sequence[GroupEntry]):
     Args:
         records: signature to the encoded groups, each in order of name.
         what: how to call the file in an error.
+
+    Raises:
+        TypeError: if ``records`` is something else.
     """
 
     def __init__(self, records: Mapping[str, Sequence[bytes]], what: str) -> None:
+        if not all(isinstance(item, bytes) for group in records.values() for item in group):
+            raise TypeError("a group is not kept as bytes")
         self._records = records
         self._what = what
         self._by_signature: dict[str, tuple[GroupEntry, ...]] = {}
         self._all: tuple[GroupEntry, ...] | None = None
 
     @classmethod
-    def of(cls, entries: Sequence[GroupEntry]) -> Groups:
+    def of(cls, entries: Sequence[GroupEntry]) -> "Groups":
         """Groups that are there already, in any order."""
         records: dict[str, list[bytes]] = {}
         for entry in sorted(entries, key=lambda entry: entry.name):
-            records.setdefault(entry.signature, []).append(encode(entry.to_record()))
+            records.setdefault(entry.signature, []).append(encode(to_plain(entry)))
         return cls(records, "catalog")
 
-    def to_record(self) -> dict[str, Sequence[bytes]]:
-        """Plain data for the canonical encoding."""
-        return dict(self._records)
+    @property
+    def records(self) -> Mapping[str, Sequence[bytes]]:
+        """Signature to the encoded groups."""
+        return self._records
 
     def with_signature(self, word: str) -> tuple[GroupEntry, ...]:
         """Those with a :func:`signature`, by name; the others are not decoded."""
@@ -293,10 +237,7 @@ class Groups(Sequence[GroupEntry]):
         return self._all
 
     def _decoded(self, data: bytes, word: str) -> GroupEntry:
-        try:
-            entry = GroupEntry.from_record(decode(data, self._what))
-        except MALFORMED as error:
-            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+        entry = from_plain(GroupEntry, decode(data, self._what), self._what)
         if entry.signature != word:
             raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
         return entry
@@ -329,73 +270,23 @@ class Catalog:
     needs: Needs
     provenance: Mapping[str, str]
     launchers: Mapping[str, FileReference]
-    groups: Groups
-    alignment: int = field(default=1)
+    groups: Annotated[Groups, Form(lambda _: Codec(Groups, lambda groups: dict(groups.records)))]
+    alignment: Annotated[int, within(1, (1 << 32) - 1)] = 1
     variant: str = ""
 
     def to_bytes(self) -> bytes:
         """The parent's file."""
-        body = {
-            "name": self.name,
-            "version": self.version,
-            "device": self.device,
-            "targets": self.targets,
-            "hosts": self.hosts,
-            "needs": {
-                "cuda_driver": self.needs.cuda_driver,
-                "tvm_ffi": self.needs.tvm_ffi,
-                "glibc": self.needs.glibc,
-            },
-            "provenance": self.provenance,
-            "launchers": {host: ref.to_record() for host, ref in self.launchers.items()},
-            "groups": self.groups.to_record(),
-            "alignment": self.alignment,
-            "variant": self.variant,
-        }
-        return seal(CATALOG_KIND, SCHEMA, body)
+        return seal(CATALOG_KIND, SCHEMA, to_plain(self))
 
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> Catalog:
+    def from_bytes(cls, data: bytes, what: str) -> "Catalog":
         """Read a parent. Its groups are decoded later, which may then raise ``CorruptFile``.
 
         Raises:
             CorruptFile: if it is truncated, altered or malformed.
             SchemaTooNew: if a newer release wrote it.
         """
-        body = unseal(data, CATALOG_KIND, SCHEMA, what)
-        try:
-            for version in body["needs"].values():
-                release(str(version))
-            records = body["groups"]
-            if not all(isinstance(item, bytes) for group in records.values() for item in group):
-                raise TypeError("a group is not kept as bytes")
-            return cls(
-                name=str(body["name"]),
-                version=str(body["version"]),
-                device=str(body["device"]),
-                targets=tuple(str(target) for target in body["targets"]),
-                hosts=tuple(str(host) for host in body["hosts"]),
-                needs=Needs(
-                    cuda_driver=str(body["needs"]["cuda_driver"]),
-                    tvm_ffi=str(body["needs"]["tvm_ffi"]),
-                    glibc=str(body["needs"]["glibc"]),
-                ),
-                provenance={str(k): str(v) for k, v in body["provenance"].items()},
-                launchers={
-                    str(host): FileReference.from_record(ref) for host, ref in body["launchers"].items()
-                },
-                groups=Groups(records, what),
-                alignment=_positive(body["alignment"]),
-                variant=str(body["variant"]),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"{what} is malformed: {error!r}") from None
-
-
-def _positive(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
-        raise ValueError(f"impossible alignment {value!r}")
-    return value
+        return from_plain(cls, unseal(data, CATALOG_KIND, SCHEMA, what), what)
 
 
 def common_alignment(groups: Sequence[GroupEntry]) -> int:

@@ -11,23 +11,21 @@ not here. The file is sealed msgpack::
                 in the group's code), position of its library among the group's
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
-from cutlass_aot.schema.bundles.rows import Rows
+from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
+from cutlass_aot.schema.codec import AS_ROW, codec_of, row, within
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
 
 GROUP_KIND = "cutlass-aot group"
-_FACTS = Facts._fields
-_COLUMNS = 10
 
 
+@row
 class CodeSpan(NamedTuple):
     """Where the GPU code of a kernel is in the code of its group.
 
@@ -37,9 +35,9 @@ class CodeSpan(NamedTuple):
         sha256: its digest.
     """
 
-    offset: int
-    size: int
-    sha256: str
+    offset: Annotated[int, within(0, MAX_FILE_BYTES)]
+    size: Annotated[int, within(0, MAX_FILE_BYTES)]
+    sha256: BinaryDigest
 
 
 class KernelEntry(NamedTuple):
@@ -62,7 +60,13 @@ class KernelEntry(NamedTuple):
     library: int = 0
 
 
-class GroupIndex(Rows[KernelEntry]):
+_Row = tuple[
+    BinaryDigest, str, tuple[DesignValue | None, ...], Mapping[str, int], int,
+    BinaryDigest, Annotated[Facts, AS_ROW], int, CodeSpan, int,
+]  # fmt: skip
+
+
+class GroupIndex(Rows[_Row, KernelEntry]):
     """The kernels of a group, by position.
 
     Args:
@@ -82,7 +86,7 @@ class GroupIndex(Rows[KernelEntry]):
             rows = body["kernels"]
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        super().__init__(rows, _COLUMNS, what)
+        super().__init__(rows, _Row, what)
 
     def design(self, position: int) -> dict[str, DesignValue]:
         """A kernel's design, without making the record.
@@ -122,71 +126,57 @@ class GroupIndex(Rows[KernelEntry]):
         except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
-    def _decode(self, position: int) -> KernelEntry:
-        group = self._group
-        try:
-            row = self._rows[position]
-            digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
-            kernel = Kernel.make(
-                operation=group.operation,
-                generator=str(generator),
-                operands=group.operands,
-                accumulator=group.accumulator,
-                epilogue=group.epilogue,
-                design=self.design(position),
-                target=group.target,
-                constants={str(name): int(value) for name, value in constants.items()},
-                workspace_bytes=int(workspace),
-                parameters=dict(group.parameters),
-                digest=digest.hex(),
-            )
-            return KernelEntry(
-                kernel=kernel,
-                object_sha256=sha256.hex(),
-                facts=Facts.from_record(dict(zip(_FACTS, facts, strict=True))),
-                provenance=self._provenance[provenance],
-                code=_span(*code),
-                library=_index(library, min(map(len, group.libraries.values()), default=1)),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
-
-
-def _span(offset: int, size: int, sha256: bytes) -> CodeSpan:
-    if type(offset) is not int or type(size) is not int or not 0 <= offset <= offset + size <= MAX_FILE_BYTES:
-        raise ValueError(f"impossible GPU code: {size} bytes at {offset}")
-    return CodeSpan(offset, size, sha256.hex())
-
-
-def _index(value: int, count: int) -> int:
-    if type(value) is not int or not 0 <= value < count:
-        raise ValueError(f"library {value} of {count}")
-    return value
+    def _record(self, position: int, row: _Row) -> KernelEntry:
+        digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
+        group, libraries = self._group, min(map(len, self._group.libraries.values()), default=1)
+        if not 0 <= library < libraries:
+            raise ValueError(f"library {library} of {libraries}")
+        if not 0 <= provenance < len(self._provenance):
+            raise ValueError(f"provenance {provenance} of {len(self._provenance)}")
+        if code.offset + code.size > MAX_FILE_BYTES:
+            raise ValueError(f"impossible GPU code: {code.size} bytes at {code.offset}")
+        kernel = Kernel.make(
+            operation=group.operation,
+            generator=generator,
+            operands=group.operands,
+            accumulator=group.accumulator,
+            epilogue=group.epilogue,
+            design=self.design(position),
+            target=group.target,
+            constants=constants,
+            workspace_bytes=workspace,
+            parameters=dict(group.parameters),
+            digest=digest,
+        )
+        return KernelEntry(kernel, sha256, facts, self._provenance[provenance], code, library)
 
 
 def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
     """The file of a group's kernels, in the order given."""
     names = sorted({name for entry in entries for name, _ in entry.kernel.design})
     provenance = sorted({tuple(sorted(entry.provenance.items())) for entry in entries})
-    rows = []
+    rows: list[_Row] = []
     for entry in entries:
         kernel, design = entry.kernel, dict(entry.kernel.design)
-        facts = entry.facts.to_record()
         rows.append(
-            [
-                bytes.fromhex(kernel.digest),
+            (
+                kernel.digest,
                 kernel.generator,
-                [design.get(name) for name in names],
+                tuple(design.get(name) for name in names),
                 dict(kernel.constants),
                 kernel.workspace_bytes,
-                bytes.fromhex(entry.object_sha256),
-                [facts[name] for name in _FACTS],
+                entry.object_sha256,
+                entry.facts,
                 provenance.index(tuple(sorted(entry.provenance.items()))),
-                [entry.code.offset, entry.code.size, bytes.fromhex(entry.code.sha256)],
+                entry.code,
                 entry.library,
-            ]
+            )
         )
-    body = {"design": names, "provenance": [dict(item) for item in provenance], "kernels": rows}
+    body = {
+        "design": names,
+        "provenance": [dict(item) for item in provenance],
+        "kernels": codec_of(tuple[_Row, ...]).to_plain(rows),
+    }
     return seal(GROUP_KIND, SCHEMA, body)
 
 

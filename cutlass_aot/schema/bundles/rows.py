@@ -1,24 +1,34 @@
 """Rows of an index, each of which begins with a digest and is decoded when it is first asked for."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.codec import Codec, Form, from_plain
 from cutlass_aot.schema.encoding import MALFORMED
 
 _DIGEST_BYTES = 32
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Rows(Sequence[T]):
+def _digest_text(data: Any, _what: str) -> str:
+    if not isinstance(data, bytes) or len(data) != _DIGEST_BYTES:
+        raise ValueError(f"expected a digest of {_DIGEST_BYTES} bytes")
+    return data.hex()
+
+
+BinaryDigest = Annotated[str, Form(lambda _: Codec(_digest_text, bytes.fromhex))]
+"""A SHA-256 in hexadecimal, stored as its 32 bytes."""
+
+
+class Rows(Sequence[T], Generic[R, T]):
     """Records of a file, by position and by digest.
 
     Args:
         rows: a list for each record, with the record's digest first.
-        columns: the length of each.
+        kind: ``tuple[...]`` of what is in such a list.
         what: how to call the file in an error.
 
     Raises:
@@ -26,8 +36,10 @@ class Rows(Sequence[T]):
             when it is asked for.
     """
 
-    def __init__(self, rows: Any, columns: int, what: str) -> None:
+    def __init__(self, rows: Any, kind: Any, what: str) -> None:
+        self._kind = kind
         self._what = what
+        columns = len(get_args(kind))
         try:
             self._rows: list[Any] = list(rows)
             for row in self._rows:
@@ -47,12 +59,16 @@ class Rows(Sequence[T]):
         position = range(len(self))[index]
         found = self._decoded.get(position)
         if found is None:
-            found = self._decoded[position] = self._decode(position)
+            row: R = from_plain(self._kind, self._rows[position], self._what)
+            try:
+                found = self._decoded[position] = self._record(position, row)
+            except MALFORMED as error:
+                raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
         return found
 
     @abstractmethod
-    def _decode(self, position: int) -> T:
-        """The record at a position; raises CorruptFile if its row is malformed."""
+    def _record(self, position: int, row: R) -> T:
+        """The record that a row is of; raises an error of :data:`.MALFORMED` for an impossible one."""
 
     def digest(self, position: int) -> str:
         """Digest of a record, without decoding it."""

@@ -8,22 +8,22 @@
 Algorithm: Ed25519, RFC 8032, section 5.1; keys and signatures are the raw bytes of sections 5.1.5 and 5.1.6.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
-from cutlass_aot.schema.encoding import check_schema, digest, shown
+from cutlass_aot.schema.codec import Codec, Form, from_plain, header, to_plain
+from cutlass_aot.schema.encoding import decode_json, digest
 
 SIGNATURES = "signatures"
 """Folder of a bundle that holds them."""
 
 SIGNATURE_KIND = "cutlass-aot signature"
 SIGNATURE_SCHEMA = 1
-ALGORITHM = "ed25519"
+ALGORITHM: Final = "ed25519"
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
@@ -33,6 +33,7 @@ MAX_SIGNATURE_FILE = 1 << 16
 MAX_SIGNATURES = 64
 """Signatures of one bundle."""
 
+_AGAIN = "sign the bundle again"
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 _PATH = re.compile(rf"{SIGNATURES}/[0-9a-f]{{16}}\.json")
 
@@ -64,6 +65,16 @@ def signed_message(manifest: bytes) -> bytes:
     return f"{SIGNATURE_KIND} {SIGNATURE_SCHEMA}: {MANIFEST_NAME} sha256 {digest(manifest)}\n".encode()
 
 
+def _as_hexadecimal(size: int) -> Form:
+    def read(data: Any, _what: str) -> bytes:
+        if not isinstance(data, str) or len(data) != 2 * size or not _HEXADECIMAL.fullmatch(data):
+            raise ValueError(f"expected {2 * size} hexadecimal digits")
+        return bytes.fromhex(data)
+
+    return Form(lambda _: Codec(read, bytes.hex))
+
+
+@header(SIGNATURE_SCHEMA, SIGNATURE_KIND)
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One signature; nothing here says that it is right.
@@ -71,10 +82,12 @@ class Signature:
     Attributes:
         public_key: 32 raw bytes, the key that is said to have made it.
         signature: 64 raw bytes.
+        algorithm: the only one there is.
     """
 
-    public_key: bytes
-    signature: bytes
+    public_key: Annotated[bytes, _as_hexadecimal(PUBLIC_KEY_BYTES)]
+    signature: Annotated[bytes, _as_hexadecimal(SIGNATURE_BYTES)]
+    algorithm: Literal["ed25519"] = ALGORITHM
 
     @property
     def key(self) -> str:
@@ -88,17 +101,10 @@ class Signature:
 
     def to_bytes(self) -> bytes:
         """Its file: JSON, sorted, one key a line; the only bytes for this signature."""
-        body = {
-            "schema": SIGNATURE_SCHEMA,
-            "kind": SIGNATURE_KIND,
-            "algorithm": ALGORITHM,
-            "public_key": self.public_key.hex(),
-            "signature": self.signature.hex(),
-        }
-        return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
+        return json.dumps(to_plain(self), indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> Signature:
+    def from_bytes(cls, data: bytes, what: str) -> "Signature":
         """Read a signature's file of untrusted origin.
 
         Args:
@@ -111,29 +117,8 @@ class Signature:
         """
         if len(data) > MAX_SIGNATURE_FILE:
             raise CorruptFile(f"{what} has {len(data)} bytes, a signature has at most {MAX_SIGNATURE_FILE}")
-        try:
-            body = json.loads(data.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CorruptFile(f"{what} is not readable JSON ({error}): sign the bundle again") from None
-        if not isinstance(body, dict) or body.get("kind") != SIGNATURE_KIND:
-            found = body.get("kind") if isinstance(body, dict) else type(body).__name__
-            raise CorruptFile(f"{what} is not a signature of a bundle (found kind {shown(found)})")
-        check_schema(body.get("schema"), SIGNATURE_SCHEMA, what)
-        if body.get("algorithm") != ALGORITHM:
-            raise CorruptFile(
-                f"{what} is by algorithm {shown(body.get('algorithm'))}, expected {ALGORITHM!r}"
-            )
-        made = cls(
-            _raw(body.get("public_key"), PUBLIC_KEY_BYTES, f"{what}: public_key"),
-            _raw(body.get("signature"), SIGNATURE_BYTES, f"{what}: signature"),
-        )
+        made = from_plain(cls, decode_json(data, what, _AGAIN), what, _AGAIN)
         # What JSON can say in several ways (spaces, a key twice, further keys) is said in one.
         if made.to_bytes() != data:
-            raise CorruptFile(f"{what} has other bytes than its contents give: sign the bundle again")
+            raise CorruptFile(f"{what} has other bytes than its contents give: {_AGAIN}")
         return made
-
-
-def _raw(text: object, size: int, what: str) -> bytes:
-    if not isinstance(text, str) or len(text) != 2 * size or not _HEXADECIMAL.fullmatch(text):
-        raise CorruptFile(f"{what} is not {2 * size} hexadecimal digits: sign the bundle again")
-    return bytes.fromhex(text)

@@ -1,12 +1,9 @@
 """What compiling one kernel gave: digests and facts."""
 
-from __future__ import annotations
+import sys
+from typing import Annotated, NamedTuple
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED
+from cutlass_aot.schema.codec import Digest, Key, within
 
 
 class Facts(NamedTuple):
@@ -28,29 +25,6 @@ class Facts(NamedTuple):
     shared_memory_bytes: int
     cubin_bytes: int
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return self._asdict()
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if a field is missing or of the wrong kind.
-        """
-        try:
-            return cls(
-                cubin_target=str(record["cubin_target"]),
-                ptxas_version=str(record["ptxas_version"]),
-                registers=int(record["registers"]),
-                spill_bytes=int(record["spill_bytes"]),
-                shared_memory_bytes=int(record["shared_memory_bytes"]),
-                cubin_bytes=int(record["cubin_bytes"]),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"the facts of an artifact are malformed: {error!r}") from None
-
 
 class Artifact(NamedTuple):
     """One compiled kernel in a store.
@@ -62,7 +36,7 @@ class Artifact(NamedTuple):
         seconds: wall time of the compilation. It stays in the store: a bundle holds nothing that varies.
     """
 
-    object_sha256: str
-    object_bytes: int
+    object_sha256: Annotated[Digest, Key("sha256")]
+    object_bytes: Annotated[int, Key("size"), within(0, sys.maxsize)]
     facts: Facts
-    seconds: float
+    seconds: Annotated[float, within(0, sys.float_info.max)]

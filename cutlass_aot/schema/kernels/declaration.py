@@ -1,7 +1,5 @@
 """What somebody who declares a kernel of their own says of its operands, and the constraints that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

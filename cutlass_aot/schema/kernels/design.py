@@ -1,7 +1,5 @@
 """Design values in words: short names, and what a value matches; one rule for manifests and listings."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from fnmatch import fnmatchcase
 

@@ -1,7 +1,5 @@
 """Element types: their names here, in DLPack, in torch and in the DSL."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ The formula's language stands in :mod:`~.formula`. Here its names get types: ``a
 accumulator, ``D`` the GEMM's own output, every other name an operand or a temporary. What is computed is f32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,14 +1,12 @@
 """The kernel record: one fully specified instance, as plain data."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
-from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, digest, encode, encode_text, is_digest, join_map
+from cutlass_aot.schema.codec import AS_MAP, OMIT, Check, row, to_plain
+from cutlass_aot.schema.encoding import digest, encode, encode_text, is_digest, join_map
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.targets import Target
 
@@ -60,7 +58,7 @@ class Values(tuple[tuple[str, DesignValue], ...]):
     __slots__ = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, DesignValue]) -> Values:
+    def of(cls, values: Mapping[str, DesignValue]) -> "Values":
         """Values from a mapping."""
         return cls(sorted(values.items()))
 
@@ -80,6 +78,7 @@ class Values(tuple[tuple[str, DesignValue], ...]):
 NO_VALUES = Values()
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What makes an operand the scale factors of another one.
@@ -167,9 +166,9 @@ class OperandConstraint:
     divisibility: int
     alignment: int
     written: bool = False
-    compact: bool = False
-    scale: Scale | None = None
-    multiples: tuple[int, ...] = ()
+    compact: Annotated[bool, OMIT] = False
+    scale: Annotated[Scale | None, OMIT] = None
+    multiples: Annotated[tuple[int, ...], OMIT] = ()
 
     @property
     def layout(self) -> str:
@@ -186,53 +185,10 @@ class OperandConstraint:
         """Whether the first mode may be missing."""
         return self.extents[:1] == (BATCH,)
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding. What came later stands there where it says something."""
-        record = {
-            "name": self.name,
-            "dtype": self.dtype,
-            "extents": self.extents,
-            # Of exactly these types: equal constraints give equal bytes.
-            "contiguous": int(self.contiguous),
-            "divisibility": int(self.divisibility),
-            "alignment": int(self.alignment),
-            "written": bool(self.written),
-        }
-        if self.compact:
-            record["compact"] = True
-        if self.scale is not None:
-            scale = self.scale
-            record["scale"] = [scale.of, int(scale.block), scale.along, scale.swizzle]
-        if self.multiples:
-            record["multiples"] = [int(multiple) for multiple in self.multiples]
-        return record
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> OperandConstraint:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not that.
-        """
-        scale = record.get("scale")
-        constraint = cls(
-            name=str(record["name"]),
-            dtype=str(record["dtype"]),
-            extents=tuple(extent if isinstance(extent, int) else str(extent) for extent in record["extents"]),
-            contiguous=int(record["contiguous"]),
-            divisibility=int(record["divisibility"]),
-            alignment=int(record["alignment"]),
-            written=bool(record["written"]),
-            compact=bool(record.get("compact", False)),
-            scale=None
-            if scale is None
-            else Scale(str(scale[0]), int(scale[1]), str(scale[2]), str(scale[3])),
-            multiples=tuple(int(multiple) for multiple in record.get("multiples", ())),
-        )
-        problem = constraint.problem()
-        if problem:
-            raise ValueError(f"operand {constraint.name!r} has {problem}")
-        return constraint
+    def validate(self) -> None:
+        """Raise ValueError for an impossible one."""
+        if problem := self.problem():
+            raise ValueError(f"operand {self.name!r} has {problem}")
 
     def problem(self) -> str:
         """What is impossible about it; ``""`` for a sound constraint."""
@@ -258,13 +214,8 @@ class OperandConstraint:
         return ""
 
 
-def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandConstraint, ...]:
-    """The constraints of all operands of a kernel, read from plain data.
-
-    Raises:
-        KeyError, TypeError, ValueError: if one is malformed, or they do not belong together.
-    """
-    operands = tuple(OperandConstraint.from_record(record) for record in records)
+def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
+    """Raise ValueError for operands that do not belong together."""
     extents = {operand.name: operand.extents for operand in operands}
     # A kernel of a program has none: its compiled code knows what it is called with.
     if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
@@ -276,16 +227,10 @@ def operands_from_record(records: Sequence[Mapping[str, Any]]) -> tuple[OperandC
             raise ValueError(
                 f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
             )
-    return operands
 
 
-def values_from_record(record: Mapping[str, Any]) -> dict[str, DesignValue]:
-    """Design values or parameters, read from plain data."""
-    values = {str(name): tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-    for name, value in values.items():
-        if not is_value(value):
-            raise ValueError(f"{name} = {value!r} is none of text, a number, a switch and a shape")
-    return values
+Operands = Annotated[tuple[OperandConstraint, ...], Check(_check_operands)]
+"""The operands of a kernel."""
 
 
 def is_value(value: object) -> TypeGuard[DesignValue]:
@@ -318,14 +263,14 @@ class Kernel:
 
     operation: str
     generator: str
-    operands: tuple[OperandConstraint, ...]
+    operands: Operands
     accumulator: str
     epilogue: str
-    design: tuple[tuple[str, DesignValue], ...]
-    target: str
-    constants: tuple[tuple[str, int], ...] = ()
+    design: Annotated[tuple[tuple[str, DesignValue], ...], AS_MAP]
+    target: Annotated[str, Check(Target.parse)]
+    constants: Annotated[tuple[tuple[str, int], ...], AS_MAP] = ()
     workspace_bytes: int = 0
-    parameters: Values = NO_VALUES
+    parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
     # Worked out when first asked for: a plan of ten thousand kernels asks for each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -346,7 +291,7 @@ class Kernel:
         workspace_bytes: int = 0,
         parameters: Mapping[str, DesignValue] | None = None,
         digest: str = "",
-    ) -> Kernel:
+    ) -> "Kernel":
         """Build a record from mappings; ``digest`` where it is known, to save computing it."""
         made = cls(
             operation=operation,
@@ -363,49 +308,8 @@ class Kernel:
         object.__setattr__(made, "_digest", digest)
         return made
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        record = {
-            "operation": self.operation,
-            "generator": self.generator,
-            "operands": [operand.to_record() for operand in self.operands],
-            "accumulator": self.accumulator,
-            "epilogue": self.epilogue,
-            "design": dict(self.design),
-            "target": self.target,
-            "constants": dict(self.constants),
-            "workspace_bytes": self.workspace_bytes,
-        }
-        if self.parameters:
-            record["parameters"] = dict(self.parameters)
-        return record
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Kernel:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if a field is missing or of the wrong kind.
-        """
-        try:
-            Target.parse(record["target"])
-            return cls.make(
-                operation=str(record["operation"]),
-                generator=str(record["generator"]),
-                operands=operands_from_record(record["operands"]),
-                accumulator=str(record["accumulator"]),
-                epilogue=str(record["epilogue"]),
-                design=values_from_record(record["design"]),
-                target=str(record["target"]),
-                constants={str(name): int(value) for name, value in record["constants"].items()},
-                workspace_bytes=int(record["workspace_bytes"]),
-                parameters=values_from_record(record.get("parameters", {})),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"a kernel record is malformed: {error!r}") from None
-
     def encoded(self) -> bytes:
-        """The canonical encoding of :meth:`to_record`, from parts that kernels share."""
+        """The canonical encoding of the record, from parts that kernels share."""
         if not self._encoded:
             parts = {
                 **_encoded_operation(*self._function),
@@ -436,7 +340,7 @@ class Kernel:
         return _group(*self._function)
 
     @property
-    def _function(self) -> _Function:
+    def _function(self) -> "_Function":
         """What is computed, on what, for which target."""
         return (
             self.operation, self.operands, self.accumulator, self.epilogue, self.target, self.parameters,
@@ -491,7 +395,7 @@ def _encoded_operation(
     """Kernels come by the hundred with what :attr:`Kernel._function` says in common."""
     parts = {
         "operation": encode(operation),
-        "operands": encode([operand.to_record() for operand in operands]),
+        "operands": encode([to_plain(operand) for operand in operands]),
         "accumulator": encode(accumulator),
         "epilogue": encode(epilogue),
         "target": encode(target),

@@ -1,7 +1,5 @@
 """Does a kernel support these operands? One pure rule over descriptions, with a reason for each refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod

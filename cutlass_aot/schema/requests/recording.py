@@ -9,12 +9,11 @@ The file is sealed msgpack (:mod:`~cutlass_aot.schema.encoding`)::
 A compiled object is one zstd frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import MALFORMED, digest, encode, seal, unseal
 from cutlass_aot.schema.requests.request import CompiledRequest
@@ -41,29 +40,10 @@ class Recording(NamedTuple):
     requests: tuple[CompiledRequest, ...]
     refusals: tuple[str, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding."""
-        return {"requests": [item.to_record() for item in self.requests], "refusals": list(self.refusals)}
-
     @property
     def name(self) -> str:
         """What it is kept under in a store."""
-        return digest(encode(self.to_record()))
-
-    @classmethod
-    def from_record(cls, record: Any) -> Recording:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
-        try:
-            return cls(
-                tuple(CompiledRequest.from_record(item) for item in record["requests"]),
-                tuple(map(str, record["refusals"])),
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"a recording is malformed: {error!r}") from None
+        return digest(encode(to_plain(self)))
 
 
 def recording_to_bytes(recording: Recording, objects: Mapping[str, bytes]) -> bytes:
@@ -73,9 +53,7 @@ def recording_to_bytes(recording: Recording, objects: Mapping[str, bytes]) -> by
         recording: its requests.
         objects: what each of them compiled to, by its digest.
     """
-    rows = [
-        [*item.to_record(), compress(objects[item.request.digest], _LEVEL)] for item in recording.requests
-    ]
+    rows = [[*to_plain(item), compress(objects[item.request.digest], _LEVEL)] for item in recording.requests]
     body = {"requests": rows, "refusals": list(recording.refusals)}
     return seal(RECORDING_KIND, SCHEMA, body)
 
@@ -92,7 +70,7 @@ def recording_from_bytes(data: bytes, what: str) -> tuple[Recording, dict[str, b
     requests, objects, total = [], {}, 0
     try:
         for request, call, packed in body["requests"]:
-            item = CompiledRequest.from_record([request, call])
+            item = from_plain(CompiledRequest, [request, call], what)
             data = decompressed(packed, min(MAX_OBJECT_BYTES, MAX_RECORDING_BYTES - total))
             total += len(data)
             requests.append(item)

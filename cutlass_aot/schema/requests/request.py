@@ -11,15 +11,14 @@ by a map that names its kind (:mod:`cutlass_aot.programs.describe.values`)::
 Integers, floats and booleans stay apart: 1, 1.0 and true are three values.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, canonical, check_schema, decode, digest, encode
+from cutlass_aot.schema.codec import AS_PAIRS, Check, from_plain, header, row, to_plain
+from cutlass_aot.schema.encoding import MALFORMED, canonical, decode, digest, encode
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.value_text import value_text
 from cutlass_aot.schema.targets import Target
@@ -39,14 +38,17 @@ MAX_REQUEST_BYTES = 1 << 20
 Value = Any
 """None, bool, int, float, str, bytes, a list of values, or a map from text to values."""
 
+_Encodable = Annotated[Value, Check(canonical)]
+"""A value of a record whose encoding is not made when it is read."""
+
 _NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_.+-]")
 _MAX_NAME = 120
 _WITHIN = 4
 """Levels of a file around a request."""
 _MAX_SHOWN = 120
-_FIELDS = ("callable", "configuration", "arguments", "options", "target", "device", "code", "state")
 
 
+@header(REQUEST_SCHEMA)
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call of ``cute.compile``.
@@ -65,57 +67,14 @@ class Request:
 
     callable: str
     configuration: Value
-    arguments: Mapping[str, Value]
+    arguments: Annotated[Mapping[str, Value], AS_PAIRS]
     options: Mapping[str, Value]
-    target: str
+    target: Annotated[str, Check(Target.parse)]
     device: Mapping[str, int]
     code: Mapping[str, str]
     state: Mapping[str, Value]
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
     _digest: str = field(default="", init=False, repr=False, compare=False)
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain data for the canonical encoding. The order of the arguments is part of it."""
-        return {
-            "schema": REQUEST_SCHEMA,
-            "callable": self.callable,
-            "configuration": self.configuration,
-            "arguments": [[name, value] for name, value in self.arguments.items()],
-            "options": self.options,
-            "target": self.target,
-            "device": self.device,
-            "code": self.code,
-            "state": self.state,
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Request:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if a field is missing or of the wrong kind.
-            SchemaTooNew: if a newer release wrote it.
-        """
-        try:
-            check_schema(record["schema"], REQUEST_SCHEMA, "a request")
-            Target.parse(record["target"])
-            if set(record) != {"schema", *_FIELDS}:
-                raise ValueError(f"fields {sorted(map(str, record))}")
-            arguments = {str(name): value for name, value in record["arguments"]}
-            if len(arguments) != len(record["arguments"]):
-                raise ValueError("an argument twice")
-            return cls(
-                callable=str(record["callable"]),
-                configuration=record["configuration"],
-                arguments=arguments,
-                options={str(name): value for name, value in record["options"].items()},
-                target=str(record["target"]),
-                device={str(name): int(value) for name, value in record["device"].items()},
-                code={str(name): str(value) for name, value in record["code"].items()},
-                state={str(name): value for name, value in record["state"].items()},
-            )
-        except MALFORMED as error:
-            raise CorruptFile(f"a request is malformed: {error!r}") from None
 
     @property
     def distributions(self) -> dict[str, str]:
@@ -124,18 +83,18 @@ class Request:
         return {name: version for name, version in versions.items() if version != "-"}
 
     def encoded(self) -> bytes:
-        """The canonical encoding of :meth:`to_record`.
+        """The canonical encoding of the record.
 
         Raises:
             TypeError: for a value that has no encoding, or is nested too deep for the files that hold it.
             OverflowError: for an integer of more than 64 bits.
         """
         if not self._encoded:
-            object.__setattr__(self, "_encoded", encode(self.to_record(), within=_WITHIN))
+            object.__setattr__(self, "_encoded", encode(to_plain(self), within=_WITHIN))
         return self._encoded
 
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> Request:
+    def from_bytes(cls, data: bytes, what: str) -> "Request":
         """Read what :meth:`encoded` gave.
 
         Raises:
@@ -144,10 +103,7 @@ class Request:
         """
         if len(data) > MAX_REQUEST_BYTES:
             raise CorruptFile(f"{what} has {len(data)} bytes; a request has at most {MAX_REQUEST_BYTES}")
-        record = decode(data, what)
-        if not isinstance(record, dict):
-            raise CorruptFile(f"{what} is not a request")
-        request = cls.from_record(record)
+        request = from_plain(cls, decode(data, what), what)
         try:
             # Its digest is that of its encoding, which not everything has that can be decoded.
             request.encoded()
@@ -178,6 +134,7 @@ class Request:
         )
 
 
+@row
 class CallByName(NamedTuple):
     """How a compiled function takes arguments by name, where its Python signature lets a caller do so.
 
@@ -190,40 +147,16 @@ class CallByName(NamedTuple):
     """
 
     names: tuple[str, ...]
-    defaults: tuple[Value, ...] = ()
+    defaults: tuple[_Encodable, ...] = ()
     keyword_names: tuple[str, ...] = ()
-    keyword_defaults: Mapping[str, Value] = {}
+    keyword_defaults: Mapping[str, _Encodable] = {}
     dataclasses: tuple[str, ...] = ()
 
-    def to_record(self) -> list[Any]:
-        """Plain data for the canonical encoding."""
-        return [
-            list(self.names), list(self.defaults), list(self.keyword_names), dict(self.keyword_defaults),
-            list(self.dataclasses),
-        ]  # fmt: skip
-
-    @classmethod
-    def from_record(cls, record: Any) -> CallByName:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
-        try:
-            names, defaults, keyword_names, keyword_defaults, dataclasses = canonical(record)
-            call = cls(
-                tuple(map(str, names)), tuple(defaults), tuple(map(str, keyword_names)),
-                {str(name): value for name, value in keyword_defaults.items()}, tuple(map(str, dataclasses)),
-            )  # fmt: skip
-            known = {*call.names, *call.keyword_names}
-            if (
-                len(call.defaults) > len(call.names)
-                or not {*call.keyword_defaults, *call.dataclasses} <= known
-            ):
-                raise ValueError("a default or a dataclass of no argument")
-            return call
-        except MALFORMED as error:
-            raise CorruptFile(f"how a compiled function is called is malformed: {error!r}") from None
+    def validate(self) -> None:
+        """Raise ValueError for a default or a dataclass of no argument."""
+        known = {*self.names, *self.keyword_names}
+        if len(self.defaults) > len(self.names) or not {*self.keyword_defaults, *self.dataclasses} <= known:
+            raise ValueError("a default or a dataclass of no argument")
 
 
 def default_value(value: Value) -> Any:
@@ -239,6 +172,7 @@ def default_value(value: Value) -> Any:
     return value
 
 
+@row
 class CompiledRequest(NamedTuple):
     """A request with what its kernel's record does not say of the compiled function.
 
@@ -249,23 +183,6 @@ class CompiledRequest(NamedTuple):
 
     request: Request
     call: CallByName | None = None
-
-    def to_record(self) -> list[Any]:
-        """Plain data for the canonical encoding."""
-        return [self.request.to_record(), None if self.call is None else self.call.to_record()]
-
-    @classmethod
-    def from_record(cls, record: Any) -> CompiledRequest:
-        """Read what :meth:`to_record` gave.
-
-        Raises:
-            CorruptFile: if it is something else.
-        """
-        try:
-            request, call = record
-        except MALFORMED as error:
-            raise CorruptFile(f"a compiled request is malformed: {error!r}") from None
-        return cls(Request.from_record(request), None if call is None else CallByName.from_record(call))
 
 
 class Difference(NamedTuple):
@@ -284,7 +201,7 @@ class Difference(NamedTuple):
 
 def differences(request: Request, other: Request) -> list[Difference]:
     """Every value that two requests do not share, in order of their paths."""
-    pairs = zip(request.to_record().items(), other.to_record().values(), strict=True)
+    pairs = zip(to_plain(request).items(), to_plain(other).values(), strict=True)
     found: list[Difference] = []
     for (name, ours), theirs in pairs:
         if name == "arguments":

@@ -1,29 +1,27 @@
 """The requests of a program that the kernels of a group answer; each is decoded when it is first asked for.
 
-The file is sealed msgpack::
-
-    requests    one row a kernel, in the order of the group's index:
-                digest of the request, the encoded request, how its compiled function is called
-
-A request is found by its digest, without decoding it or another one.
+The file is sealed msgpack: ``requests``, one row a kernel, in the order of the group's index. A request is
+found by its digest, without decoding it or another one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_INDEX_BYTES, SCHEMA, GroupEntry
-from cutlass_aot.schema.bundles.rows import Rows
+from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
+from cutlass_aot.schema.codec import codec_of, from_plain
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
 
 REQUESTS_KIND = "cutlass-aot requests"
-_COLUMNS = 3
 
 
-class RequestIndex(Rows[CompiledRequest]):
+_Row = tuple[BinaryDigest, bytes, CallByName | None]
+"""Digest of the request, the encoded request, how its compiled function is called."""
+
+
+class RequestIndex(Rows[_Row, CompiledRequest]):
     """The requests of a group by position, each decoded when it is first asked for.
 
     Args:
@@ -41,7 +39,7 @@ class RequestIndex(Rows[CompiledRequest]):
             rows = body["requests"]
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        super().__init__(rows, _COLUMNS, what)
+        super().__init__(rows, _Row, what)
         if not all(isinstance(row[1], bytes) and len(row[1]) <= MAX_REQUEST_BYTES for row in self._rows):
             raise CorruptFile(f"{what} is malformed: a request of impossible length")
         if len(self) != count:
@@ -58,19 +56,18 @@ class RequestIndex(Rows[CompiledRequest]):
             CorruptFile: if the row is malformed.
         """
         record = self._rows[position][2]
-        return None if record is None else CallByName.from_record(record)
+        what = f"{self._what}: how a compiled function is called"
+        return None if record is None else from_plain(CallByName, record, what)
 
-    def _decode(self, position: int) -> CompiledRequest:
-        return CompiledRequest(self._request(position), self.call(position))
-
-    def _request(self, position: int) -> Request:
-        request = Request.from_bytes(self._rows[position][1], f"{self._what}: request {position}")
-        if request.digest != self.digest(position):
+    def _record(self, position: int, row: _Row) -> CompiledRequest:
+        digest, data, call = row
+        request = Request.from_bytes(data, f"{self._what}: request {position}")
+        if request.digest != digest:
             raise CorruptFile(
                 f"{self._what}: request {position} has digest {request.digest}, expected "
-                f"{self.digest(position)}: build the bundle again"
+                f"{digest}: build the bundle again"
             )
-        return request
+        return CompiledRequest(request, call)
 
 
 def requests_to_bytes(requests: Sequence[CompiledRequest]) -> bytes:
@@ -80,11 +77,8 @@ def requests_to_bytes(requests: Sequence[CompiledRequest]) -> bytes:
         TypeError: for a value that has no encoding.
         OverflowError: for an integer of more than 64 bits.
     """
-    rows = [
-        [bytes.fromhex(request.digest), request.encoded(), None if call is None else call.to_record()]
-        for request, call in requests
-    ]
-    return seal(REQUESTS_KIND, SCHEMA, {"requests": rows})
+    rows = [(request.digest, request.encoded(), call) for request, call in requests]
+    return seal(REQUESTS_KIND, SCHEMA, {"requests": codec_of(tuple[_Row, ...]).to_plain(rows)})
 
 
 def requests_from_bytes(data: bytes, group: GroupEntry, what: str) -> RequestIndex:

@@ -1,7 +1,5 @@
 """A value of a request as a person reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

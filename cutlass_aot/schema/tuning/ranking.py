@@ -1,12 +1,11 @@
 """Kernels of a group by speed, problem by problem: measured on a GPU, or modelled at build time."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import inf
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.codec import row
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 
 RANKING_KIND = "cutlass-aot ranking"
@@ -14,6 +13,7 @@ RANKING_SCHEMA = 1
 MAX_EXTENT = 2**63 - 1
 
 
+@row
 class Extents(NamedTuple):
     """Extents of a GEMM: ``batch`` products of (m, k) by (k, n)."""
 
@@ -85,7 +85,7 @@ class Ranking(NamedTuple):
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> Ranking:
+    def from_bytes(cls, data: bytes, what: str) -> "Ranking":
         """Read what :meth:`to_bytes` gave.
 
         Raises:

@@ -13,8 +13,6 @@ Tables have names for their readers alone. A table without ``nk`` is left out wi
 ``groups`` (of a grouped GEMM) gives dense problems, with a note too.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Pure functions, which take the kernels at hand as a mapping (:data:`Objects`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from cutlass_aot.errors import ManifestError

@@ -5,21 +5,32 @@ the digest of its record and by that of its object, because another compiler mak
 from the same record. :mod:`~cutlass_aot.schema.tuning.tuned` says what a file is good for.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import statistics
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cutlass_aot.errors import CorruptFile, TuningError
-from cutlass_aot.schema.encoding import MALFORMED, check_schema, is_digest, shown
+from cutlass_aot.schema.codec import (
+    OMIT,
+    Check,
+    Codec,
+    Digest,
+    Form,
+    Key,
+    codec_of,
+    from_plain,
+    header,
+    to_plain,
+    within,
+)
+from cutlass_aot.schema.encoding import decode_json, shown
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -29,7 +40,32 @@ MAX_TUNING_BYTES = 1 << 26
 _EXPANDED_DEPTH = 4
 """Levels of the file that have a line an item: the file, its groups, a group, its kernels and problems."""
 
-Times = tuple[tuple[str, float], ...]
+
+def _check_positive(value: float) -> None:
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"expected a number above 0, found {value!r}")
+
+
+def _check_order(times: "Times") -> None:
+    if any(second[1] < first[1] for first, second in pairwise(times)):
+        raise ValueError("times are not in order, best first")
+
+
+def _check_extents(extents: Extents) -> None:
+    if not all(1 <= extent <= MAX_EXTENT for extent in extents):
+        raise ValueError(f"expected whole numbers from 1 to {MAX_EXTENT}, found {extents}")
+
+
+def _check_once(items: list[Any], what: str) -> None:
+    if len(set(items)) != len(items):
+        raise ValueError(f"a {what} is there twice")
+
+
+Positive = Annotated[float, Check(_check_positive)]
+Clock = Annotated[int, within(1, 1_000_000)]
+"""In MHz."""
+
+Times = tuple[tuple[Digest, Positive], ...]
 """Digest of a kernel and its time in microseconds."""
 
 
@@ -43,8 +79,8 @@ class TunedKernel:
         name: readable name.
     """
 
-    digest: str
-    object_sha256: str
+    digest: Digest
+    object_sha256: Digest
     name: str
 
 
@@ -61,17 +97,22 @@ class TunedProblem:
         memory_mhz: clock of the memory, likewise.
     """
 
-    extents: Extents
-    ranked: Times
-    stopped: Times = ()
-    failed: tuple[tuple[str, str], ...] = ()
-    sm_mhz: int | None = None
-    memory_mhz: int | None = None
+    extents: Annotated[Extents, Check(_check_extents)]
+    ranked: Annotated[Times, Key("microseconds"), Check(_check_order)]
+    stopped: Annotated[Times, OMIT, Check(_check_order)] = ()
+    failed: Annotated[tuple[tuple[Digest, str], ...], OMIT] = ()
+    sm_mhz: Annotated[Clock | None, OMIT] = None
+    memory_mhz: Annotated[Clock | None, OMIT] = None
 
     @property
     def kernels(self) -> frozenset[str]:
         """Digests of all kernels that were tried."""
         return frozenset(digest for digest, _ in (*self.ranked, *self.stopped, *self.failed))
+
+    def validate(self) -> None:
+        """Raise ValueError for a kernel that is there twice."""
+        digests = [digest for digest, _ in (*self.ranked, *self.stopped, *self.failed)]
+        _check_once(digests, "kernel of a problem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +126,64 @@ class TunedGroup:
         problems: by extents, each once.
     """
 
-    digest: str
+    digest: Digest
     name: str
     kernels: tuple[TunedKernel, ...]
     problems: tuple[TunedProblem, ...]
 
+    def validate(self) -> None:
+        """Raise ValueError for a kernel or a problem that is there twice."""
+        _check_once([kernel.digest for kernel in self.kernels], "kernel")
+        _check_once([problem.extents for problem in self.problems], "problem")
 
+
+_COLUMNS = ("microseconds", "stopped", "failed")
+"""What a problem says of kernels: each by its position in the group's list."""
+
+
+def _with_positions(cls: Any) -> Codec:
+    """Groups whose problems name kernels by their positions; everything in order."""
+    codec = codec_of(cls)
+
+    def read(data: Any, what: str) -> TunedGroup:
+        digests = [kernel["digest"] for kernel in data["kernels"]]
+        problems = [
+            problem
+            | {
+                column: [[_at(digests, position), value] for position, value in problem[column]]
+                for column in _COLUMNS
+                if column in problem
+            }
+            for problem in data["problems"]
+        ]
+        group: TunedGroup = codec.read({**data, "problems": problems}, what)
+        return group
+
+    def write(group: TunedGroup) -> dict[str, Any]:
+        kernels = sorted(group.kernels, key=lambda kernel: (kernel.name, kernel.digest))
+        problems = sorted(group.problems, key=lambda problem: problem.extents)
+        plain: dict[str, Any] = codec.to_plain(
+            replace(group, kernels=tuple(kernels), problems=tuple(problems))
+        )
+        positions = {kernel.digest: index for index, kernel in enumerate(kernels)}
+        for problem in plain["problems"]:
+            for column in _COLUMNS:
+                if column in problem:
+                    problem[column] = [[positions[digest], value] for digest, value in problem[column]]
+            if "failed" in problem:
+                problem["failed"].sort()
+        return plain
+
+    return Codec(read, write, codec.plain)
+
+
+def _at(digests: list[Any], position: Any) -> Any:
+    if type(position) is not int or not 0 <= position < len(digests):
+        raise ValueError(f"expected a whole number from 0 to {len(digests) - 1}, found {shown(position)}")
+    return digests[position]
+
+
+@header(TUNING_SCHEMA, TUNING_KIND)
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """A tuning file.
@@ -112,61 +205,42 @@ class Tuning:
     compute_capability: str
     driver: str | None
     cuda: str
-    power_limit_watts: float | None
+    power_limit_watts: Positive | None
     date: str
     bundle: str
     versions: Mapping[str, str]
-    groups: tuple[TunedGroup, ...] = ()
+    groups: tuple[Annotated[TunedGroup, Form(_with_positions)], ...] = ()
+
+    def validate(self) -> None:
+        """Raise ValueError for a group that is there twice."""
+        _check_once([group.digest for group in self.groups], "group")
 
     def to_bytes(self) -> bytes:
         """The file: equal tunings give equal bytes."""
         groups = sorted(self.groups, key=lambda group: (group.name, group.digest))
-        record = {
-            "kind": TUNING_KIND,
-            "schema": TUNING_SCHEMA,
-            "gpu": self.gpu,
-            "compute_capability": self.compute_capability,
-            "driver": self.driver,
-            "cuda": self.cuda,
-            "power_limit_watts": self.power_limit_watts,
-            # For a reader; they are in the problems, and taken from there.
-            "clocks": {
-                "sm_mhz": _spread([p.sm_mhz for group in groups for p in group.problems]),
-                "memory_mhz": _spread([p.memory_mhz for group in groups for p in group.problems]),
-            },
-            "date": self.date,
-            "bundle": self.bundle,
-            "versions": dict(self.versions),
-            "groups": [_group_record(group) for group in groups],
+        problems = [problem for group in groups for problem in group.problems]
+        # For a reader; they are in the problems, and taken from there.
+        clocks = {
+            "sm_mhz": _spread([problem.sm_mhz for problem in problems]),
+            "memory_mhz": _spread([problem.memory_mhz for problem in problems]),
         }
-        return (_rendered(record) + "\n").encode()
+        record = to_plain(replace(self, groups=tuple(groups)))
+        return (_rendered({**record, "clocks": clocks}) + "\n").encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> Tuning:
+    def from_bytes(cls, data: bytes, what: str) -> "Tuning":
         """Read what :meth:`to_bytes` gave.
 
         Raises:
             CorruptFile: if it is truncated, too large or malformed.
             SchemaTooNew: if a newer release wrote it.
         """
-        record = _envelope(data, what)
-        try:
-            power = record["power_limit_watts"]
-            tuning = cls(
-                gpu=_text(record["gpu"]),
-                compute_capability=_text(record["compute_capability"]),
-                driver=None if record["driver"] is None else _text(record["driver"]),
-                cuda=_text(record["cuda"]),
-                power_limit_watts=None if power is None else _positive(power),
-                date=_text(record["date"]),
-                bundle=_text(record["bundle"]),
-                versions={_text(name): _text(text) for name, text in sorted(record["versions"].items())},
-                groups=tuple(_group(item) for item in record["groups"]),
-            )
-            _once([group.digest for group in tuning.groups], "group")
-        except MALFORMED as error:
-            raise CorruptFile(f"{what} is malformed: {error!r}; {_AGAIN}") from None
-        return tuning
+        if len(data) > MAX_TUNING_BYTES:
+            raise CorruptFile(f"{what} is larger than {MAX_TUNING_BYTES} bytes: expected a tuning file")
+        record = decode_json(data, what, _AGAIN)
+        if isinstance(record, dict):
+            record.pop("clocks", None)
+        return from_plain(cls, record, what, _AGAIN)
 
 
 _AGAIN = "fetch it again, or measure again with cutlass-aot tune --force"
@@ -215,41 +289,6 @@ def write_tuning(tuning: Tuning, path: Path) -> None:
 # -- writing ------------------------------------------------------------------------------------------------
 
 
-def _group_record(group: TunedGroup) -> dict[str, Any]:
-    kernels = sorted(group.kernels, key=lambda kernel: (kernel.name, kernel.digest))
-    position = {kernel.digest: index for index, kernel in enumerate(kernels)}
-    return {
-        "digest": group.digest,
-        "name": group.name,
-        "kernels": [
-            {"digest": kernel.digest, "object_sha256": kernel.object_sha256, "name": kernel.name}
-            for kernel in kernels
-        ],
-        "problems": [
-            _problem_record(problem, position)
-            for problem in sorted(group.problems, key=lambda problem: problem.extents)
-        ],
-    }
-
-
-def _problem_record(problem: TunedProblem, position: Mapping[str, int]) -> dict[str, Any]:
-    """Kernels by their position in the group's list; what is empty or not known is left out."""
-    extents = problem.extents
-    record: dict[str, Any] = {
-        "extents": [extents.batch, extents.m, extents.n, extents.k],
-        "microseconds": [[position[digest], time] for digest, time in problem.ranked],
-    }
-    if problem.stopped:
-        record["stopped"] = [[position[digest], time] for digest, time in problem.stopped]
-    if problem.failed:
-        record["failed"] = sorted([position[digest], reason] for digest, reason in problem.failed)
-    if problem.sm_mhz is not None:
-        record["sm_mhz"] = problem.sm_mhz
-    if problem.memory_mhz is not None:
-        record["memory_mhz"] = problem.memory_mhz
-    return record
-
-
 def _spread(clocks: list[int | None]) -> dict[str, int] | None:
     known = [clock for clock in clocks if clock is not None]
     if not known:
@@ -267,96 +306,3 @@ def _rendered(value: Any, depth: int = 0) -> str:
         return "[\n" + ",\n".join(items) + f"\n{outer}]"
     items = [f"{inner}{json.dumps(key)}: {_rendered(value[key], depth + 1)}" for key in sorted(value)]
     return "{\n" + ",\n".join(items) + f"\n{outer}}}"
-
-
-# -- reading ------------------------------------------------------------------------------------------------
-
-
-def _envelope(data: bytes, what: str) -> dict[str, Any]:
-    if len(data) > MAX_TUNING_BYTES:
-        raise CorruptFile(f"{what} is larger than {MAX_TUNING_BYTES} bytes: expected a tuning file")
-    try:
-        record = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{what} is not readable JSON ({error}): {_AGAIN}") from None
-    if not isinstance(record, dict) or record.get("kind") != TUNING_KIND:
-        found = record.get("kind") if isinstance(record, dict) else type(record).__name__
-        raise CorruptFile(
-            f"{what} is not a tuning file (found kind {shown(found)}, expected {TUNING_KIND!r})"
-        )
-    check_schema(record.get("schema"), TUNING_SCHEMA, what)
-    return record
-
-
-def _group(record: Any) -> TunedGroup:
-    kernels = tuple(
-        TunedKernel(_digest(item["digest"]), _digest(item["object_sha256"]), _text(item["name"]))
-        for item in record["kernels"]
-    )
-    _once([kernel.digest for kernel in kernels], "kernel")
-    digests = [kernel.digest for kernel in kernels]
-    problems = tuple(_problem(item, digests) for item in record["problems"])
-    _once([problem.extents for problem in problems], "problem")
-    return TunedGroup(_digest(record["digest"]), _text(record["name"]), kernels, problems)
-
-
-def _problem(record: Any, digests: list[str]) -> TunedProblem:
-    batch, m, n, k = (_whole(extent, MAX_EXTENT) for extent in record["extents"])
-    problem = TunedProblem(
-        Extents(batch, m, n, k),
-        _times(record["microseconds"], digests),
-        _times(record.get("stopped", []), digests),
-        tuple((_at(digests, position), _text(reason)) for position, reason in record.get("failed", [])),
-        _clock(record.get("sm_mhz")),
-        _clock(record.get("memory_mhz")),
-    )
-    _once(
-        [digest for digest, _ in (*problem.ranked, *problem.stopped, *problem.failed)], "kernel of a problem"
-    )
-    return problem
-
-
-def _times(record: Any, digests: list[str]) -> Times:
-    times = tuple((_at(digests, position), _positive(time)) for position, time in record)
-    if any(second[1] < first[1] for first, second in pairwise(times)):
-        raise ValueError("times are not in order, best first")
-    return times
-
-
-def _at(digests: list[str], position: Any) -> str:
-    return digests[_whole(position, len(digests) - 1, least=0)]
-
-
-def _clock(value: Any) -> int | None:
-    return None if value is None else _whole(value, 1_000_000)
-
-
-def _whole(value: Any, most: int, *, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"expected a whole number from {least} to {most}, found {value!r}")
-    return value
-
-
-def _positive(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ValueError(f"expected a number, found {value!r}")
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"expected a number above 0, found {value!r}")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, found {value!r}")
-    return value
-
-
-def _digest(value: Any) -> str:
-    if not isinstance(value, str) or not is_digest(value):
-        raise ValueError(f"expected a SHA-256 in hexadecimal, found {value!r}")
-    return value
-
-
-def _once(items: list[Any], what: str) -> None:
-    if len(set(items)) != len(items):
-        raise ValueError(f"a {what} is there twice")

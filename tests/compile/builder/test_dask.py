@@ -17,6 +17,7 @@ from cutlass_aot.builder.compile import dask_worker
 from cutlass_aot.builder.compile.dask_worker import compile_on_worker
 from cutlass_aot.builder.inputs.inputs import load_inputs
 from cutlass_aot.builder.settings import Settings
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import command, contents
@@ -122,7 +123,7 @@ def request_(manifest, single, tmp_path):
         "compile": {
             "do": "compile",
             "generator": [reference.name, reference.location],
-            "kernel": kernel.to_record(),
+            "kernel": to_plain(kernel),
             "object": str(tmp_path / "nowhere" / "x.o"),
         },
         "remote": f"file://{tmp_path}/remote",

@@ -16,6 +16,7 @@ from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -145,7 +146,7 @@ def answers(computation):
 
 def test_the_package_takes_what_we_take_and_we_refuse_what_it_refuses(computation, answers):
     """Apart from one thing: compiled code also demands a divisible contiguous extent, so we do."""
-    kernels = [Kernel.from_record(record) for record in answers["kernels"]]
+    kernels = [from_plain(Kernel, record, "a kernel record") for record in answers["kernels"]]
     groups = Groups.of([group(kernel) for kernel in {kernel.group: kernel for kernel in kernels}.values()])
     accepted = refused = narrower = 0
     for made, verdicts in zip(computation["operands"], answers["operands"], strict=True):
@@ -183,7 +184,9 @@ def test_there_are_epilogues_where_the_page_says_so_and_nowhere_else(computation
 
 def test_operands_of_an_epilogue_are_found_and_others_are_refused_with_a_reason(answers):
     chance = random.Random(8)
-    kernels = [Kernel.from_record(record) for *_, record in answers["enumerated"] if record]
+    kernels = [
+        from_plain(Kernel, record, "a kernel record") for *_, record in answers["enumerated"] if record
+    ]
     groups = Groups.of([group(kernel) for kernel in {kernel.group: kernel for kernel in kernels}.values()])
     accepted = refused = 0
     for kernel in kernels:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import cutlass_aot
 from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription
@@ -42,7 +43,7 @@ for out in ("f32", "bf16", "f16"):
     for layouts in ("tnt", "tnn"):
         problem = Problem("gemm", ("tf32", "tf32", out), layouts, "f32")
         found += list(tf32.enumerate(problem, "sm_90a", device))[:2]
-sys.stdout.buffer.write(encode([kernel.to_record() for kernel in found]))
+sys.stdout.buffer.write(encode([to_plain(kernel) for kernel in found]))
 """
 
 WIDTHS = {"bf16": 2, "f16": 2, "f32": 4, "tf32": 4, "i32": 4, "f8e4m3": 1, "u8": 1}
@@ -56,7 +57,7 @@ def bundle(tmp_path_factory):
         capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    kernels = [Kernel.from_record(record) for record in decode(done.stdout, "records")]
+    kernels = [from_plain(Kernel, record, "a kernel record") for record in decode(done.stdout, "records")]
     return cutlass_aot.open(write_bundle(tmp_path_factory.mktemp("find") / "bundle", kernels))
 
 

@@ -16,6 +16,7 @@ from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import packed, supports
@@ -43,7 +44,7 @@ for record, target in json.load(sys.stdin):
     kernels = [kernel for kernel in kernels if dict(kernel.design)["family"] in operands.FAMILIES]
     digests = {kernel.digest for kernel in kernels}
     groups = {kernel.group for kernel in kernels}
-    answers.append([len(kernels), len(digests), len(groups), kernels[0].to_record() if kernels else None])
+    answers.append([len(kernels), len(digests), len(groups), to_plain(kernels[0]) if kernels else None])
 json.dump(answers, sys.stdout)
 """
 
@@ -125,7 +126,7 @@ def test_there_are_kernels_where_the_pages_say_so_and_nowhere_else(answered):
 
 def test_operands_of_a_record_are_found_and_others_are_refused_with_a_reason(answered):
     chance = random.Random(6)
-    kernels = [Kernel.from_record(record) for _, (_, _, _, record) in answered if record]
+    kernels = [from_plain(Kernel, record, "a kernel record") for _, (_, _, _, record) in answered if record]
     groups = Groups.of([group(kernel) for kernel in {kernel.group: kernel for kernel in kernels}.values()])
     accepted = refused = 0
     for kernel in kernels:

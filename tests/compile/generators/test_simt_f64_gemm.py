@@ -28,6 +28,7 @@ from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.generators.simt_f64_gemm.generator import TILE_SHAPES, SimtF64Gemm
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
@@ -78,7 +79,7 @@ def compile_all(
     # For another architecture than any target's the DSL builds no engine, which would need a GPU.
     run_self("compile", folder, {"CUTE_DSL_ARCH": "sm_110a"})
     records = decode((folder / "kernels").read_bytes(), "kernels")
-    kernels = [Kernel.from_record(record) for record in records]
+    kernels = [from_plain(Kernel, record, "a kernel record") for record in records]
     return [Compiled(kernel, folder / f"{kernel.symbol}.object") for kernel in kernels]
 
 
@@ -109,7 +110,7 @@ def _compile_main(folder: Path) -> None:
         )
         item = KernelObject.from_llvm(text.read_text(encoding="utf-8"), kernel.symbol)
         (folder / f"{kernel.symbol}.object").write_bytes(item.to_bytes())
-    (folder / "kernels").write_bytes(encode([kernel.to_record() for kernel in kernels]))
+    (folder / "kernels").write_bytes(encode([to_plain(kernel) for kernel in kernels]))
 
 
 def f64_problem(layouts: str = "ttt") -> Problem:
@@ -169,13 +170,14 @@ def test_a_record_that_was_not_enumerated_is_refused() -> None:
         "import sys; from cutlass_aot.errors import GeneratorError\n"
         "from cutlass_aot.generators.simt_f64_gemm.generator import SimtF64Gemm\n"
         "from cutlass_aot.schema.kernels.kernel import Kernel\n"
+        "from cutlass_aot.schema.codec import from_plain\n"
         "from cutlass_aot.schema.encoding import decode\n"
-        "kernel = Kernel.from_record(decode(sys.stdin.buffer.read(), 'stdin'))\n"
+        "kernel = from_plain(Kernel, decode(sys.stdin.buffer.read(), 'stdin'), 'stdin')\n"
         "try: SimtF64Gemm().compile(kernel)\n"
         "except GeneratorError as error: print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], input=encode(other.to_record()), capture_output=True, check=True
+        [sys.executable, "-c", script], input=encode(to_plain(other)), capture_output=True, check=True
     )
     assert b"has no kernel gemm-f64.f64.f64-f64-ttt-sm_90a-SimtF64Gemm-64x64" in done.stdout
 

@@ -19,6 +19,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm, plan_of
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -74,7 +75,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, byte
     folder = tmp_path_factory.mktemp("sm90")
     kernels = chosen()
     assert len(kernels) == len(CASES)
-    (folder / "kernels").write_bytes(encode([kernel.to_record() for kernel in kernels]))
+    (folder / "kernels").write_bytes(encode([to_plain(kernel) for kernel in kernels]))
     # With another architecture than the target's the DSL builds no engine that would need a GPU.
     done = subprocess.run(
         [sys.executable, __file__, str(folder)],
@@ -120,7 +121,7 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
 
 def _compile_main(folder: Path) -> None:
     for record in decode((folder / "kernels").read_bytes(), "kernels"):
-        kernel = Kernel.from_record(record)
+        kernel = from_plain(Kernel, record, "a kernel record")
         text = folder / f"{kernel.symbol}.ll"
         Sm90Gemm().compile(kernel).export_to_c(
             str(text), function_name=kernel.symbol, export_only_tvm_ffi_symbols=True

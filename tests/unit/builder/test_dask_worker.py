@@ -14,6 +14,7 @@ from cutlass_aot.builder.compile import dask_worker
 from cutlass_aot.builder.compile.dask_worker import compile_on_worker
 from cutlass_aot.builder.toolchain import CompilerToolchain
 from cutlass_aot.generators.registry import version_of
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from tests.support.kernels import gemm
 from tests.support.synthetic import FACTS
@@ -63,7 +64,7 @@ class Machine:
             "compile": {
                 "do": "compile",
                 "generator": ["live", "live_plugin:Live"],
-                "kernel": gemm(design={"does": "raise"}, generator="live").to_record(),
+                "kernel": to_plain(gemm(design={"does": "raise"}, generator="live")),
                 "object": str(self.folder / "x.o"),
             },
             "remote": None,
@@ -121,7 +122,7 @@ def test_a_compiler_that_changes_under_a_living_worker_is_noticed(machine):
 def test_what_was_compiled_while_the_compiler_changed_is_not_handed_out(machine):
     message = machine.request()
     design = {"does": str(machine.compiler)}
-    message["compile"]["kernel"] = gemm(design=design, generator="live").to_record()
+    message["compile"]["kernel"] = to_plain(gemm(design=design, generator="live"))
     assert "its toolchain is" in machine.ask(message)["refused"]
 
 
@@ -205,7 +206,7 @@ def test_a_remote_that_takes_nothing_is_machine_failure_trouble(machine, monkeyp
     def compiled(_message, request):
         Path(request["object"]).write_bytes(b"an object")
         sha256 = hashlib.sha256(b"an object").hexdigest()
-        reply = {"sha256": sha256, "size": 9, "facts": FACTS.to_record(), "seconds": 1.0}
+        reply = {"sha256": sha256, "size": 9, "facts": to_plain(FACTS), "seconds": 1.0}
         return {"reply": reply, "error": "", "log": "words", "machine": False, "pushed": False}
 
     monkeypatch.setattr(dask_worker, "_run", compiled)

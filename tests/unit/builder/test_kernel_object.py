@@ -264,15 +264,19 @@ def test_a_flipped_bit_never_goes_unseen() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"kind": "cutlass-aot artifact"}, CorruptFile, "the object is not a kernel object: build it again"),
-        ({"kind": None}, CorruptFile, "the object is not a kernel object"),
+        (
+            {"kind": "cutlass-aot artifact"},
+            CorruptFile,
+            "the object is not a 'cutlass-aot kernel object' file",
+        ),
+        ({"kind": None}, CorruptFile, "the object is not a"),
         ({"schema": None}, CorruptFile, "the object"),
         ({"schema": 0}, CorruptFile, "the object"),
         ({"schema": kernel_object.SCHEMA + 1}, SchemaTooNew, "the object"),
-        ({"host_code": b"text"}, CorruptFile, "lacks its host code or its GPU code: build it again"),
-        ({"host_code": None}, CorruptFile, "lacks its host code or its GPU code"),
-        ({"gpu_code": "text"}, CorruptFile, "lacks its host code or its GPU code"),
-        ({"gpu_code": None}, CorruptFile, "lacks its host code or its GPU code"),
+        ({"host_code": b"text"}, CorruptFile, "host_code: found a bytes, expected text"),
+        ({"host_code": None}, CorruptFile, r"_code: found .*, expected (text|bytes)"),
+        ({"gpu_code": "text"}, CorruptFile, r"_code: found .*, expected (text|bytes)"),
+        ({"gpu_code": None}, CorruptFile, r"_code: found .*, expected (text|bytes)"),
     ],
 )
 def test_what_is_no_kernel_object(change: dict[str, object], error: type[Exception], message: str) -> None:

@@ -23,6 +23,7 @@ from cutlass_aot.builder.plan.plan import against_store, enumerations, kernel_ke
 from cutlass_aot.errors import GeneratorError, ToolchainError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.manifest.model import parse_manifest
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.store.maintenance.check import check
 from cutlass_aot.store.store import Store
 from tests.support.kernels import gemm
@@ -160,7 +161,7 @@ def job(does, tmp_path):
     request = {
         "do": "compile",
         "generator": ["misbehaving", "tests.support.misbehaving:Misbehaving"],
-        "kernel": kernel.to_record(),
+        "kernel": to_plain(kernel),
         "object": str(tmp_path / "x.o"),
     }
     return Job(does, request)
@@ -355,10 +356,11 @@ def test_workers_end_when_the_builder_is_killed(tmp_path):
         "import sys, pathlib\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from cutlass_aot.builder.compile.pool import Pool, Job\n"
+        "from cutlass_aot.schema.codec import to_plain\n"
         "from tests.support.kernels import gemm\n"
         "kernel = gemm(design={'does': 'hang'}, generator='misbehaving')\n"
         "request = {'do': 'compile', 'generator': ['misbehaving', 'tests.support.misbehaving:Misbehaving'],\n"
-        f"    'kernel': kernel.to_record(), 'object': {str(tmp_path / 'x.o')!r}}}\n"
+        f"    'kernel': to_plain(kernel), 'object': {str(tmp_path / 'x.o')!r}}}\n"
         "pool = Pool(1, ('tests.support.misbehaving',))\n"
         "worker = pool._new_worker()\n"
         "pool._start(worker, Job('x', request))\n"

@@ -446,7 +446,7 @@ def test_a_ranking_that_no_group_names_is_found(bundle):
 
 def test_a_group_that_is_kept_under_another_signature_is_found(bundle):
     catalog = read_catalog(bundle)
-    records = catalog.groups.to_record()
+    records = dict(catalog.groups.records)
     (first, one), (second, other) = records.items()
     change_catalog(bundle, groups=Groups({first: other, second: one}, "catalog"))
     (problem,) = verify_bundle(bundle)
@@ -456,7 +456,7 @@ def test_a_group_that_is_kept_under_another_signature_is_found(bundle):
 
 @pytest.mark.parametrize("record", [b"", b"\x80", b"\xc1", b"\x93\x01\x02\x03"])
 def test_a_group_of_the_catalog_that_is_malformed_is_found(bundle, record):
-    records = {word: list(found) for word, found in read_catalog(bundle).groups.to_record().items()}
+    records = {word: list(found) for word, found in read_catalog(bundle).groups.records.items()}
     next(iter(records.values()))[0] = record
     change_catalog(bundle, groups=Groups(records, "catalog"))
     (problem,) = verify_bundle(bundle)

@@ -12,6 +12,7 @@ from cutlass_aot.builder.compile.messages import problem_from_record, problem_re
 from cutlass_aot.generators.cutlass_operators.epilogue_records import enumerate_kernels, epilogue_of
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import DTYPES as OPERAND_DTYPES
@@ -52,7 +53,7 @@ def test_an_epilogue_adds_its_operands_by_name():
     assert (by_name["F"].contiguous, by_name["F"].multiples) == (-2, (1, 256, 128))
     assert (by_name["r"].extents, by_name["r"].alignment, by_name["r"].written) == (("M",), 4, True)
     assert by_name["alpha"].is_number
-    assert Kernel.from_record(decode(kernel.encoded(), "it")) == kernel
+    assert from_plain(Kernel, decode(kernel.encoded(), "it"), "a kernel record") == kernel
 
 
 def test_a_pair_of_blocks_shares_a_tile():

@@ -13,6 +13,7 @@ from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
 from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.generators.registry import GeneratorReference, find, version_of
 from cutlass_aot.generators.simt_f64_gemm.generator import SimtF64Gemm
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
@@ -76,7 +77,7 @@ def test_two_tiles_for_each_layout_and_target(layouts: str, target: str, device:
         assert kernel.generator == "simt_f64_gemm"
         assert kernel.constants == ()
         assert kernel.workspace_bytes == 0
-        assert Kernel.from_record(kernel.to_record()) == kernel
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
 
 
 def test_kernels_differ_only_in_design(device: DeviceProfile) -> None:

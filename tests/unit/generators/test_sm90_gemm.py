@@ -21,6 +21,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     Plan,
     make_plan,
 )
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
@@ -120,7 +121,7 @@ def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
         assert [operand.name for operand in kernel.operands[3:]] == ["C", "F", "alpha", "bias", "scale"]
         assert [operand.written for operand in kernel.operands[3:]] == [False, True, False, False, False]
         assert kernel.epilogue == EPILOGUE.formula
-        assert Kernel.from_record(kernel.to_record()) == kernel
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
         # Sums stay as they are until the formula takes them.
         assert plan_of(kernel).staged_bits == 32
         assert epilogue_of(kernel) == EPILOGUE
@@ -197,7 +198,7 @@ def test_records(kernels: list[Kernel]) -> None:
         assert dict(kernel.design).keys() == Sm90Gemm.design.keys()
         assert dict(kernel.design)["family"] == FAMILY
         assert kernel.workspace_bytes == 0
-        assert Kernel.from_record(kernel.to_record()) == kernel
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
         assert [operand.divisibility for operand in kernel.operands] == [8, 8, 8]
 
 

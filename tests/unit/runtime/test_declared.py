@@ -24,6 +24,7 @@ from cutlass_aot.generators.registry import GeneratorReference, find, import_plu
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support import declared_kernels
@@ -202,7 +203,7 @@ def test_it_enumerates_a_record_for_each_combination_that_there_is():
     first = found[0]
     assert (first.operation, first.generator, first.design) == ("scale_rows", "scale_rows", ())
     assert [operand.name for operand in first.operands] == ["x", "out", "factor"]
-    assert Kernel.from_record(first.to_record()) == first
+    assert from_plain(Kernel, to_plain(first), "a kernel record") == first
 
 
 def test_it_answers_problems_that_describe_its_operands_and_no_others():

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import CorruptFile, OperandError
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.operands import Rejected, describe, supports
 from tests.support.kernels import gemm, operand
@@ -161,7 +162,7 @@ def test_numbers() -> None:
 
 def test_what_moves_in_whole_tiles_demands_whole_tiles():
     tiles = dataclasses.replace(GEMM[2], name="x", written=False, multiples=(1, 128, 64))
-    assert OperandConstraint.from_record(tiles.to_record()) == tiles
+    assert from_plain(OperandConstraint, to_plain(tiles), "an operand") == tiles
     a, b, out = (
         describe((256, 64), "f16"),
         describe((64, 128), "f16", strides=(1, 64)),
@@ -177,8 +178,8 @@ def test_what_moves_in_whole_tiles_demands_whole_tiles():
             x = describe(shape, "f16")
             verdict = supports((*GEMM, tiles), (a, b, describe((rows, columns), "f16"), x))
             assert reason in verdict.reason
-    with pytest.raises(ValueError, match="impossible multiples"):
-        OperandConstraint.from_record({**tiles.to_record(), "multiples": [128]})
+    with pytest.raises(CorruptFile, match="impossible multiples"):
+        from_plain(OperandConstraint, {**to_plain(tiles), "multiples": [128]}, "an operand")
 
 
 def test_a_parameter_of_another_type_is_another() -> None:

@@ -19,6 +19,7 @@ from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.runtime.installed import Candidate, Found, installed_report, precedence
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import Target
 from tests.support.bundles import NEEDS, designs, write_bundle
@@ -200,9 +201,8 @@ def test_what_cannot_be_used_is_left_out_with_the_reason(tree: Path) -> None:
     assert "needs 9.9 or newer" in found["old"]
     assert "expected" in found["torn"]
     assert "999" in found["newer"]
-    (record,) = [item.to_record() for item in installed_report() if not item.reason]
-    assert json.loads(json.dumps(record)) == record
-    assert record["targets"] == ["sm_90a"]
+    (record,) = [to_plain(item) for item in installed_report() if not item.reason]
+    assert json.loads(json.dumps(record))["targets"] == ["sm_90a"]
 
 
 def test_without_a_check_other_machines_are_no_reason(tree: Path) -> None:

@@ -20,6 +20,7 @@ from cutlass_aot.schema.bundles.catalog import (
     signature,
 )
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
 from cutlass_aot.schema.tuning.ranking import (
     RANKING_KIND,
@@ -72,13 +73,13 @@ def catalog(groups=GROUPS, **changes):
 def decoded(monkeypatch):
     """Names of the groups that are decoded, as they are."""
     names = []
-    real = GroupEntry.from_record.__func__
 
-    def from_record(cls, record):
-        names.append(record["name"])
-        return real(cls, record)
+    def recorded(cls, data, what):
+        if cls is GroupEntry:
+            names.append(data["name"])
+        return from_plain(cls, data, what)
 
-    monkeypatch.setattr(GroupEntry, "from_record", classmethod(from_record))
+    monkeypatch.setattr(module, "from_plain", recorded)
     return names
 
 
@@ -112,7 +113,7 @@ def test_groups_are_kept_by_what_is_asked_for_first():
     assert [g.name for g in groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
     assert [g.name for g in groups.with_signature(word(["bf16"] * 3))] == ["a"]
     assert [g.name for g in groups.with_signature(word(["f16"] * 3, operation="conv"))] == ["e"]
-    assert {g.signature for g in GROUPS} == set(groups.to_record())
+    assert {g.signature for g in GROUPS} == set(groups.records)
     for other in (word(["f16"] * 2), word(["f16"] * 3, layouts="ttt"), word(["f16"] * 3, target="sm_80"), ""):
         assert groups.with_signature(other) == ()
 
@@ -205,7 +206,7 @@ def test_a_malformed_catalog_is_refused(changes):
 def test_a_catalog_without_a_field_is_refused(missing):
     found = body()
     del found[missing]
-    with pytest.raises(CorruptFile, match=f"catalog is malformed: KeyError.'{missing}'"):
+    with pytest.raises(CorruptFile, match=f"catalog is malformed: {missing}: it is missing"):
         Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, found), "catalog")
 
 
@@ -295,7 +296,7 @@ def test_every_kernel_of_an_index_reads_back():
         assert index.position(kernel.digest) == position
         # The digest is taken from the row; it is the record's own.
         found = index[position].kernel
-        assert found.digest == type(found).from_record(found.to_record()).digest
+        assert found.digest == from_plain(type(found), to_plain(found), "it").digest
     assert index.position("ab" * 32) is None
     assert index.position("") is None
 
@@ -316,7 +317,14 @@ def test_kernels_are_made_once_and_only_those_asked_for(monkeypatch):
     assert made == [index.digest(2)]
 
 
-ROW = [b"\1" * 32, "g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0], 0]
+ROW = [
+    b"\1" * 32, "g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0], 0, [0, 1, b"\3" * 32], 0,
+]  # fmt: skip
+
+
+def test_a_row_that_is_sound_is_read():
+    data = seal(GROUP_KIND, SCHEMA, {"design": ["family"], "provenance": [{}], "kernels": [ROW]})
+    assert group_from_bytes(data, group(), "index")[0].code.sha256 == "03" * 32
 
 
 @pytest.mark.parametrize(
@@ -325,7 +333,10 @@ ROW = [b"\1" * 32, "g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0
         (0, b"short"), (0, "a" * 32), (0, None), (0, [0] * 32),
         (2, None), (2, []), (2, [1, 2]), (2, 7),
         (3, None), (3, {"sms": "many"}), (4, "x"), (5, "text"), (5, None),
-        (6, []), (6, None), (7, 9), (7, None), (7, "x"),
+        (6, []), (6, None), (7, 9), (7, -1), (7, None), (7, "x"),
+        (8, None), (8, [0, 1]), (8, [0, 1, b"short"]),
+        (8, [-1, 1, b"\3" * 32]), (8, [1 << 30, 1, b"\3" * 32]),
+        (9, 1), (9, -1), (9, True), (9, None),
     ],
 )  # fmt: skip
 def test_a_malformed_row_is_refused_at_the_latest_when_it_is_asked_for(position, value):
@@ -435,10 +446,12 @@ def test_a_modelled_ranking_has_no_times():
 def test_a_reference_without_a_digest_is_refused(sha256):
     """Files outside the bundle are named by it."""
     with pytest.raises(CorruptFile, match=r"is no SHA-256, expected 64 hexadecimal digits"):
-        FileReference.from_record({"path": "code/x.zst", "size": 1, "sha256": sha256})
+        from_plain(FileReference, {"path": "code/x.zst", "size": 1, "sha256": sha256}, "a file reference")
 
 
 @pytest.mark.parametrize("size", [True, 1.0, "1", None])
 def test_a_reference_without_a_size_is_refused(size):
     with pytest.raises(CorruptFile, match="malformed"):
-        FileReference.from_record({"path": "code/x.zst", "size": size, "sha256": "0" * 64})
+        from_plain(
+            FileReference, {"path": "code/x.zst", "size": size, "sha256": "0" * 64}, "a file reference"
+        )

@@ -9,6 +9,7 @@ import pytest
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew
 from cutlass_aot.schema.bundles.catalog import SCHEMA, FileReference, GroupEntry
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import seal, unseal
 from cutlass_aot.schema.requests import request_index as module
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
@@ -151,10 +152,10 @@ def test_equal_requests_give_equal_bytes() -> None:
 
 def test_an_entry_of_the_catalog_has_the_file_or_none() -> None:
     entry = group()
-    assert GroupEntry.from_record(entry.to_record()) == entry
+    assert from_plain(GroupEntry, to_plain(entry), "a group") == entry
     assert entry.requests in entry.files
     without = replace(entry, requests=None)
     assert set(entry.files) - set(without.files) == {entry.requests}
-    with pytest.raises(ValueError, match="neither operands nor requests"):
-        GroupEntry.from_record(without.to_record())
+    with pytest.raises(CorruptFile, match="neither operands nor requests"):
+        from_plain(GroupEntry, to_plain(without), "a group")
     assert group().signature == "cute.compile   sm_90a"

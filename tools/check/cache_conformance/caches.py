@@ -81,8 +81,9 @@ class CutlassAot:
         """As a build does: a private folder for what a run finds, then the store."""
         from cutlass_aot.builder.programs.record import COMPILER
         from cutlass_aot.programs.record.record import Recorder
+        from cutlass_aot.schema.codec import from_plain
         from cutlass_aot.schema.encoding import decode
-        from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+        from cutlass_aot.schema.kernels.artifact import Artifact
         from cutlass_aot.store.artifacts import keep_artifact, read_artifact
         from cutlass_aot.store.store import Store
 
@@ -96,8 +97,8 @@ class CutlassAot:
             recorder.finish()
             path = Path(folder, f"{request.digest}.result")
             body = decode(path.read_bytes(), path.name)
-            facts = Facts.from_record(body["facts"])
-            made = Artifact(str(body["sha256"]), int(body["size"]), facts, float(body["seconds"]))
+            del body["call"]
+            made = from_plain(Artifact, body, path.name)
             keep_artifact(store, request.kernel.digest, request.kernel, made, path.with_suffix(".object"))
         return "miss"
 

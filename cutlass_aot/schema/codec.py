@@ -1,0 +1,524 @@
+"""The codec of all records: a record's annotations say how it is stored.
+
+:func:`to_plain` gives a record as plain data, which :func:`~cutlass_aot.schema.encoding.encode` or
+:func:`json.dumps` can write, and :func:`from_plain` reads it back:
+
+====================================  =====================================================================
+annotation                            plain data
+====================================  =====================================================================
+``str``, ``int``, ``bool``,           the value; where a float is expected, a whole number will do, and NaN
+``float``, ``bytes``, ``None``        will not
+``Literal["a", "b"]``                 one of the texts
+``A | B``                             whichever it is; the alternatives differ in the type of their plain data
+``tuple[A, ...]``, ``tuple[A, B]``    a list
+``Mapping[str, A]``, ``dict``         a map; the encoders sort it
+a dataclass or a ``NamedTuple``       a map from the names of the fields; a list if the class is a :func:`row`
+``Any``                               the value, unread
+====================================  =====================================================================
+
+A field whose stored form differs says so with ``typing.Annotated``: :data:`OMIT` and :class:`Key` for the
+field, :class:`Check` and :func:`within` for its values, :class:`Form` for another form, such as
+:data:`AS_MAP`. Fields that ``__init__`` does not take are not stored. A record whose fields have to agree
+with each other has a method ``validate``, which raises ``ValueError``.
+
+Readers are strict: an unknown field, a missing one or a value of another type is refused, and the error says
+where it is. A codec is made when its type is first asked for. Annotations that are text have to be evaluated
+then, which takes most of that time: modules with records that opening a bundle reads do without
+``from __future__ import annotations``.
+"""
+
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_type_hints
+
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.encoding import MALFORMED, is_digest, shown, without_header
+
+T = TypeVar("T")
+
+Reader = Callable[[Any, str], Any]
+"""Makes a value of plain data; the text is how to call the file in an error that is raised later."""
+
+Writer = Callable[[Any], Any]
+
+
+class Codec:
+    """How the values of one annotation are read and written.
+
+    Args:
+        read: raises an error of :data:`~cutlass_aot.schema.encoding.MALFORMED`.
+        write: None for values that are plain data.
+        plain: types of the plain data.
+    """
+
+    __slots__ = ("plain", "read", "write")
+
+    def __init__(self, read: Reader, write: Writer | None = None, plain: tuple[type, ...] = ()) -> None:
+        self.read = read
+        self.write = write
+        self.plain = plain
+
+    def to_plain(self, value: Any) -> Any:
+        """A value as plain data."""
+        return value if self.write is None else self.write(value)
+
+
+class Form:
+    """Stored in another form than the annotation's, which ``codec`` makes of the annotation."""
+
+    def __init__(self, codec: Callable[[Any], Codec]) -> None:
+        self.codec = codec
+
+
+class Key:
+    """Stored under another name than the field's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Check:
+    """What values that are read have to pass: ``test`` raises ValueError for one that is refused."""
+
+    def __init__(self, test: Callable[[Any], object]) -> None:
+        self.test = test
+
+
+OMIT = object()
+"""Left out where the field has its default."""
+
+
+def within(least: float, most: float) -> Check:
+    """Numbers from ``least`` to ``most``."""
+
+    def test(value: float) -> None:
+        if not least <= value <= most:
+            raise ValueError(f"found {shown(value)}, expected a number from {least} to {most}")
+
+    return Check(test)
+
+
+def _digest_test(text: str) -> None:
+    if not is_digest(text):
+        raise ValueError(f"{shown(text)} is no SHA-256, expected 64 hexadecimal digits")
+
+
+Digest = Annotated[str, Check(_digest_test)]
+"""A SHA-256 in hexadecimal."""
+
+
+class _Malformed(ValueError):
+    """Plain data that is not what was expected, and where it is."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _found(data: Any, expected: str) -> _Malformed:
+    return _Malformed(f"found {shown(data)}, expected {expected}")
+
+
+def _inside(error: Exception, step: str) -> _Malformed:
+    if isinstance(error, _Malformed):
+        error.path = step + error.path
+        return error
+    return _Malformed(_words(error), step)
+
+
+def _words(error: Exception) -> str:
+    return str(error) if type(error) in (ValueError, _Malformed) else repr(error)
+
+
+def to_plain(value: Any) -> Any:
+    """A record as plain data."""
+    return codec_of(type(value)).to_plain(value)
+
+
+def from_plain(annotation: type[T], data: Any, what: str, advice: str = "build or fetch it again") -> T:
+    """Read what :func:`to_plain` gave.
+
+    Args:
+        annotation: the record's class, or another type.
+        data: plain data of untrusted origin.
+        what: how to call it in an error.
+        advice: the last words of the error.
+
+    Raises:
+        CorruptFile: if it is anything else.
+    """
+    try:
+        value: T = codec_of(annotation).read(data, what)
+        return value
+    except MALFORMED as error:
+        place = f"{path.removeprefix('.')}: " if (path := getattr(error, "path", "")) else ""
+        raise CorruptFile(f"{what} is malformed: {place}{_words(error)}; {advice}") from None
+
+
+_ROWS: set[type] = set()
+
+
+def row(cls: type[T]) -> type[T]:
+    """Let a record be stored as a list of its fields, without their names."""
+    _ROWS.add(cls)
+    return cls
+
+
+_HEADERS: dict[type, tuple[str, int]] = {}
+
+
+def header(schema: int, kind: str = "") -> Callable[[type[T]], type[T]]:
+    """Let a record's map name its schema version, and its kind if it has one: under ``schema`` and ``kind``.
+
+    Another kind or an older version is a CorruptFile, a newer version SchemaTooNew, whatever the fields hold.
+    """
+
+    def decorator(cls: type[T]) -> type[T]:
+        _HEADERS[cls] = (kind, schema)
+        return cls
+
+    return decorator
+
+
+# -- codecs of annotations ----------------------------------------------------------------------------------
+
+
+def codec_of(annotation: Any) -> Codec:
+    """How the values of an annotation are read and written."""
+    # They have a slow hash, and few are met twice.
+    if type(annotation) is _ANNOTATED:
+        return _annotated(annotation.__origin__, annotation.__metadata__)
+    found = _CODECS.get(annotation)
+    if found is None:
+        found = _CODECS[annotation] = _made(annotation)
+    return found
+
+
+_ANNOTATED: Any = type(Annotated[int, None])
+
+
+def _made(annotation: Any) -> Codec:
+    origin: Any = getattr(annotation, "__origin__", None)
+    if origin is None and hasattr(annotation, "__annotations__"):
+        return _later(_row, annotation, list) if annotation in _ROWS else _later(_record, annotation, dict)
+    arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
+    if origin is tuple:
+        return _list(arguments[0]) if arguments[1:] == (...,) else _fixed(arguments)
+    if origin is Union or isinstance(annotation, types.UnionType):
+        return _union(arguments)
+    if origin in (Mapping, dict) and arguments[0] is str:
+        return _map(arguments[1])
+    if origin is Literal:
+        return _literal(arguments)
+    raise NotImplementedError(f"{annotation!r} has no stored form")
+
+
+def _later(make: Callable[[Any], Codec], cls: Any, plain: type) -> Codec:
+    """The codec of a record, made when the first one is read or written."""
+    made: Codec | None = None
+
+    def codec() -> Codec:
+        nonlocal made
+        if made is None:
+            made = make(cls)
+        return made
+
+    return Codec(lambda data, what: codec().read(data, what), lambda value: codec().to_plain(value), (plain,))
+
+
+def _annotated(annotation: Any, notes: tuple[Any, ...]) -> Codec:
+    codec, tests = None, []
+    for note in notes:
+        if isinstance(note, Check):
+            tests.append(note.test)
+        elif isinstance(note, Form):
+            codec = note.codec(annotation)
+    if codec is None:
+        codec = codec_of(annotation)
+    if not tests:
+        return codec
+    read_value = codec.read
+
+    def read(data: Any, what: str) -> Any:
+        value = read_value(data, what)
+        for test in tests:
+            test(value)
+        return value
+
+    return Codec(read, codec.write, codec.plain)
+
+
+_NAMES = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", bytes: "bytes",
+    type(None): "nothing", list: "a list", dict: "a map",
+}  # fmt: skip
+
+
+def _leaf(kind: type, write: Writer | None = None) -> Codec:
+    def read(data: Any, _what: str) -> Any:
+        if type(data) is not kind:
+            raise _found(data, _NAMES[kind])
+        return data
+
+    return Codec(read, write, (kind,))
+
+
+def _number(data: Any, _what: str) -> float:
+    if type(data) not in (float, int) or data != data:
+        raise _found(data, "a number")
+    return float(data)
+
+
+_CODECS: dict[Any, Codec] = {
+    str: _leaf(str),
+    # Equal records give equal bytes: True and 1 are equal.
+    int: _leaf(int, operator.index),
+    bool: _leaf(bool, bool),
+    bytes: _leaf(bytes),
+    float: Codec(_number, None, (float, int)),
+    type(None): _leaf(type(None)),
+    Any: Codec(lambda data, _what: data),
+}
+
+
+def _union(annotations: tuple[Any, ...]) -> Codec:
+    """One of several, told apart by the type of the plain data; of numbers the exact type comes first."""
+    codecs = [codec_of(annotation) for annotation in annotations]
+    readers = {kind: codec.read for codec in codecs for kind in codec.plain[:1]}
+    if len(readers) < len(codecs):
+        raise NotImplementedError(f"{annotations} cannot be told apart by their stored forms")
+    for codec in codecs:
+        for kind in codec.plain[1:]:
+            readers.setdefault(kind, codec.read)
+    names = " or ".join(_NAMES[codec.plain[0]] for codec in codecs)
+
+    def read(data: Any, what: str) -> Any:
+        reader = readers.get(type(data))
+        if reader is None:
+            raise _found(data, names)
+        return reader(data, what)
+
+    optional = [codec for codec in codecs if codec.plain != (type(None),)]
+    write_one = optional[0].write if len(optional) == 1 else _any_to_plain
+
+    def write(value: Any) -> Any:
+        return None if value is None or write_one is None else write_one(value)
+
+    return Codec(read, write if write_one is not None else None, tuple(readers))
+
+
+def _any_to_plain(value: Any) -> Any:
+    return list(value) if type(value) is tuple else value
+
+
+def _literal(values: tuple[Any, ...]) -> Codec:
+    def read(data: Any, _what: str) -> Any:
+        if type(data) is not str or data not in values:
+            raise _found(data, " or ".join(map(repr, values)))
+        return data
+
+    return Codec(read, None, (str,))
+
+
+def _list(annotation: Any) -> Codec:
+    codec = codec_of(annotation)
+    read_item, write_item = codec.read, codec.write
+
+    def read(data: Any, what: str) -> tuple[Any, ...]:
+        if type(data) is not list:
+            raise _found(data, "a list")
+        items = []
+        try:
+            for item in data:
+                items.append(read_item(item, what))
+        except MALFORMED as error:
+            raise _inside(error, f"[{len(items)}]") from None
+        return tuple(items)
+
+    write = list if write_item is None else lambda value: [write_item(item) for item in value]
+    return Codec(read, write, (list,))
+
+
+def _map(annotation: Any) -> Codec:
+    codec = codec_of(annotation)
+    read_item, write_item = codec.read, codec.write
+
+    def read(data: Any, what: str) -> dict[str, Any]:
+        if type(data) is not dict:
+            raise _found(data, "a map")
+        values = {}
+        for key, item in data.items():
+            if type(key) is not str:
+                raise _found(key, "text as the key of a map")
+            try:
+                values[key] = read_item(item, what)
+            except MALFORMED as error:
+                raise _inside(error, f".{shown(key)}") from None
+        return values
+
+    def write(value: Mapping[str, Any]) -> dict[str, Any]:
+        if write_item is None:
+            return dict(value)
+        return {key: write_item(item) for key, item in value.items()}
+
+    return Codec(read, write, (dict,))
+
+
+# -- codecs of records --------------------------------------------------------------------------------------
+
+_KEPT = object()
+"""Default of a field that is never left out."""
+
+
+def _fields(cls: Any) -> list[tuple[str, str, Codec, Any]]:
+    """The stored fields of a dataclass or a named tuple: each one's name, key, codec and default."""
+    annotations = cls.__annotations__
+    if any(isinstance(annotation, (str, ForwardRef)) for annotation in annotations.values()):
+        annotations = get_type_hints(cls, include_extras=True)
+    declared = getattr(cls, "__dataclass_fields__", None)
+    names = cls._fields if declared is None else [name for name, field in declared.items() if field.init]
+    fields = []
+    for name in names:
+        annotation = annotations[name]
+        key, default = name, _KEPT
+        for note in getattr(annotation, "__metadata__", ()):
+            if isinstance(note, Key):
+                key = note.name
+            elif note is OMIT:
+                default = cls._field_defaults[name] if declared is None else declared[name].default
+        fields.append((name, key, codec_of(annotation), default))
+    return fields
+
+
+def _record(cls: Any) -> Codec:
+    fields = _fields(cls)
+    readers = [(key, codec.read, default) for _, key, codec, default in fields]
+    validate = getattr(cls, "validate", None)
+    kind, schema = _HEADERS.get(cls, ("", 0))
+    head = ({"kind": kind} if kind else {}) | ({"schema": schema} if schema else {})
+
+    def read(data: Any, what: str) -> Any:
+        if head:
+            data = without_header(data, kind, schema, what)
+        if type(data) is not dict:
+            raise _found(data, "a map")
+        values = []
+        key = ""
+        missing = 0
+        try:
+            for key, read_value, default in readers:
+                if key in data:
+                    values.append(read_value(data[key], what))
+                elif default is _KEPT:
+                    raise _Malformed("it is missing")
+                else:
+                    values.append(default)
+                    missing += 1
+        except MALFORMED as error:
+            raise _inside(error, f".{key}") from None
+        if len(data) + missing != len(values):
+            known = {key for key, _, _ in readers}
+            raise _Malformed(f"unknown {', '.join(sorted(shown(key) for key in data if key not in known))}")
+        record = cls(*values)
+        if validate is not None:
+            validate(record)
+        return record
+
+    def write(value: Any) -> dict[str, Any]:
+        plain = dict(head)
+        for name, key, codec, default in fields:
+            item = getattr(value, name)
+            if default is _KEPT or item != default:
+                plain[key] = codec.to_plain(item)
+        return plain
+
+    return Codec(read, write, (dict,))
+
+
+def _row(cls: Any) -> Codec:
+    fields = _fields(cls)
+    names = [name for name, *_ in fields]
+    validate = getattr(cls, "validate", None)
+    read_values, write_values = _sequence(
+        [codec for _, _, codec, _ in fields], [f".{name}" for name in names]
+    )
+
+    def read(data: Any, what: str) -> Any:
+        record = cls(*read_values(data, what))
+        if validate is not None:
+            validate(record)
+        return record
+
+    return Codec(read, lambda value: write_values([getattr(value, name) for name in names]), (list,))
+
+
+def _fixed(annotations: tuple[Any, ...]) -> Codec:
+    codecs = [codec_of(annotation) for annotation in annotations]
+    read, write = _sequence(codecs, [f"[{position}]" for position in range(len(codecs))])
+    return Codec(read, write, (list,))
+
+
+def _sequence(codecs: list[Codec], steps: list[str]) -> tuple[Reader, Writer]:
+    """Values of different annotations, one after the other."""
+    readers = [codec.read for codec in codecs]
+    writers = [codec.write for codec in codecs]
+
+    def read(data: Any, what: str) -> tuple[Any, ...]:
+        if type(data) is not list or len(data) != len(readers):
+            count = f"{len(data)} values" if type(data) is list else shown(data)
+            raise _Malformed(f"found {count}, expected a list of {len(readers)}")
+        values: list[Any] = []
+        try:
+            for read_value, item in zip(readers, data, strict=True):
+                values.append(read_value(item, what))
+        except MALFORMED as error:
+            raise _inside(error, steps[len(values)]) from None
+        return tuple(values)
+
+    def write(values: Any) -> list[Any]:
+        pairs = zip(writers, values, strict=True)
+        return [item if write_value is None else write_value(item) for write_value, item in pairs]
+
+    return read, write
+
+
+# -- other forms --------------------------------------------------------------------------------------------
+
+
+def _as_map(annotation: Any) -> Codec:
+    (pairs,) = getattr(annotation, "__orig_bases__", (annotation,))
+    inner = _map(pairs.__args__[0].__args__[1])
+    make = annotation if hasattr(annotation, "__orig_bases__") else tuple
+
+    def read(data: Any, what: str) -> Any:
+        return make(sorted(inner.read(data, what).items()))
+
+    return Codec(read, lambda value: inner.to_plain(dict(value)), inner.plain)
+
+
+AS_MAP = Form(_as_map)
+"""``tuple[tuple[str, A], ...]``, sorted by the texts, which differ: a map."""
+
+
+def _as_pairs(annotation: Any) -> Codec:
+    inner = _list(tuple[annotation.__args__])
+
+    def read(data: Any, what: str) -> dict[str, Any]:
+        pairs = inner.read(data, what)
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise ValueError("a name is there twice")
+        return values
+
+    return Codec(read, lambda value: inner.to_plain(value.items()), inner.plain)
+
+
+AS_ROW = Form(lambda annotation: _row(annotation))
+"""A record: a list of its fields, as that of a :func:`row`."""
+
+AS_FILE = Form(lambda annotation: Codec(annotation.from_bytes, annotation.to_bytes, (bytes,)))
+"""A record that has ``to_bytes`` and ``from_bytes``: the bytes of its own file."""
+
+AS_PAIRS = Form(_as_pairs)
+"""A mapping whose order is part of it: a list of pairs."""
