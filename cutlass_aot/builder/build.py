@@ -122,13 +122,13 @@ def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selecti
 
 @contextmanager
 def _store_to_read(settings: Settings) -> Iterator[Store | None]:
-    """The store if a build has begun one; else, if there are levels behind it, one for the moment."""
+    """The store if a build has begun one; else, if there are upstream stores, one for the moment."""
     path = settings.store
     begun = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if begun:
         with settings.open_store() as store:
             yield store
-    elif settings.behind or settings.remote:
+    elif settings.upstream or settings.remote:
         with (
             tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
             settings.open_store(Path(folder)) as store,

@@ -105,7 +105,7 @@ def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> 
     _require_compiler()
     if query.operation == "gemm" and (query.names or len(operands) != 3):
         raise KernelNotFound(
-            f"policy jit compiles GEMMs of a, b and out alone, and what is no GEMM, not {query}"
+            f"policy jit compiles GEMMs of a, b and out alone, and what is not a GEMM, not {query}"
         )
     ordinal = common_device(query.operands)
     if ordinal < 0:
@@ -176,7 +176,7 @@ def _launch(
             arguments.append(
                 workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace, stream)
             )
-        # Arguments that are no tensors of torch any more do not bring its current stream along.
+        # Arguments that are not tensors of torch any more do not bring its current stream along.
         native = stream is None and all(map(exported, arguments))
         call(chosen.function, arguments, ordinal, None if native else handle)
     except Exception as error:

@@ -133,9 +133,9 @@ def read_shard(path: Path) -> Shard:
     try:
         record = Store(path, create=False).get_record("shard", _KEY)
     except StoreError as error:
-        raise BundleError(f"{path} is no shard: {error}") from None
+        raise BundleError(f"{path} is not a shard: {error}") from None
     if record is None:
-        raise BundleError(f"{path} is no complete shard: build it again with `cutlass-aot build --shard`")
+        raise BundleError(f"{path} is not a complete shard: build it again with `cutlass-aot build --shard`")
     try:
         return Shard(
             share=Share.parse(f"{record['index']}/{record['count']}"),

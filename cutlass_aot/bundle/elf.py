@@ -249,7 +249,7 @@ class _Reader:
             raise self._corrupt(
                 f"a name at {offset} has more than {MAX_NAME_BYTES} bytes, or runs out of its string table"
             )
-        # Bytes that are no text cannot be a name of ours; what they were must still be shown.
+        # Bytes that are not text cannot be a name of ours; what they were must still be shown.
         return strings[offset:end].decode("utf-8", "backslashreplace")
 
     def _exported(self, entries: dict[int, int], strings: bytes) -> Iterator[str]:

@@ -105,7 +105,7 @@ class Listing:
     Attributes:
         regular: plain files, by their paths in it, sorted.
         links: symbolic links, sorted; what they point at is not looked at.
-        special: anything else that is no directory (sockets, devices, FIFOs), sorted.
+        special: anything else that is not a directory (sockets, devices, FIFOs), sorted.
     """
 
     regular: tuple[str, ...]
@@ -116,7 +116,7 @@ class Listing:
 def list_files(root: Path) -> Listing:
     """Every file below ``root``, with no link followed.
 
-    Names that are no UTF-8 are shown with the bytes escaped.
+    Names that are not UTF-8 are shown with the bytes escaped.
 
     Raises:
         OSError: if a directory cannot be read.

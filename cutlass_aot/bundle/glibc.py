@@ -60,7 +60,7 @@ def glibc_of(libraries: Iterable[Path]) -> str:
     """The glibc that a bundle promises to need, with these libraries as it holds them (one zstd frame each).
 
     Raises:
-        CorruptFile: if one is no library.
+        CorruptFile: if one is not a library.
         BundleError: if one binds to what no release of glibc promises.
         OSError: if one cannot be read.
     """
@@ -79,7 +79,7 @@ def platform_tags(glibc: str, host: str) -> tuple[str, ...]:
         host: CPU architecture.
 
     Raises:
-        BundleError: if that is no version of glibc that a wheel can name.
+        BundleError: if that is not a version of glibc that a wheel can name.
     """
     match = _VERSION.fullmatch(glibc)
     version = (int(match[1]), int(match[2])) if match else (0, 0)

@@ -129,7 +129,7 @@ def synchronise(folder: Path) -> None:
 
 
 def _check_replaceable(output: Path, *, locked: bool = True) -> None:
-    """Refuse what is no bundle.
+    """Refuse what is not a bundle.
 
     Args:
         output: where the bundle is to be.
@@ -146,10 +146,10 @@ def _check_replaceable(output: Path, *, locked: bool = True) -> None:
             return
         extra = sorted(names - TOP_LEVEL)
         found = (
-            f"a directory that holds {few(map(repr, extra))}" if extra else "a directory that is no bundle"
+            f"a directory that holds {few(map(repr, extra))}" if extra else "a directory that is not a bundle"
         )
     else:
-        found = "something that is no directory"
+        found = "something that is not a directory"
     raise BundleError(
         f"{output} is {found}; expected nothing, an empty directory or a bundle to replace: "
         "name another output, or remove it yourself"

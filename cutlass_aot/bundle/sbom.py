@@ -146,15 +146,15 @@ def kernels_of_bill(data: bytes, what: str) -> set[tuple[str, str, str]]:
         what: how to call it in an error.
 
     Raises:
-        CorruptFile: if it is no bill that this release reads.
+        CorruptFile: if it is not a bill that this release reads.
     """
     try:
         body = json.loads(data.decode("utf-8"))
         if (body["bomFormat"], body["specVersion"]) != ("CycloneDX", SPECIFICATION):
-            raise CorruptFile(f"{what} is no bill of materials of CycloneDX {SPECIFICATION}")
+            raise CorruptFile(f"{what} is not a bill of materials of CycloneDX {SPECIFICATION}")
         return set(_listed(body["components"], 0))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFile(f"{what} is no readable bill of materials: {error!r}") from None
+        raise CorruptFile(f"{what} is not a readable bill of materials: {error!r}") from None
 
 
 def _listed(components: Sequence[Mapping[str, Any]], depth: int) -> Iterator[tuple[str, str, str]]:
@@ -180,7 +180,7 @@ def code_of_bill(data: bytes, what: str) -> set[Code]:
         what: how to call it in an error.
 
     Raises:
-        CorruptFile: if it is no bill that this release reads.
+        CorruptFile: if it is not a bill that this release reads.
     """
     try:
         return {
@@ -190,7 +190,7 @@ def code_of_bill(data: bytes, what: str) -> set[Code]:
             if item["name"] == _CODE
         }
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFile(f"{what} is no readable bill of materials: {error!r}") from None
+        raise CorruptFile(f"{what} is not a readable bill of materials: {error!r}") from None
 
 
 def code_of_requests(requests: Iterable[Request]) -> set[Code]:

@@ -74,7 +74,7 @@ class KeyFile:
         passphrase: asked for the key's passphrase if it is protected by one.
 
     Raises:
-        SignatureError: if the file is no private key of Ed25519, or the passphrase is not that of it, or can
+        SignatureError: if the file is not a private key of Ed25519, or the passphrase is not that of it, or can
             be none.
     """
 
@@ -301,7 +301,7 @@ def _passphrase_bytes(passphrase: str) -> bytes:
         data = passphrase.encode()
     except UnicodeEncodeError:
         # Without the error, which shows it.
-        raise SignatureError("the passphrase is no text in UTF-8: expected one that is") from None
+        raise SignatureError("the passphrase is not text in UTF-8: expected one that is") from None
     if not 0 < len(data) <= _MAX_PASSPHRASE:
         raise SignatureError(
             f"the passphrase has {len(data)} bytes: expected 1 to {_MAX_PASSPHRASE}; choose another"

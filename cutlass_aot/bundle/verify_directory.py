@@ -130,13 +130,13 @@ def verify_bundle(bundle: Path) -> list[Problem]:
 
 
 def require_sound(bundle: Path) -> None:
-    """Refuse what is no bundle, and a bundle of which anything is wrong.
+    """Refuse what is not a bundle, and a bundle of which anything is wrong.
 
     Raises:
         BundleError: then, with the first of what is wrong.
     """
     with suppress(CorruptFile):
-        # What is no bundle at all is called that; what is wrong with a manifest is found with the rest.
+        # What is not a bundle at all is called that; what is wrong with a manifest is found with the rest.
         manifest_bytes(bundle)
     problems = verify_bundle(bundle)
     if problems:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import build_options, level_options, manifest_argument, out_option
+from cutlass_aot.cli.options import build_options, manifest_argument, out_option, upstream_options
 from cutlass_aot.cli.output.render import resumable
 from cutlass_aot.words import plural
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("build")
 @manifest_argument
 @build_options
-@level_options
+@upstream_options
 @out_option
 @click.option(
     "--retry", is_flag=True, help="Compile kernels again that failed before with the same toolchain."

@@ -1,4 +1,4 @@
-"""``cutlass-aot check``: what changes a declared kernel and is no parameter of it."""
+"""``cutlass-aot check``: what changes a declared kernel and is not a parameter of it."""
 
 from __future__ import annotations
 

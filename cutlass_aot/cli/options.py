@@ -59,12 +59,12 @@ def out_option(function: Function) -> Function:
     )(function)
 
 
-def level_options(function: Function) -> Function:
-    """Options for levels behind the store."""
+def upstream_options(function: Function) -> Function:
+    """Options for upstream stores."""
     options = (
         click.option(
-            "--store-behind",
-            "behind",
+            "--upstream",
+            "upstream",
             type=click.Path(path_type=Path, file_okay=False),
             multiple=True,
             help="Another store's directory, to look in for what the store lacks; may be repeated.",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.options import build_options, level_options, manifest_argument
+from cutlass_aot.cli.options import build_options, manifest_argument, upstream_options
 from cutlass_aot.cli.output.render import json_option, print_json, table
 from cutlass_aot.words import plural
 
@@ -15,7 +15,7 @@ from cutlass_aot.words import plural
 @click.command("plan")
 @manifest_argument
 @build_options
-@level_options
+@upstream_options
 @click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
 @click.option("--all", "every", is_flag=True, help="List the kernels that the store has, too.")
 @json_option

@@ -49,7 +49,7 @@ def find_bundles(name: str) -> list[Found]:
     if not found:
         listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
         raise BundleError(
-            f"{name!r} is no bundle: expected a directory, a wheel, or the name of an installed bundle "
+            f"{name!r} is not a bundle: expected a directory, a wheel, or the name of an installed bundle "
             f"(installed: {listed})"
         )
     return [Found(str(folder), read_catalog(folder)) for folder in found]

@@ -175,7 +175,7 @@ def facts_of(document: Any, what: str) -> Machine:
 
 def _gpus_of(found: Any, what: str) -> tuple[Gpu, ...]:
     if not isinstance(found, list) or len(found) > MAX_GPUS:
-        raise FactsError(f"{what}: `gpus` is no list of at most {MAX_GPUS} tables: expected [[gpus]]")
+        raise FactsError(f"{what}: `gpus` is not a list of at most {MAX_GPUS} tables: expected [[gpus]]")
     gpus = []
     for number, item in enumerate(found):
         where = f"gpus[{number}]"

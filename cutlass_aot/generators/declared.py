@@ -95,7 +95,7 @@ class DeclaredGenerator:
         if answer is None or answer.operands != kernel.operands:
             raise CompileError(
                 f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "
-                "it depends on something that is no parameter"
+                "it depends on something that is not a parameter"
             )
         operands = dsl.fake_operands(kernel)
         return dsl.compile_for(

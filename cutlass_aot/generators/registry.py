@@ -33,7 +33,7 @@ def register(generator: GeneratorClass) -> GeneratorClass:
     """Class decorator: make a generator known under its ``name``.
 
     Raises:
-        GeneratorError: if the class is no generator, or another one has the name.
+        GeneratorError: if the class is not a generator, or another one has the name.
     """
     _check(generator, f"{generator.__module__}:{generator.__qualname__}")
     known = _registered.get(generator.name)
@@ -60,7 +60,7 @@ class GeneratorReference:
         """Import the class and make an instance.
 
         Raises:
-            GeneratorError: if it cannot be imported or is no generator.
+            GeneratorError: if it cannot be imported or is not a generator.
         """
         found = self.resolve()
         if isinstance(found, DeclaredKernel):
@@ -253,6 +253,6 @@ def _check(candidate: object, location: str) -> None:
     ]  # fmt: skip
     if not isinstance(candidate, type) or missing:
         raise GeneratorError(
-            f"{location} is no generator: it lacks {', '.join(missing) or 'being a class'}; "
+            f"{location} is not a generator: it lacks {', '.join(missing) or 'being a class'}; "
             "see cutlass_aot.generators.protocol.Generator"
         )

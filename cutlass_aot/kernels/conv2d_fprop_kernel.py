@@ -63,7 +63,7 @@ def conv2d_fprop(
     tiles = cute.ceil_div(images * rows * columns, tile_pixels) * cute.ceil_div(filters, tile_filters)
     blocks = tiles if is_right else cutlass.Int32(0)
 
-    # What is compiled for, as operations of the DSL ask for it: it is no parameter of a declared kernel.
+    # What is compiled for, as operations of the DSL ask for it: it is not a parameter of a declared kernel.
     arch = CuTeDSL._get_dsl().get_arch_enum()
     if cutlass.const_expr(arch.major == Arch.sm_90.major):
         sm90.launch(pixels, taps, results, blocks, convolution, stream)

@@ -159,7 +159,7 @@ def write_page(path: Path, page: str) -> None:
         staging = Path(name)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o644)
-            # A file name in a message may hold bytes that are no text.
+            # A file name in a message may hold bytes that are not text.
             file.write(page.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(descriptor)

@@ -101,7 +101,7 @@ def within(least: float, most: float) -> Check:
 
 def _digest_test(text: str) -> None:
     if not is_digest(text):
-        raise ValueError(f"{shown(text)} is no SHA-256, expected 64 hexadecimal digits")
+        raise ValueError(f"{shown(text)} is not a SHA-256, expected 64 hexadecimal digits")
 
 
 Digest = Annotated[str, Check(_digest_test)]

@@ -44,7 +44,7 @@ def decompress(source: BinaryIO, limit: int) -> Iterator[bytes]:
         limit: most bytes it may hold.
 
     Raises:
-        CorruptFile: if it is no frame, cut short, followed by something, or holds more.
+        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
     """
     import zstandard
 
@@ -63,7 +63,7 @@ def decompress(source: BinaryIO, limit: int) -> Iterator[bytes]:
             if piece:
                 yield piece
     except zstandard.ZstdError as error:
-        raise CorruptFile(f"it is no zstd frame ({error})") from None
+        raise CorruptFile(f"it is not a zstd frame ({error})") from None
     if frame.unused_data or source.read(1):
         raise CorruptFile("something follows its end")
 
@@ -76,7 +76,7 @@ def decompressed(data: bytes, limit: int) -> bytes:
         limit: most bytes it may hold: memory that this takes, whatever the frame says.
 
     Raises:
-        CorruptFile: if it is no frame, cut short, followed by something, or holds more.
+        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
     """
     import zstandard
 
@@ -90,7 +90,7 @@ def decompressed(data: bytes, limit: int) -> bytes:
             data, max_output_size=size, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
-        raise CorruptFile(f"it is no whole zstd frame ({error})") from None
+        raise CorruptFile(f"it is not a whole zstd frame ({error})") from None
     if len(whole) != size:
         raise CorruptFile(f"it holds {len(whole)} bytes, and says {size}")
     return whole

@@ -163,7 +163,7 @@ def check_schema(version: Any, newest: int, what: str) -> int:
         what: how to call the file in an error.
 
     Raises:
-        CorruptFile: for what is no version.
+        CorruptFile: for what is not a version.
         SchemaTooNew: for one above ``newest``.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:

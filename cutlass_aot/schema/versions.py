@@ -40,7 +40,7 @@ def is_version(text: str) -> bool:
 def order(version: str) -> tuple[tuple[int, str], ...]:
     """Sort key of a whole version: 1.0.dev1, 1.0a1, 1.0rc1, 1.0, 1.0+cu13, 1.0.post1, 1.1 in this order.
 
-    What is no version comes before all that are, by its text. Source: version specifiers specification
+    What is not a version comes before all that are, by its text. Source: version specifiers specification
     (PEP 440), "Summary of permitted suffixes and relative ordering".
     """
     match = _WHOLE.fullmatch(version)

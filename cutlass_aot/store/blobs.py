@@ -35,7 +35,7 @@ def unpacked(source: BinaryIO, limit: int = MAX_BLOB_BYTES) -> Iterator[bytes]:
         limit: most bytes it may hold.
 
     Raises:
-        CorruptFile: if it is no frame, cut short, followed by something, or holds more.
+        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
     """
     return decompress(source, limit)
 

@@ -24,7 +24,7 @@ SCHEMA = 2
 """Version of the store and of its records. 2: blobs are compressed, and records name their blobs."""
 
 SHARED_KINDS = ("kernel", "library", "plan")
-"""Kinds that levels behind a store serve and take; what failed, and which bundle is where, is its own."""
+"""Kinds that upstream stores serve and take; what failed, and which bundle is where, is its own."""
 
 FORMAT_NAME = "FORMAT"
 BLOBS = "blobs/sha256"
@@ -57,10 +57,10 @@ def blob_name(sha256: str) -> str:
     """Path of a blob below the store.
 
     Raises:
-        ValueError: if this is no SHA-256: a record of foreign origin may say anything.
+        ValueError: if this is not a SHA-256: a record of foreign origin may say anything.
     """
     if not DIGEST.fullmatch(sha256):
-        raise ValueError(f"{sha256!r} is no SHA-256 in hexadecimal")
+        raise ValueError(f"{sha256!r} is not a SHA-256 in hexadecimal")
     return f"{BLOBS}/{sha256[:2]}/{sha256}{BLOB_SUFFIX}"
 
 
@@ -82,7 +82,7 @@ def check_format(data: bytes, where: str) -> None:
         where: what to call the store in an error.
 
     Raises:
-        StoreError: if it is no store's, or an older one's.
+        StoreError: if it is not a store's, or an older one's.
         SchemaTooNew: if a newer release made it.
     """
     text = data[:_MAX_FORMAT_BYTES].decode("ascii", "replace").strip()

@@ -101,7 +101,7 @@ def read_root(store: Store, name: str) -> frozenset[Reference] | None:
     references = set()
     for item in body["records"]:
         if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
-            raise CorruptFile("it names something that is no record")
+            raise CorruptFile("it names something that is not a record")
         references.add((item[0], item[1]))
     return frozenset(references)
 

@@ -51,7 +51,7 @@ from cutlass_aot.store.layout import (
     record_name,
 )
 from cutlass_aot.store.records import Record
-from cutlass_aot.store.upstream.stores import Level
+from cutlass_aot.store.upstream.stores import UpstreamStore
 
 TOUCH_AFTER = 3600.0
 """Seconds after which a use of a record is noted again."""
@@ -63,16 +63,16 @@ class Store:
     Args:
         root: the directory; made if it is not there, unless ``create`` is false.
         create: whether this store will be written to.
-        behind: where to look, in this order, for what this store lacks.
+        upstream: where to look, in this order, for what this store lacks.
 
     Raises:
         StoreError: if it cannot be used, is of an older version, or ``root`` is something else.
         SchemaTooNew: if a newer release made it.
     """
 
-    def __init__(self, root: Path, *, create: bool = True, behind: Sequence[Level] = ()) -> None:
+    def __init__(self, root: Path, *, create: bool = True, upstream: Sequence[UpstreamStore] = ()) -> None:
         self.root = root
-        self.behind = tuple(behind)
+        self.upstream = tuple(upstream)
         self._locks: dict[str, Lock] = {}
         self._clock: float | None = None
         marker = root / FORMAT_NAME
@@ -88,7 +88,7 @@ class Store:
                 # Another builder may make the same store at this moment: then the marker is there by now.
                 if foreign and not marker.is_file():
                     raise StoreError(
-                        f"{root} holds something that is no cutlass-aot store: expected one, or an empty "
+                        f"{root} holds something that is not a cutlass-aot store: expected one, or an empty "
                         "directory; name another one"
                     )
                 if not foreign:
@@ -96,16 +96,16 @@ class Store:
         check_format(read(marker, MAX_RECORD_BYTES) or b"", str(root))
 
     def close(self) -> None:
-        """Give back all locks, and have the levels behind finish what is under way."""
+        """Give back all locks, and have the upstream stores finish what is under way."""
         self.unlock_all()
-        for level in self.behind:
-            level.close()
+        for upstream in self.upstream:
+            upstream.close()
 
     def abandon(self) -> None:
-        """Give back all locks, and have the levels behind begin nothing more; waits for nothing."""
+        """Give back all locks, and have the upstream stores begin nothing more; waits for nothing."""
         self.unlock_all()
-        for level in self.behind:
-            level.abandon()
+        for upstream in self.upstream:
+            upstream.abandon()
 
     # --- blobs
 
@@ -151,11 +151,11 @@ class Store:
         except ValueError:
             return None
         data = self._own_blob(sha256)
-        for level in self.behind:
+        for upstream in self.upstream:
             if data is not None:
                 break
-            for _, found in level.fetch([(name, packed_bound(MAX_BLOB_BYTES))]):
-                data = self._from_level(level, sha256, found)
+            for _, found in upstream.fetch([(name, packed_bound(MAX_BLOB_BYTES))]):
+                data = self._from_upstream(upstream, sha256, found)
         return data
 
     def extract_blob(self, sha256: str, path: Path) -> bool:
@@ -186,8 +186,8 @@ class Store:
         publish(data, self.record_path(kind, key))
         if kind in SHARED_KINDS:
             names = [blob_name(sha256) for sha256 in blobs or {}]
-            for level in self.behind:
-                level.offer(record_name(kind, key), data, names, self._file)
+            for upstream in self.upstream:
+                upstream.offer(record_name(kind, key), data, names, self._file)
 
     def get_record(self, kind: str, key: str) -> Any | None:
         """A record's body, or None if it is absent. A damaged one is set aside and absent.
@@ -197,14 +197,14 @@ class Store:
         """
         record = self._own_record(kind, key)
         if record is None and kind in SHARED_KINDS:
-            for level in self.behind:
-                record = self._record_of_level(level, kind, key)
+            for upstream in self.upstream:
+                record = self._record_of_upstream(upstream, kind, key)
                 if record is not None:
                     break
         return None if record is None else record.body
 
     def has_record(self, kind: str, key: str) -> bool:
-        """Whether a record seems to be in this store, not behind it."""
+        """Whether a record seems to be in this store, not upstream."""
         return is_there(self.record_path(kind, key))
 
     def drop_record(self, kind: str, key: str) -> None:
@@ -214,7 +214,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
-        """Copy what this store and the levels before lack of these records from the levels that are copied.
+        """Copy records that this store lacks from the upstream stores that are copied.
 
         All at once. What cannot be had is left out.
 
@@ -226,15 +226,15 @@ class Store:
         if kind not in SHARED_KINDS:
             return
         missing = list(keys)
-        for level in self.behind:
+        for upstream in self.upstream:
             missing = [key for key in missing if not self.has_record(kind, key)]
-            if level.copies:
+            if upstream.copies:
                 if anew:
-                    level.forget([record_name(kind, key) for key in missing])
-                self._copy(level, kind, missing)
+                    upstream.forget([record_name(kind, key) for key in missing])
+                self._copy(upstream, kind, missing)
             else:
                 # It is read through.
-                missing = [key for key in missing if not level.has(record_name(kind, key))]
+                missing = [key for key in missing if not upstream.has(record_name(kind, key))]
 
     # --- logs, locks, room to work
 
@@ -400,58 +400,58 @@ class Store:
             return False
         return True
 
-    # --- levels behind
+    # --- upstream stores
 
-    def _record_of_level(self, level: Level, kind: str, key: str) -> Record | None:
-        if level.copies:
-            self._copy(level, kind, [key])
+    def _record_of_upstream(self, upstream: UpstreamStore, kind: str, key: str) -> Record | None:
+        if upstream.copies:
+            self._copy(upstream, kind, [key])
             return self._own_record(kind, key)
-        for _, data in level.fetch([(record_name(kind, key), record_limit(kind))]):
-            record = self._opened(level, kind, key, data)
-            if record is not None and all(self._reaches(level, sha256) for sha256 in record.blobs):
+        for _, data in upstream.fetch([(record_name(kind, key), record_limit(kind))]):
+            record = self._opened(upstream, kind, key, data)
+            if record is not None and all(self._reaches(upstream, sha256) for sha256 in record.blobs):
                 return record
         return None
 
-    def _reaches(self, level: Level, sha256: str) -> bool:
-        return is_there(self.blob_path(sha256)) or level.has(blob_name(sha256))
+    def _reaches(self, upstream: UpstreamStore, sha256: str) -> bool:
+        return is_there(self.blob_path(sha256)) or upstream.has(blob_name(sha256))
 
-    def _opened(self, level: Level, kind: str, key: str, data: bytes | None) -> Record | None:
+    def _opened(self, upstream: UpstreamStore, kind: str, key: str, data: bytes | None) -> Record | None:
         if data is None:
             return None
         try:
             return Record.from_bytes(data, kind, key, "it")
         except (CorruptFile, SchemaTooNew):
-            level.reject(record_name(kind, key))
+            upstream.reject(record_name(kind, key))
             return None
 
-    def _from_level(
-        self, level: Level, sha256: str, data: bytes | None, size: int | None = None
+    def _from_upstream(
+        self, upstream: UpstreamStore, sha256: str, data: bytes | None, size: int | None = None
     ) -> bytes | None:
-        """A blob's verified bytes out of what a level gave; kept, if the level is one that is copied."""
+        """A blob's verified bytes out of what an upstream store gave; kept, if it is one that is copied."""
         if data is None:
             return None
         try:
             content = opened(data, sha256, size)
         except CorruptFile:
-            level.reject(blob_name(sha256))
+            upstream.reject(blob_name(sha256))
             return None
-        if level.copies:
+        if upstream.copies:
             publish(data, self.blob_path(sha256))
         return content
 
-    def _copy(self, level: Level, kind: str, keys: Collection[str]) -> None:
+    def _copy(self, upstream: UpstreamStore, kind: str, keys: Collection[str]) -> None:
         """Copy records with their blobs, blobs first; what is damaged or incomplete there is left out."""
         by_name = {record_name(kind, key): key for key in keys}
         found: dict[str, tuple[Record, bytes]] = {}
-        for name, data in level.fetch([(name, record_limit(kind)) for name in by_name]):
-            record = self._opened(level, kind, by_name[name], data)
+        for name, data in upstream.fetch([(name, record_limit(kind)) for name in by_name]):
+            record = self._opened(upstream, kind, by_name[name], data)
             if record is not None and data is not None:
                 found[name] = record, data
         sizes = {sha256: size for record, _ in found.values() for sha256, size in record.blobs.items()}
         here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
         wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
-        for name, data in level.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
-            if self._from_level(level, wanted[name], data, sizes[wanted[name]]) is not None:
+        for name, data in upstream.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
+            if self._from_upstream(upstream, wanted[name], data, sizes[wanted[name]]) is not None:
                 here.add(wanted[name])
         for name, (record, data) in found.items():
             if here.issuperset(record.blobs):

@@ -31,7 +31,7 @@ def pages() -> list[Path]:
 
 
 def prose(text: str) -> str:
-    """A page without its fenced blocks, indented blocks and code in a line, where brackets are no links."""
+    """A page without its fenced blocks, indented blocks and code in a line, where brackets are not links."""
     text = re.sub(r"^(```+)[^\n]*\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", text)

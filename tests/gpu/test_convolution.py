@@ -62,7 +62,7 @@ def prebuilt(geometry, dtype, tile=ONE_TILE[0]):
 
 
 def operands(geometry, shape, filters, dtype):
-    """Activations and filters that differ everywhere, and an output of what is no number."""
+    """Activations and filters that differ everywhere, and an output of what is not a number."""
     images, height, width, channels = shape
     x = torch.randn(shape, device="cuda").to(DTYPES[dtype])
     weight = torch.randn(filters, *geometry[0], channels, device="cuda").to(DTYPES[dtype])
@@ -110,7 +110,7 @@ def test_whole_numbers_are_exact(convolutions):
 
 
 def test_what_lies_around_is_neither_read_nor_written(convolutions):
-    """Operands that are slices of larger tensors full of what is no number."""
+    """Operands that are slices of larger tensors full of what is not a number."""
     torch.manual_seed(0)
     x, weight, out = operands(THREE, (3, 11, 9, 24), 40, "bf16")
     exact = reference(THREE, x, weight)

@@ -78,4 +78,4 @@ class Misbehaving:
 
 class _NotAnObject:
     def export_to_c(self, path, *, function_name, export_only_tvm_ffi_symbols):
-        Path(path).write_bytes(b"this is no object file")
+        Path(path).write_bytes(b"this is not an object file")

@@ -1,4 +1,4 @@
-"""Time the kernels that are no GEMMs on the present GPU, beside torch and beside a plain copy.
+"""Time the kernels that are not GEMMs on the present GPU, beside torch and beside a plain copy.
 
     python -m tools.bench.kernels [BUNDLE] [--rows 1,64,1024,8192] [--json FILE]
 
@@ -121,7 +121,7 @@ def seconds(work: Callable[[], Any], flushed: torch.Tensor) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one line a problem; see the module's description."""
-    parser = argparse.ArgumentParser(description="Time the kernels that are no GEMMs.")
+    parser = argparse.ArgumentParser(description="Time the kernels that are not GEMMs.")
     parser.add_argument("bundle", nargs="?", default="build/bundles/kernels")
     parser.add_argument("--rows", default="1,64,1024,8192", help="rows T, separated by commas")
     parser.add_argument("--json", type=Path)

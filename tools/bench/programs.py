@@ -62,7 +62,7 @@ def load(program: Path) -> Any:
     """The program's module, without running it."""
     spec = importlib.util.spec_from_file_location(program.stem, program)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{program} is no Python program")
+        raise SystemExit(f"{program} is not a Python program")
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script that it is given.
     sys.path[0] = str(program.parent.resolve())

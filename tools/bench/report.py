@@ -23,7 +23,7 @@ they measure. Figures that are compared were measured in turns, in one run.
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table. ``met`` is None where the row is no goal, or could not be measured."""
+    """One row of a table. ``met`` is None where the row is not a goal, or could not be measured."""
 
     what: str
     measured: str

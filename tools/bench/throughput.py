@@ -116,7 +116,7 @@ def between(listed: Sequence[Extents]) -> list[Problem]:
 
 
 class Call:
-    """A candidate that is no kernel: a function of (a, b, out)."""
+    """A candidate that is not a kernel: a function of (a, b, out)."""
 
     def __init__(self, launch: Callable[[Any, Any, Any], object]) -> None:
         self.launch = launch

@@ -409,7 +409,7 @@ def shown(page: str, name: str) -> str:
 
 def written(page: str, name: str, made: str) -> str:
     """The page with another table."""
-    # A function: backslashes of a table are no references to groups.
+    # A function: backslashes of a table are not references to groups.
     return _between(name).sub(lambda match: f"{match[1]}{made}\n{match[3]}", page)
 
 

@@ -1,4 +1,4 @@
-"""Find what changes the code of a declared kernel and is no parameter of it: trace twice, and compare.
+"""Find what changes the code of a declared kernel and is not a parameter of it: trace twice, and compare.
 
 The first trace is made as a build makes it. The second differs in everything that a parameter list does not
 say: environment variables that the first one was seen to read have other values, variables at the top of the

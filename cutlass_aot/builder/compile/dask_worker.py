@@ -90,13 +90,13 @@ def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
     pushed = 0
     try:
         remote = RemoteStore(message["remote"], tell=told.append)
-        with closing(Store(folder / "store", behind=[remote])) as store:
+        with closing(Store(folder / "store", upstream=[remote])) as store:
             kernel = from_plain(Kernel, message["compile"]["kernel"], "a kernel record")
             keep_artifact(store, message["key"], kernel, artifact, made)
         pushed = remote.pushed
     except (CutlassAotError, OSError) as error:
         told.append(str(error))
-    # Nothing is put where it is already, and what is told of need not be trouble.
+    # Nothing is put where it is already, and what is told of need not be a failure.
     if told and not pushed:
         shown = shown_url(message["remote"])
         return _machines(f"compiled, and not put into {shown}: {'; '.join(told)}", answer["log"])

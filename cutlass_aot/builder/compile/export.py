@@ -40,7 +40,7 @@ def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObje
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Let the DSL, if it is there, export without optimising; what it exports is no option of its own."""
+    """Let the DSL, if it is there, export without optimising; what it exports is not an option of its own."""
     exporter: Any = sys.modules.get(_EXPORTER)
     if exporter is None:
         yield

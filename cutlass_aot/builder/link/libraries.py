@@ -171,8 +171,8 @@ class Libraries:
                 for host in self._linkers
                 if not self._store.has_record("library", self._library_key(name, host))
             ]
-            # Levels behind the store may have a library whose objects were there: whoever links asks first.
-            if library.fresh or not self._store.behind:
+            # Upstream stores may have a library whose objects were there: whoever links asks first.
+            if library.fresh or not self._store.upstream:
                 self._compile_waiting(name, absent)
             for host in self._linkers:
                 self._made[name, host] = self._submit(self._finished_library, name, host)

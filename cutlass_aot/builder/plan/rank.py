@@ -203,7 +203,7 @@ def questions_of(
 
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
-    """The shapes that a kernel of such operands accepts, packed; none if it is no GEMM."""
+    """The shapes that a kernel of such operands accepts, packed; none if it is not a GEMM."""
     names = {
         extent
         for operand in operands

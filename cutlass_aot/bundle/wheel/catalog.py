@@ -44,7 +44,7 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
             with zipfile.ZipFile(file) as archive:
                 return _catalog(archive, wheel)
     except _ZIP_ERRORS as error:
-        raise CorruptFile(f"{wheel} is no readable wheel ({error}): build or fetch it again") from None
+        raise CorruptFile(f"{wheel} is not a readable wheel ({error}): build or fetch it again") from None
     except OSError as error:
         raise BundleError(f"{wheel} cannot be read: {error.strerror or error}") from None
 
@@ -60,7 +60,7 @@ def check_directory(file: BinaryIO, wheel: Path) -> None:
     tail = file.read(_END.size + _MAX_COMMENT + _LARGE_END_BYTES)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or len(tail) - at < _END.size:
-        raise CorruptFile(f"{wheel} is no zip file, or a truncated one: build or fetch it again")
+        raise CorruptFile(f"{wheel} is not a zip file, or a truncated one: build or fetch it again")
     found = _END.unpack_from(tail, at)[5]
     large = tail[max(at - _LARGE_END_BYTES, 0) : at].startswith(b"PK\x06\x07")
     if large or found > MAX_DIRECTORY_BYTES:

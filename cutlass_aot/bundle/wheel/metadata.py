@@ -136,7 +136,7 @@ def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str =
         release: of this package, that packs it; what runs it has to share its minor version.
 
     Raises:
-        BundleError: if what the catalog needs is no version.
+        BundleError: if what the catalog needs is not a version.
     """
     count = plural(sum(group.count for group in catalog.groups), "kernel")
     summary = f"cutlass-aot bundle {catalog.name}: {count} for {' '.join(catalog.targets)}"

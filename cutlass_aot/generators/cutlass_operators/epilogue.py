@@ -146,7 +146,7 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
         def written_tensor_name_with_bigger_element_type(self) -> str:
             """The stored matrix of the widest element type: it chooses how tiles are stored.
 
-            The package's own may answer with the destination of a reduction, which is no matrix.
+            The package's own may answer with the destination of a reduction, which is not a matrix.
             """
             stored: list[str] = [
                 name

@@ -66,7 +66,7 @@ def _is_under_its_name(thing: Any) -> bool:
 
 
 def is_generated(thing: Any) -> bool:
-    """Whether a function was made from text, in a namespace that is no module: its code tells what it is."""
+    """Whether a function was made from text, in a namespace other than a module: its code is what it is."""
     if not isinstance(thing, types.FunctionType) or sys.modules.get(thing.__module__ or "") is not None:
         return False
     # What Python makes for a named tuple follows from its fields.

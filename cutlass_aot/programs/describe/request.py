@@ -29,7 +29,7 @@ _OWN = f"{Path(__file__).resolve().parents[2]}/"
 """This package, which answers for the GPU and stands before ``cute.compile``: none of it is in a trace."""
 
 _CONTROLS = ("options", "is_experimental", "compile_only", "no_cache", "no_jit_engine")
-"""Keywords of ``cute.compile`` that are no arguments and change no code, or are looked at by themselves."""
+"""Keywords of ``cute.compile`` that are not arguments and change no code, or are looked at by themselves."""
 _REFUSED_CONTROLS = {
     "trace_finalize_hooks": "functions that change what was traced",
     "compile_to_precompiled_mlir": "a module instead of a function",

@@ -249,7 +249,7 @@ def examine(root: Path, manifest: bytes, *, check: bool = True) -> list[Examined
 
 def _examined(root: Path, path: str, manifest: bytes, check: bool) -> Examined:
     if not is_signature_path(path):
-        return Examined(path, None, "a file that is no signature")
+        return Examined(path, None, "a file that is not a signature")
     try:
         signature = read_signature(root, path)
     except CutlassAotError as error:

@@ -113,7 +113,7 @@ def state() -> State:
         existing = existing.parent
     problem = ""
     if status is None or not stat.S_ISDIR(status.st_mode):
-        problem = f"{existing} is no directory"
+        problem = f"{existing} is not a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
         problem = f"{existing} can only be read" if existing == folder else f"{existing} cannot be written"
     return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
@@ -213,7 +213,7 @@ def _status(path: Path) -> os.stat_result | None:
 def _path(folder: Path, name: str) -> Path:
     path = folder / f"{name}{_SUFFIX}"
     if not _NAME.fullmatch(path.name):
-        raise ValueError(f"{name!r} is no digest")
+        raise ValueError(f"{name!r} is not a digest")
     return path
 
 

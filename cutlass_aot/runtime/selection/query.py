@@ -17,7 +17,7 @@ Parameters = Mapping[str, DesignValue]
 
 @functools.lru_cache(maxsize=256)
 def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
-    """A formula in its canonical text; what is no formula, as a generator of one's own may have, as it is."""
+    """A formula in its canonical text; other text, as a third party's generator may have, as it is."""
     from cutlass_aot.schema.kernels.epilogue import IDENTITY, canonical_formula
 
     try:

@@ -73,7 +73,7 @@ class Operand:
             raise self._refusal(f"divisibility {self.divisibility}: expected 1 or more")
         fixed = extents[self.contiguous]
         if isinstance(fixed, int) and fixed % self.divisibility:
-            raise self._refusal(f"extent {fixed} is no multiple of its divisibility {self.divisibility}")
+            raise self._refusal(f"extent {fixed} is not a multiple of its divisibility {self.divisibility}")
         return OperandConstraint(
             name=self.name,
             dtype=self.dtype,

@@ -43,7 +43,7 @@ def fits(
 
     Args:
         tuning: the file.
-        kernels: those at hand; one that is not compiled yet is held against its record alone.
+        kernels: those at hand; one that is not compiled yet is checked against its record alone.
         holder: who has them, for the reason: ``bundle sm90``.
         advice: what to do, for the reason.
         versions: of what they were built with, as in :attr:`Tuning.versions`; those that differ are named.

@@ -251,7 +251,7 @@ def read_tuning(path: Path) -> Tuning:
 
     Raises:
         TuningError: if it is missing or unreadable.
-        CorruptFile: if it is no tuning file, or damaged.
+        CorruptFile: if it is not a tuning file, or damaged.
         SchemaTooNew: if a newer release wrote it.
     """
     try:

@@ -55,7 +55,7 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
     away. One blob is read at a time, piece by piece.
 
     Args:
-        store: the store; the levels behind it are left alone.
+        store: the store; its upstream stores are left alone.
         repair: whether to set aside what is found.
 
     Raises:
@@ -129,7 +129,7 @@ def _blob_problem(store: Store, path: Path) -> str | None:
                 hasher.update(piece)
         check_digest(hasher.hexdigest(), sha256)
     except ValueError:
-        return "a file that is no blob"
+        return "a file that is not a blob"
     except FileNotFoundError:
         return None
     except CorruptFile as error:

@@ -73,7 +73,7 @@ def collect(
     future counts as new.
 
     Args:
-        store: the store; the levels behind it are left alone.
+        store: the store; its upstream stores are left alone.
         days: how long ago something may have been used last and is still kept.
         grace: seconds within which nothing is taken, whatever ``days`` says; at least :data:`FLOOR`.
         dry_run: only say what would be taken. Nothing is written: the store may be one that is only read.

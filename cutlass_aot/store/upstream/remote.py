@@ -1,4 +1,4 @@
-"""A store on a web server or on object storage, as a level behind a store: pulled from, and pushed to.
+"""A store on a web server or on object storage, as an upstream store: pulled from, and pushed to.
 
 It is laid out as a store directory is, so that one served over HTTP is a remote. Nothing that it sends is
 trusted: the store verifies it. When it cannot be reached, that is told once, and all goes on without it.
@@ -38,7 +38,7 @@ _MAX_FORMAT_BYTES = 1 << 12
 
 
 class RemoteStore:
-    """A level behind a store, at a URL. What is found there is copied into the store.
+    """An upstream store, at a URL. What is found there is copied into the store.
 
     Args:
         url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``; the

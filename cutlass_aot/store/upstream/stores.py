@@ -1,4 +1,4 @@
-"""Levels behind a store, where it looks for what it lacks. It verifies whatever comes from one."""
+"""Upstream stores, where it looks for what it lacks. It verifies whatever comes from one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reader = Callable[[str], bytes | None]
 """Gives the bytes of one of a store's files by its name, None if it is gone."""
 
 
-class Level(Protocol):
+class UpstreamStore(Protocol):
     """What a store asks of a level. Names are those of :mod:`cutlass_aot.store.layout`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Level(Protocol):
         """Begin nothing more, and wait for nothing."""
 
 
-class DirectoryLevel:
+class UpstreamDirectory:
     """Another store directory, never written: not even a use is noted there.
 
     Args:
@@ -66,7 +66,7 @@ class DirectoryLevel:
         copies: whether what is found there is copied into the store.
 
     Raises:
-        StoreError: if it is no store of this version.
+        StoreError: if it is not a store of this version.
         SchemaTooNew: if a newer release made it.
     """
 

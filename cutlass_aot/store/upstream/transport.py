@@ -44,8 +44,8 @@ class Transport:
         name = shown_url(url)
         if "://" not in url:
             raise StoreError(
-                f"{name!r} is no URL: expected one such as https://host/store or s3://bucket/store; "
-                "a directory is given as --store-behind"
+                f"{name!r} is not a URL: expected one such as https://host/store or s3://bucket/store; "
+                "a directory is given as --upstream"
             )
         try:
             from fsspec.core import url_to_fs

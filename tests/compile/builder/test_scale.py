@@ -104,9 +104,9 @@ def test_shards_merge_to_the_bundle_of_one_machine(whole, shards, tmp_path):
     [
         ("missing", "of 3 shards of many these are missing: 2"),
         ("twice", "shard 1 of 3 is given twice"),
-        ("no shard", "is no shard"),
+        ("no shard", "is not a shard"),
         ("damaged", "its object is missing or damaged: build this shard again"),
-        ("incomplete", "is no complete shard"),
+        ("incomplete", "is not a complete shard"),
     ],
 )
 def test_shards_that_are_not_all_of_one_bundle_are_refused(shards, tmp_path, change, message):
@@ -207,7 +207,7 @@ def test_a_remote_is_pushed_to_pulled_from_and_done_without(whole, tmp_path):
     assert fourth.bundle == whole.bundle
     shutil.rmtree(fourth.store)
     shutil.rmtree(fourth.out)
-    events = fourth.events("--remote", address, "--store-behind", third.store)
+    events = fourth.events("--remote", address, "--upstream", third.store)
     assert "compiled" not in events
     assert fourth.bundle == whole.bundle
 

@@ -39,7 +39,7 @@ EPILOGUE = parse_epilogue(
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
-    # A width that is no multiple of 16; results converted before they are stored.
+    # A width that is not a multiple of 16; results converted before they are stored.
     (Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32"), "128x136x64", "1x1x1", False),
     # Registers handed over, an operand shared by multicast.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "256x160x64", "1x2x1", False),

@@ -407,7 +407,7 @@ def test_the_module_of_a_made_dataclass_is_not_in_a_key(tmp_path):
 
 
 def test_a_function_around_an_object_is_followed(tmp_path):
-    """Its `__wrapped__` is no function."""
+    """Its `__wrapped__` is not a function."""
     two, three = keys(
         tmp_path,
         "import functools\n"

@@ -72,7 +72,7 @@ int __tvm_ffi_host_gemm(void*, const TVMFFIAny* arguments, int32_t count, TVMFFI
   Require(count == 3, "not three operands");
   const DLTensor* tensors[3];
   for (int index = 0; index < 3; ++index) {
-    Require(arguments[index].type_index == kTVMFFIDLTensorPtr, "an operand that is no DLTensor");
+    Require(arguments[index].type_index == kTVMFFIDLTensorPtr, "an operand that is not a DLTensor");
     tensors[index] = static_cast<const DLTensor*>(arguments[index].v_ptr);
     Require(tensors[index]->ndim == 3 && tensors[index]->shape[0] == 1, "an operand without a batch of one");
   }

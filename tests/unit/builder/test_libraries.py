@@ -30,7 +30,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.store import Store
-from cutlass_aot.store.upstream.stores import DirectoryLevel
+from cutlass_aot.store.upstream.stores import UpstreamDirectory
 from tests.support.kernels import gemm
 
 GROUPS = st.dictionaries(
@@ -438,7 +438,9 @@ def test_libraries_behind_the_store_are_not_made_again(tmp_path: Path) -> None:
     kernels = some(BATCH + 2)
     first = Workshop(tmp_path / "behind").make(kernels)
     here = Workshop(tmp_path / "here")
-    here.store = Store(tmp_path / "here" / "store", behind=[DirectoryLevel(tmp_path / "behind" / "store")])
+    here.store = Store(
+        tmp_path / "here" / "store", upstream=[UpstreamDirectory(tmp_path / "behind" / "store")]
+    )
     again = here.make(kernels, fresh=False)
     assert here.work() == dict.fromkeys(HOSTS, (0, 0, 0))
     assert again.files == first.files

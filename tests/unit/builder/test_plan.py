@@ -151,7 +151,7 @@ def test_an_unknown_generator_is_named():
         ("x = 1", "registers no generator"),
         (
             "from cutlass_aot.generators.registry import register\n@register\nclass G:\n    name = 'g'\n",
-            "is no generator: it lacks version, operations",
+            "is not a generator: it lacks version, operations",
         ),
     ],
 )

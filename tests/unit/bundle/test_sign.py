@@ -129,8 +129,8 @@ def test_a_passphrase_protects_a_key(bundle: Path, tmp_path: Path) -> None:
         ("", "the passphrase has 0 bytes: expected 1 to 1023; choose another"),
         ("x" * 1024, "the passphrase has 1024 bytes: expected 1 to 1023; choose another"),
         ("ä" * 512, "the passphrase has 1024 bytes: expected 1 to 1023; choose another"),
-        # As the environment has bytes that are no UTF-8.
-        ("open-sesame\udcff", "the passphrase is no text in UTF-8: expected one that is"),
+        # As the environment has bytes that are not UTF-8.
+        ("open-sesame\udcff", "the passphrase is not text in UTF-8: expected one that is"),
     ],
 )
 def test_what_can_be_no_passphrase_is_refused(tmp_path: Path, passphrase: str, says: str) -> None:
@@ -310,8 +310,8 @@ def test_anything_else_in_the_folder_is_a_problem(bundle: Path, key: Key) -> Non
     (bundle / "signatures" / "inner").mkdir()
     (bundle / "signatures" / "inner" / "x").write_text("x")
     found = problems(bundle)
-    assert found["signatures/README"] == "a file that is no signature"
-    assert found["signatures/inner"] == "a file that is no signature"
+    assert found["signatures/README"] == "a file that is not a signature"
+    assert found["signatures/inner"] == "a file that is not a signature"
 
 
 def test_links_are_problems_and_are_not_followed(bundle: Path, tmp_path: Path, key: Key) -> None:
@@ -754,9 +754,9 @@ def test_without_the_package_the_error_says_what_to_install(
         assert run("verify", path, "--key", key.public)[0] == 1
     (bundle / CATALOG_NAME).write_bytes(b"x")
     assert run("verify", bundle)[0] == 1
-    # What is no signature whatever it signs is told.
+    # What is not a signature whatever it signs is told.
     (bundle / "signatures" / "README").write_text("x")
-    assert "a file that is no signature" in run("verify", bundle)[2]
+    assert "a file that is not a signature" in run("verify", bundle)[2]
 
 
 def test_every_error_is_one_of_ours(bundle: Path, key: Key) -> None:

@@ -407,7 +407,7 @@ def test_names_of_any_length_or_depth_are_refused_before_they_are_taken_apart(
 
 @pytest.mark.parametrize("path", ["a/" * 31 + "a", "a" * 1024])
 def test_names_within_the_bounds_are_taken_apart(sound, tmp_path, path):
-    """And are no files of a wheel."""
+    """And are not files of a wheel."""
     bad = rewritten(tmp_path, {**contents(sound), path: b"x"})
     assert {problem.path for problem in verify_wheel(bad)} == {path}
 

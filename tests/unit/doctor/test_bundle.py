@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_said(doctor: Doctor, tmp_path: Path) -> None:
             find_bundles(name)
     # Neither a directory nor something in one that is none.
     for name in (tmp_path / "none", Path(__file__) / "x"):
-        with pytest.raises(BundleError, match="is no bundle: expected a directory, a wheel, or the name"):
+        with pytest.raises(BundleError, match="is not a bundle: expected a directory, a wheel, or the name"):
             find_bundles(str(name))
     status, _, err = doctor("x" * 300)
     assert status == 1
@@ -192,7 +192,7 @@ def test_an_installed_bundle_by_its_name(
     for name in ("gone", "smal"):
         status, _, errors = doctor(name, "--facts", facts)
         assert status == 1
-        assert f"'{name}' is no bundle" in errors
+        assert f"'{name}' is not a bundle" in errors
         assert "(installed: gone, small)" in errors
 
 
@@ -225,11 +225,11 @@ def test_names_of_others_do_not_reach_the_terminal_as_they_are(
 def test_what_is_no_wheel_is_refused(tmp_path: Path, bundle: Path) -> None:
     file = tmp_path / "x.whl"
     file.write_bytes(b"")
-    with pytest.raises(CorruptFile, match=r"is no zip file, or a truncated one"):
+    with pytest.raises(CorruptFile, match=r"is not a zip file, or a truncated one"):
         read_wheel_catalog(file)
     packed(bundle, file)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CorruptFile, match=r"is no zip file, or a truncated one|no readable wheel"):
+    with pytest.raises(CorruptFile, match=r"is not a zip file, or a truncated one|no readable wheel"):
         read_wheel_catalog(file)
     packed(tmp_path / "nothing", file)
     with pytest.raises(BundleError, match="holds 0 bundles: expected the wheel of one"):

@@ -92,7 +92,7 @@ def test_what_is_left_out_is_not_there() -> None:
             'host = "x86_64"\n[driver]\nversion = "1"',
             "unknown key 'driver.version': expected one of `cuda`, `re",
         ),
-        ('host = "x86_64"\ngpus = "B200"', "`gpus` is no list of at most 1024 tables: expected [[gpus]]"),
+        ('host = "x86_64"\ngpus = "B200"', "`gpus` is not a list of at most 1024 tables: expected [[gpus]]"),
         ('host = "x86_64"\ngpus = ["B200"]', "`gpus[0]` is a str: expected a table"),
         ('host = "x86_64"\n[[gpus]]', "`gpus[0].name` is missing: expected a model such as NVIDIA H200"),
         ('host = "x86_64"\n[[gpus]]\nmodel = "B200"', "unknown key 'gpus[0].model': expected one of `name`"),

@@ -378,7 +378,7 @@ def test_a_name_that_is_no_digest_is_no_path(folder: Path, tmp_path: Path) -> No
     precious = tmp_path / "precious.code"
     precious.write_bytes(b"")
     for name in (str(tmp_path / "precious"), "../precious", "A" * 64):
-        with pytest.raises(ValueError, match="is no digest"):
+        with pytest.raises(ValueError, match="is not a digest"):
             code_cache.read(name, 0, 1, lambda: [b"x"])
     assert precious.exists()
     assert not folder.exists()
@@ -469,7 +469,7 @@ def test_the_state_says_where_and_why_not(
     assert code_cache.state().held == sum(map(len, PARTS))
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "file" / "below"))
-    assert code_cache.state().problem == f"{tmp_path / 'file'} is no directory"
+    assert code_cache.state().problem == f"{tmp_path / 'file'} is not a directory"
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, "")
     assert code_cache.state() == code_cache.State(
         None, 0, code_cache.DEFAULT_LIMIT, "CUTLASS_AOT_CACHE is empty"

@@ -91,7 +91,7 @@ def test_no_extents_are_a_number_by_value():
         (Operand("x", "f32", ("N",), alignment=2), "alignment of 2 bytes"),
         (Operand("x", "f32", ("N",), alignment=12), "alignment of 12 bytes"),
         (Operand("x", "f32", ("N",), divisibility=0), "divisibility 0"),
-        (Operand("x", "f32", ("N", 6), divisibility=4), "6 is no multiple of its divisibility 4"),
+        (Operand("x", "f32", ("N", 6), divisibility=4), "6 is not a multiple of its divisibility 4"),
         (Operand("x", "f4e2m1", ("N", 32), alignment=24), "alignment of 24 bytes"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_record_that_the_function_no_longer_describes_is_not_compiled(monkeypa
     # The DSL, which is not needed to see that.
     monkeypatch.setitem(sys.modules, "cutlass_aot.generators.dsl", None)
     monkeypatch.setattr("cutlass_aot.generators.dsl", None, raising=False)
-    with pytest.raises(CompileError, match="it depends on something that is no parameter"):
+    with pytest.raises(CompileError, match="it depends on something that is not a parameter"):
         DeclaredGenerator(scale_rows).compile(kernel)
 
 

@@ -741,7 +741,7 @@ def agree(
 
 
 def on_a_device(operands: Sequence[OperandDescription]) -> list[OperandDescription]:
-    """What has no device is no tensor that could be launched on."""
+    """What has no device is not a tensor that could be launched on."""
     return [replace(o, device=0 if o.device is None else o.device) for o in operands]
 
 
@@ -917,7 +917,7 @@ def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Functio
         assert choose(*arguments) is False
     assert choose(*[a] * 16, numbered[1]) == 1
     assert choose(*[a] * 16) == 1
-    # A function without operands before it is no lesson.
+    # A function without operands before it is not a lesson.
     assert choose(numbered[1]) is False
 
 

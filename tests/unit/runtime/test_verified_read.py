@@ -121,11 +121,11 @@ def test_truncated(bundle: Path, name: str) -> None:
 
 def test_any_flipped_bit_of_the_index_is_noticed(bundle: Path) -> None:
     data = (bundle / CATALOG_NAME).read_bytes()
-    chooser = random.Random(1)
+    chance = random.Random(1)
     for _ in range(50):
-        position = chooser.randrange(len(data))
+        position = chance.randrange(len(data))
         changed = bytearray(data)
-        changed[position] ^= 1 << chooser.randrange(8)
+        changed[position] ^= 1 << chance.randrange(8)
         (bundle / CATALOG_NAME).write_bytes(changed)
         with pytest.raises(CorruptFile, match="altered"):
             cutlass_aot.open(bundle)
@@ -134,10 +134,10 @@ def test_any_flipped_bit_of_the_index_is_noticed(bundle: Path) -> None:
 def test_a_flipped_bit_of_the_manifest_never_changes_what_is_opened(bundle: Path) -> None:
     data = (bundle / MANIFEST_NAME).read_bytes()
     catalog = (bundle / CATALOG_NAME).read_bytes()
-    chooser = random.Random(2)
+    chance = random.Random(2)
     for _ in range(100):
         changed = bytearray(data)
-        changed[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+        changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         (bundle / MANIFEST_NAME).write_bytes(changed)
         try:
             opened = cutlass_aot.open(bundle)

@@ -445,7 +445,7 @@ def test_a_modelled_ranking_has_no_times():
 )
 def test_a_reference_without_a_digest_is_refused(sha256):
     """Files outside the bundle are named by it."""
-    with pytest.raises(CorruptFile, match=r"is no SHA-256, expected 64 hexadecimal digits"):
+    with pytest.raises(CorruptFile, match=r"is not a SHA-256, expected 64 hexadecimal digits"):
         from_plain(FileReference, {"path": "code/x.zst", "size": 1, "sha256": sha256}, "a file reference")
 
 

@@ -304,7 +304,7 @@ def test_an_annotation_without_a_stored_form_is_a_mistake(kind: type) -> None:
 def test_a_check_may_refuse_in_words_of_its_own() -> None:
     digests = codec_of(tuple[Digest, ...])
     assert digests.read(["ab" * 32], "it") == ("ab" * 32,)
-    with pytest.raises(ValueError, match="is no SHA-256"):
+    with pytest.raises(ValueError, match="is not a SHA-256"):
         digests.read(["ab"], "it")
 
     def refuse(value: str) -> None:

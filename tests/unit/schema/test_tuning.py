@@ -179,7 +179,7 @@ def twice(where, key):
         (twice("file", "groups"), "a group is there twice"),
         (twice("group", "kernels"), "a kernel is there twice"),
         (twice("group", "problems"), "a problem is there twice"),
-        (setting("group", "digest", "ab" * 31), "is no SHA-256, expected 64 hexadecimal digits"),
+        (setting("group", "digest", "ab" * 31), "is not a SHA-256, expected 64 hexadecimal digits"),
         (setting("problem", "extents", [1, 2, 3]), "malformed"),
         (setting("problem", "extents", [1, 0, 3, 4]), "expected whole numbers from 1"),
         (setting("problem", "extents", [1, 1, MAX_EXTENT + 1, 4]), "expected whole numbers from 1"),

@@ -20,7 +20,7 @@ from cutlass_aot.store.blobs import PACKED_LEVEL, opened, packed, packed_bound, 
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.store import TOUCH_AFTER, Store
-from cutlass_aot.store.upstream.stores import DirectoryLevel
+from cutlass_aot.store.upstream.stores import UpstreamDirectory
 from tests.support.kernels import gemm
 from tests.support.stores import KEY, OTHER_KEY, age, files, together
 
@@ -291,14 +291,14 @@ def test_a_store_of_another_version_is_refused(tmp_path):
 def test_what_may_not_be_looked_at_is_not_there(store, monkeypatch, tmp_path):
     behind = Store(tmp_path / "behind")
     behind.put_record("kernel", KEY, {}, blobs={behind.put_blob(DATA): len(DATA)})
-    level = DirectoryLevel(behind.root)
+    level = UpstreamDirectory(behind.root)
 
     def closed(_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     keep_failure(store, OTHER_KEY, gemm(), "reason", "log", {})
     monkeypatch.setattr("pathlib.Path.is_file", closed)
-    store.behind = (level,)
+    store.upstream = (level,)
     assert store.get_record("kernel", KEY) is None
     store.prefetch("kernel", [KEY])
     assert read_failure(store, OTHER_KEY).reason == "reason"

@@ -1,4 +1,4 @@
-"""Levels behind a store: directories that are never written, and remotes that are never trusted."""
+"""Upstream stores: directories that are never written, and remotes that are never trusted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cutlass_aot.store.layout import SCHEMA, blob_name, record_name
 from cutlass_aot.store.maintenance.check import check
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.upstream.remote import RemoteStore
-from cutlass_aot.store.upstream.stores import DirectoryLevel
+from cutlass_aot.store.upstream.stores import UpstreamDirectory
 from cutlass_aot.store.upstream.thread_pool import ThreadPool
 from tests.support.stores import KEY, OTHER_KEY, age, files
 
@@ -56,7 +56,7 @@ def other(tmp_path):
 def test_a_directory_behind_is_read_through_and_never_written(other, tmp_path):
     age(other.record_path("kernel", KEY), hours=100)
     before = snapshot(other.root)
-    store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root)])
     assert store.get_record("kernel", KEY) == {"of": KEY}
     assert store.get_blob(BLOB) == DATA
     assert store.extract_blob(BLOB, tmp_path / "out")
@@ -73,8 +73,8 @@ def test_what_an_earlier_level_has_is_not_copied_from_a_later_one(other, tmp_pat
     later = Store(tmp_path / "later")
     keep(later)
     keep(later, OTHER_KEY, b"more")
-    levels = [DirectoryLevel(other.root), DirectoryLevel(later.root, copies=True)]
-    store = Store(tmp_path / "store", behind=levels)
+    levels = [UpstreamDirectory(other.root), UpstreamDirectory(later.root, copies=True)]
+    store = Store(tmp_path / "store", upstream=levels)
     store.prefetch("kernel", [KEY, OTHER_KEY])
     assert not store.has_record("kernel", KEY)
     assert not store.blob_path(BLOB).exists()
@@ -82,7 +82,7 @@ def test_what_an_earlier_level_has_is_not_copied_from_a_later_one(other, tmp_pat
 
 
 def test_a_directory_behind_can_be_copied_from(other, tmp_path):
-    store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root, copies=True)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=True)])
     assert store.get_record("kernel", KEY) == {"of": KEY}
     alone = Store(store.root)
     assert alone.get_record("kernel", KEY) == {"of": KEY}
@@ -97,11 +97,11 @@ def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path, copie
     keep(other, OTHER_KEY, b"more")
     other.record_path("kernel", OTHER_KEY).write_bytes(b"x")
     before = snapshot(other.root)
-    store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root, copies=copies)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=copies)])
     assert store.get_blob(BLOB) is None
     assert store.get_record("kernel", OTHER_KEY) is None
-    levels = [DirectoryLevel(root, copies=copies) for root in (other.root, second.root)]
-    store = Store(tmp_path / "store", behind=levels)
+    levels = [UpstreamDirectory(root, copies=copies) for root in (other.root, second.root)]
+    store = Store(tmp_path / "store", upstream=levels)
     assert store.get_record("kernel", KEY) == {"of": KEY}
     assert store.get_blob(BLOB) == DATA
     assert snapshot(other.root) == before
@@ -111,14 +111,14 @@ def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path, copie
 def test_a_record_without_its_blob_is_a_miss_behind(other, tmp_path):
     other.blob_path(BLOB).unlink()
     for copies in (False, True):
-        store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root, copies=copies)])
+        store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=copies)])
         assert store.get_record("kernel", KEY) is None
 
 
 def test_what_is_unreadable_or_newer_behind_counts_as_absent(other, tmp_path):
     other.record_path("kernel", KEY).write_bytes(seal("cutlass-aot kernel record", SCHEMA + 1, {}))
     (other.root / record_name("plan", KEY)).mkdir(parents=True)
-    store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root)])
     assert store.get_record("kernel", KEY) is None
     assert store.get_record("plan", KEY) is None
 
@@ -126,20 +126,20 @@ def test_what_is_unreadable_or_newer_behind_counts_as_absent(other, tmp_path):
 def test_failures_and_bundles_are_a_stores_own(other, tmp_path):
     other.put_record("failure", KEY, {})
     other.put_record("bundle", KEY, {})
-    store = Store(tmp_path / "store", behind=[DirectoryLevel(other.root)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root)])
     assert store.get_record("failure", KEY) is None
     assert store.get_record("bundle", KEY) is None
 
 
 def test_what_is_no_store_cannot_stand_behind_one(tmp_path):
     with pytest.raises(StoreError, match="has no FORMAT file"):
-        DirectoryLevel(tmp_path)
+        UpstreamDirectory(tmp_path)
     (tmp_path / "FORMAT").write_text("cutlass-aot store 1\n")
     with pytest.raises(StoreError, match="no longer reads"):
-        DirectoryLevel(tmp_path)
+        UpstreamDirectory(tmp_path)
     (tmp_path / "FORMAT").write_text("cutlass-aot store 9\n")
     with pytest.raises(SchemaTooNew):
-        DirectoryLevel(tmp_path)
+        UpstreamDirectory(tmp_path)
 
 
 # --- remotes
@@ -222,7 +222,7 @@ def served(root, **behaviour):
 
 
 def store_with(tmp_path, url, told, name="store", **options):
-    return Store(tmp_path / name, behind=[RemoteStore(url, tell=told.append, **options)])
+    return Store(tmp_path / name, upstream=[RemoteStore(url, tell=told.append, **options)])
 
 
 @pytest.mark.parametrize("protocol", ["memory", "file", "http"])
@@ -240,10 +240,10 @@ def test_what_one_builder_pushes_another_pulls(tmp_path, memory, told, protocol)
             keep(first, key, b"object of " + key.encode())
         first.put_record("failure", KEY, {})
         first.close()
-        assert first.behind[0].pushed == 20
+        assert first.upstream[0].pushed == 20
         second = store_with(tmp_path, url, told, "second")
-        assert second.behind[0].has(record_name("kernel", keys[0]))
-        assert not second.behind[0].has(record_name("kernel", KEY))
+        assert second.upstream[0].has(record_name("kernel", keys[0]))
+        assert not second.upstream[0].has(record_name("kernel", KEY))
         second.prefetch("kernel", keys)
         assert second.get_record("failure", KEY) is None
         alone = Store(second.root)
@@ -624,7 +624,7 @@ def test_a_full_disk_is_no_fault_of_the_remote(other, tmp_path, told, monkeypatc
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("remote/store", "is no URL"),
+        ("remote/store", "is not a URL"),
         ("nosuch://x/y", "Protocol not known"),
         ("reference://x", "cannot be used"),
     ],
@@ -646,23 +646,23 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 
 def test_settings_make_levels_in_their_order(other, tmp_path, memory):
     settings = Settings(
-        tmp_path / "store", 1, 1, print, behind=(other.root,), remote=memory, remote_read_only=True
+        tmp_path / "store", 1, 1, print, upstream=(other.root,), remote=memory, remote_read_only=True
     )
     with settings.open_store() as store:
-        directory, remote = store.behind
-        assert isinstance(directory, DirectoryLevel)
+        directory, remote = store.upstream
+        assert isinstance(directory, UpstreamDirectory)
         assert isinstance(remote, RemoteStore)
         assert store.get_record("kernel", KEY) == {"of": KEY}
 
 
 def test_a_crew_hands_results_and_errors_back():
-    crew = ThreadPool(2)
+    pool = ThreadPool(2)
 
     def fails():
         raise KeyError("x")
 
-    assert [crew.begin(lambda n=n: n * n).result(5) for n in range(5)] == [0, 1, 4, 9, 16]
+    assert [pool.begin(lambda n=n: n * n).result(5) for n in range(5)] == [0, 1, 4, 9, 16]
     with pytest.raises(KeyError):
-        crew.begin(fails).result(5)
+        pool.begin(fails).result(5)
     with pytest.raises(TimeoutError):
-        crew.begin(lambda: time.sleep(0.2)).result(0.01)
+        pool.begin(lambda: time.sleep(0.2)).result(0.01)
