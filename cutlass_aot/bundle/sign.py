@@ -74,8 +74,8 @@ class KeyFile:
         passphrase: asked for the key's passphrase if it is protected by one.
 
     Raises:
-        SignatureError: if the file is not a private key of Ed25519, or the passphrase is not that of it, or can
-            be none.
+        SignatureError: if the file is not a private key of Ed25519, or the passphrase is wrong, or is not
+            text in UTF-8.
     """
 
     def __init__(self, path: Path, passphrase: Callable[[], str]) -> None:
