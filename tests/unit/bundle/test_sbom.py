@@ -148,7 +148,7 @@ def test_the_bill_is_held_against_the_indices(tmp_path: Path) -> None:
     catalog = read_catalog(bundle)
     others = [entry(kernel) for kernel in kernels()]
     wrong = bill_of_materials(catalog, others)
-    for data, message in ((wrong, "other kernels than in the indices"), (b"{}", "no readable bill")):
+    for data, message in ((wrong, "other kernels than in the indices"), (b"{}", "not a readable bill")):
         path = bundle / "sbom" / "bundle.cdx.json"
         before = digest(path.read_bytes()), path.stat().st_size
         path.write_bytes(data)

@@ -187,7 +187,7 @@ def test_whatever_else_is_in_the_way_stays(small, tmp_path):
     (tmp_path / "mixed" / MANIFEST_NAME).write_text("{}")
     (tmp_path / "mixed" / "thesis.tex").write_text("mine")
     before = sorted(tmp_path.iterdir())
-    for name, says in (("file", "no directory"), ("folder", "thesis.tex"), ("mixed", "thesis.tex")):
+    for name, says in (("file", "not a directory"), ("folder", "thesis.tex"), ("mixed", "thesis.tex")):
         with pytest.raises(BundleError, match=says):
             write_bundle(small, tmp_path / name)
     assert before == sorted(tmp_path.iterdir())

@@ -229,7 +229,7 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path, bundle: Path) -> None:
         read_wheel_catalog(file)
     packed(bundle, file)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CorruptFile, match=r"is not a zip file, or a truncated one|no readable wheel"):
+    with pytest.raises(CorruptFile, match=r"is not a zip file, or a truncated one|not a readable wheel"):
         read_wheel_catalog(file)
     packed(tmp_path / "nothing", file)
     with pytest.raises(BundleError, match="holds 0 bundles: expected the wheel of one"):

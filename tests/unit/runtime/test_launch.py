@@ -344,7 +344,7 @@ def test_a_library_that_was_altered_is_not_mapped(packed: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (b"not a library", CorruptFile, "is no whole zstd frame"),
+        (b"not a library", CorruptFile, "is not a whole zstd frame"),
         (compress(b"not a library", 3), CorruptFile, "is not a shared library"),
         (compress(b"\x7fELF, but nothing behind it", 3), BundleError, "cannot be mapped"),
         (compress(b"\x7fELF" + bytes(65 << 20), 3), CorruptFile, "holds more than 67108864 bytes"),
