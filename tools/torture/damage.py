@@ -40,7 +40,7 @@ class Damager:
     def files(self, *folders: str) -> list[Path]:
         """Files below some folders of the store, sorted; all that may be damaged if none is named.
 
-        Not FORMAT: without it a directory is no store any more.
+        Not FORMAT: without it a directory is not a store any more.
         """
         chosen = folders or ("blobs", "records", "roots", "logs", "locks", "build_state", "tmp", "durations")
         found: list[Path] = []

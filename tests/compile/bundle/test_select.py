@@ -104,7 +104,7 @@ def test_ranking_twice_gives_the_same_bytes(manifest):
     assert [item.to_bytes() for item in first.rankings] == [item.to_bytes() for item in second.rankings]
 
 
-def test_what_cannot_be_ranked_stays_and_is_remarked(manifest):
+def test_what_cannot_be_ranked_stays_and_is_warned_of(manifest):
     both = (('["sm_100a"]', '["sm_90a", "sm_100a"]'), ('"b200"', '{ sm_90a = "h200", sm_100a = "b200" }'))
     older = ('family = ["PersistentDenseGemm", "TgvGemm"]\n', ""), ('"64x8"', '"128x192"')
     selection, _ = plan(manifest(*both, *older))

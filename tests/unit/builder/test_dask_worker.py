@@ -202,7 +202,7 @@ def test_threads_compile_each_on_its_own(machine):
     assert answers == ["ValueError: compiled by 1"] * 3
 
 
-def test_a_remote_that_takes_nothing_is_machine_failure_trouble(machine, monkeypatch):
+def test_a_remote_that_takes_nothing_is_a_failure_of_the_machine(machine, monkeypatch):
     def compiled(_message, request):
         Path(request["object"]).write_bytes(b"an object")
         sha256 = hashlib.sha256(b"an object").hexdigest()

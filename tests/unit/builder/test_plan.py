@@ -84,7 +84,7 @@ def test_a_filter_that_matches_nothing_is_named_with_what_there_is():
         chosen('tile = "512x*"')
 
 
-def test_a_value_that_matches_nothing_beside_others_is_remarked():
+def test_a_value_that_matches_nothing_beside_others_is_warned_of():
     parsed = manifest('tile = ["64x64", "512x*"]\nexclude = [{tile = "999x*"}]')
     questions = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(question, TILES) for question in questions], "4.8.1")
@@ -106,7 +106,7 @@ def test_an_empty_enumeration_is_named():
         select(parsed, [(question, []) for question in questions], "4.8.1")
 
 
-def test_a_target_that_gets_nothing_is_remarked():
+def test_a_target_that_gets_nothing_is_warned_of():
     parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
     first, second = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(first, TILES), (second, [])], "4.8.1")
@@ -199,7 +199,7 @@ def test_a_row_ends_with_the_version_that_mends_it():
     assert not known_bad(TGV, "4.10", (row,))
 
 
-def test_known_bad_kernels_are_left_out_and_remarked():
+def test_known_bad_kernels_are_left_out_with_a_warning():
     parsed = manifest(head=HEAD.replace('"sm_90a"', '"sm_100a", "sm_103a"'))
     good, bad = enumerations(parsed, load_sources(parsed))
     selection = select(parsed, [(good, TILES), (bad, [TGV])], "4.8.1")

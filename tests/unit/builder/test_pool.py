@@ -298,7 +298,7 @@ def test_a_build_tells_its_pool_what_its_keys_come_from(tmp_path):
     assert tools.pool(1, 1.0).sources == {"tests.support.misbehaving": digest}
 
 
-def test_a_dead_zygote_is_an_error_with_a_reason(tmp_path):
+def test_a_dead_fork_server_is_an_error_with_a_reason(tmp_path):
     with pool_of(1) as pool:
         list(pool.run([job("raise", tmp_path)]))
         fork_server = pool._fork_server

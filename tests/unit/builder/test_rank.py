@@ -112,7 +112,7 @@ def test_without_a_heuristic_there_is_no_model():
     assert model_of(head=HEAD.split("[select]")[0]) is None
 
 
-def test_a_gpu_that_the_heuristic_does_not_know_is_remarked():
+def test_a_gpu_that_the_heuristic_does_not_know_is_warned_of():
     model = model_of(head=HEAD.replace("sm_90a", "sm_100a"))
     assert model.gpus == {}
     (warning,) = model.warnings
@@ -168,7 +168,7 @@ def test_a_group_is_asked_for_the_shapes_it_supports():
     assert warnings == []
 
 
-def test_what_is_not_asked_is_remarked():
+def test_what_is_not_asked_is_warned_of():
     foreign = gemm(generator="other", dtypes=("bf16", "bf16", "bf16"))
     members = [*kernels(("Known", (64, 64), "clc")), foreign]
     asked, warnings = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)

@@ -128,7 +128,7 @@ def test_equal_builds_give_equal_pages_whatever_the_order(clock):
     assert first == second
 
 
-def test_hostile_names_reasons_remarks_and_logs_are_text(clock, tmp_path):
+def test_hostile_names_reasons_warnings_and_logs_are_text(clock, tmp_path):
     log = tmp_path / "<b>.log"
     log.write_bytes(b"\x1b[31mred\x1b[0m \x00\xff " + HOSTILE.encode())
     bad = kernel(1)
