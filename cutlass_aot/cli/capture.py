@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cutlass_aot.cli.recordings import SUFFIX, check_output, write_recording
+from cutlass_aot.cli.output.recordings import SUFFIX, check_output, write_recording
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True})

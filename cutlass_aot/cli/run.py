@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.recordings import check_output, write_recording
+from cutlass_aot.cli.output.recordings import check_output, write_recording
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.words import plural
 

@@ -135,7 +135,7 @@ def _refuse_beside_from(context: click.Context) -> None:
 
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     """Put an existing tuning file into a bundle."""
-    from cutlass_aot.bundle.apply import apply_tuning
+    from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
     from cutlass_aot.schema.tuning.tuning import read_tuning
 
@@ -150,7 +150,7 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
 
 
 def _measure(request: _Request) -> int:
-    from cutlass_aot.bundle.apply import plan_of, with_tuning
+    from cutlass_aot.bundle.apply_tuning import plan_of, with_tuning
     from cutlass_aot.bundle.replace import check_output
     from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied

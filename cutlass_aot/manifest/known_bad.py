@@ -9,7 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
-from cutlass_aot.manifest.keys import known, strings, text, unknown, words
+from cutlass_aot.manifest.validation import known, strings, text, unknown, words
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.versions import release

@@ -11,12 +11,12 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
-from cutlass_aot.manifest.keys import known, strings, text, unknown, words
 from cutlass_aot.manifest.known_bad import KnownBad, parse_known_bad
 from cutlass_aot.manifest.programs import ProgramTable, RecordingTable, parse_programs, parse_recordings
 from cutlass_aot.manifest.scales import Scales, parse_scales
 from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
+from cutlass_aot.manifest.validation import known, strings, text, unknown, words
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue

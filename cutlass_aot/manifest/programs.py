@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.keys import is_whole_number, known, text, words
+from cutlass_aot.manifest.validation import is_whole_number, known, text, words
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 KEYS = ("run", "targets", "tensors", "environment", "timeout")

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.keys import is_whole_number, known, unknown
+from cutlass_aot.manifest.validation import is_whole_number, known, unknown
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 Scale = tuple[str, int] | None

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.keys import is_whole_number, known, strings, text
 from cutlass_aot.manifest.toml import read_bytes
+from cutlass_aot.manifest.validation import is_whole_number, known, strings, text
 from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes, shapes_of
 from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES
 

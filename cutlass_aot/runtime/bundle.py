@@ -21,7 +21,7 @@ from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.files.signatures import PublicKey
-    from cutlass_aot.runtime.requests import CompiledFunction, RequestFinder
+    from cutlass_aot.runtime.opened.request_finder import CompiledFunction, RequestFinder
     from cutlass_aot.schema.requests.request import Request
 
 _opened: list[weakref.ref[Bundle]] = []
@@ -159,7 +159,7 @@ class Bundle:
         gpu: str | None = None,
         **named: Any,
     ) -> list[KernelHandle]:
-        """Kernels that support the operands, best first (:mod:`~.ranking`); never empty.
+        """Kernels that support the operands, best first (:mod:`~.tiers`); never empty.
 
         Args:
             operands: a, b and out: torch tensors, DLPack objects or descriptions, (m, k), (k, n) and
@@ -302,7 +302,7 @@ class Bundle:
         """The requests of programs that it answers: how many, which, and what is nearest to another one."""
         if self._requests is None:
             # Most bundles have none, and most programs ask for none.
-            from cutlass_aot.runtime.requests import RequestFinder
+            from cutlass_aot.runtime.opened.request_finder import RequestFinder
 
             self._requests = RequestFinder(self.directory)
         return self._requests

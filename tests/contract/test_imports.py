@@ -46,7 +46,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.selection.cost_model",
     "cutlass_aot.runtime.selection.match",
     "cutlass_aot.runtime.selection.query",
-    "cutlass_aot.runtime.selection.ranking",
+    "cutlass_aot.runtime.selection.tiers",
     "cutlass_aot.schema",
     "cutlass_aot.schema.bundles",
     "cutlass_aot.schema.bundles.catalog",

@@ -20,9 +20,9 @@ import click
 
 import cutlass_aot
 from cutlass_aot.runtime.files.verified_read import read_file
-from cutlass_aot.runtime.selection import ranking as select
+from cutlass_aot.runtime.selection import tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates, candidate_of
-from cutlass_aot.runtime.selection.ranking import Preference, Ranked
+from cutlass_aot.runtime.selection.tiers import Preference, Ranked
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.tuning.tuned import rankings
 from cutlass_aot.schema.tuning.tuning import read_tuning
@@ -82,11 +82,11 @@ def _of_ranking(
     sm_count: int,
 ) -> Iterator[Score]:
     problems = ranking.problems
-    yield _score(name, "default order", problems, lambda e: select.default_order(candidates, e, sm_count))
+    yield _score(name, "default order", problems, lambda e: tiers.default_order(candidates, e, sm_count))
 
     def left_out(extents: Extents) -> Preference | None:
         rest = Ranked([problem for problem in problems if problem.extents != extents])
-        return select.nearest_tuned(rest, extents, candidates, sm_count)
+        return tiers.nearest_tuned(rest, extents, candidates, sm_count)
 
     yield _score(name, "nearest, left out", problems, left_out)
     whole = Ranked(problems)
@@ -97,7 +97,7 @@ def _of_ranking(
                     name,
                     f"nearest, {file}",
                     other.problems,
-                    lambda e: select.nearest_tuned(whole, e, candidates, sm_count),
+                    lambda e: tiers.nearest_tuned(whole, e, candidates, sm_count),
                 )
 
 
@@ -109,7 +109,7 @@ def _score(group: str, tier: str, problems: Sequence[RankedProblem], choose: Cho
             continue
         times = dict(zip(problem.kernels, problem.seconds, strict=True))
         # A kernel that was not measured to the end lost by more than all that were.
-        time = times.get(preference.digests[0], problem.seconds[-1] * select.UNMEASURED)
+        time = times.get(preference.digests[0], problem.seconds[-1] * tiers.UNMEASURED)
         shares.append((problem.seconds[0] / time, str(problem.extents)))
     mean = math.exp(sum(math.log(share) for share, _ in shares) / len(shares)) if shares else math.nan
     worst, where = min(shares, default=(math.nan, "-"))

@@ -13,8 +13,8 @@ from cutlass_aot.builder.records import Selection, Sources
 from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
-from cutlass_aot.manifest.keys import unknown
 from cutlass_aot.manifest.model import Manifest
+from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint

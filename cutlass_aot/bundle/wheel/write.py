@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.apply_tuning import plan_of
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.replace import make_folders
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel

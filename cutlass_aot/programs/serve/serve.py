@@ -37,7 +37,7 @@ from cutlass_aot.programs.without_tvm_ffi import as_asked
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
 from cutlass_aot.runtime.installed import open_installed
-from cutlass_aot.runtime.requests import CompiledFunction
+from cutlass_aot.runtime.opened.request_finder import CompiledFunction
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.requests.request import Request
 

@@ -12,11 +12,10 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-from cutlass_aot.runtime.selection import match
-from cutlass_aot.runtime.selection import ranking as select
+from cutlass_aot.runtime.selection import match, tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates, usual_sm_count
 from cutlass_aot.runtime.selection.query import Computation, Query
-from cutlass_aot.runtime.selection.ranking import Preference, Ranked
+from cutlass_aot.runtime.selection.tiers import Preference, Ranked
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -27,7 +26,7 @@ class Choice(NamedTuple):
     Attributes:
         kernel: to launch.
         tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``; see
-            :mod:`~.selection.ranking`.
+            :mod:`~.selection.tiers`.
         reason: what the tier went by, in words.
     """
 
@@ -61,13 +60,13 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
             else:
                 elsewhere.add(reference.gpu)
     if measured:
-        ranking = select.merged(measured)
-        found = select.tuned(ranking, extents) or select.nearest_tuned(
+        ranking = tiers.merged(measured)
+        found = tiers.tuned(ranking, extents) or tiers.nearest_tuned(
             ranking, extents, _candidates(groups), sms
         )
         if found is not None:
             return found
-    found = select.modelled(modelled, extents) or _default_order(groups, extents, sms)
+    found = tiers.modelled(modelled, extents) or _default_order(groups, extents, sms)
     if elsewhere and not measured:
         where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
         reason = f"{found.reason}; measured on {', '.join(sorted(elsewhere))}, {where}"
@@ -116,7 +115,7 @@ def ordered(
 
 
 def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
-    return select.default_order(_candidates(groups), extents, sms)
+    return tiers.default_order(_candidates(groups), extents, sms)
 
 
 def _candidates(groups: Sequence[Group]) -> Candidates:

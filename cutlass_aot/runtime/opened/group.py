@@ -12,7 +12,7 @@ from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import DECISIVE, Candidate, Candidates
-from cutlass_aot.runtime.selection.ranking import Ranked
+from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernels.dtypes import DTYPES

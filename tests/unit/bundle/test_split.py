@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.apply_tuning import plan_of
 from cutlass_aot.bundle.sign import KeyFile
 from cutlass_aot.bundle.verify import look_at
 from cutlass_aot.bundle.wheel.split import by_target, for_host

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.apply import plan_of
+from cutlass_aot.bundle.apply_tuning import plan_of
 from cutlass_aot.bundle.files import manifest_to_bytes
 from cutlass_aot.bundle.prefill import prefill
 from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_bill, code_of_requests

@@ -317,7 +317,7 @@ import json, sys
 import cutlass_aot
 from cutlass_aot.schema.requests.request import Request
 bundle = cutlass_aot.open({path!r})
-before = "cutlass_aot.runtime.requests" in sys.modules
+before = "cutlass_aot.runtime.opened.request_finder" in sys.modules
 found = bundle.compiled(Request.from_bytes(bytes.fromhex({data!r}), "it"))
 print(json.dumps([before, found.function(1, 1), sorted(name.partition(".")[0] for name in sys.modules)]))
 """

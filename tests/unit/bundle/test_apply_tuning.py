@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cutlass_aot.bundle.apply import apply_tuning, plan_of, with_tuning
+from cutlass_aot.bundle.apply_tuning import apply_tuning, plan_of, with_tuning
 from cutlass_aot.bundle.replace import check_output
 from cutlass_aot.bundle.verify import verify_bundle
 from cutlass_aot.bundle.write import write_bundle

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.runtime.selection.cost_model import Candidate, Candidates, estimate
-from cutlass_aot.runtime.selection.ranking import (
+from cutlass_aot.runtime.selection.tiers import (
     NEAR,
     NEIGHBOURS,
     Ranked,
