@@ -122,7 +122,11 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     root = write_bundle(tmp_path / "bundle", designs())
     choose = FIND[: FIND.index("assert")] + "bundle.choose(*operands)"
     modules = {name for name in imported(choose.format(path=str(root))) if name.startswith("cutlass_aot")}
-    not_needed = {"cutlass_aot.runtime.opened.filters", "cutlass_aot.schema.kernels.design"}
+    not_needed = {
+        "cutlass_aot.runtime.opened.filters",
+        "cutlass_aot.schema.kernels.design",
+        "cutlass_aot.words",
+    }
     assert not_needed < ALLOWED_MODULES
     assert modules == ALLOWED_MODULES - not_needed
 
@@ -134,7 +138,7 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
         "runtime.launching.dlpack",
         "doctor.machine",
         "runtime.installed",
-        "runtime.requests",
+        "runtime.opened.request_finder",
     ],
 )
 def test_no_module_of_the_runtime_imports_what_it_may_not_need(module: str) -> None:
