@@ -135,7 +135,7 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, (str, int, float)):
         text = ascii(value[:_MAX_SHOWN] if isinstance(value, str) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    return f"a {type(value).__name__}"
+    return "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
 
 
 def digest(data: bytes) -> str:

@@ -126,7 +126,7 @@ def test_a_kernel_that_is_not_selected_is_refused_before_anything_is_compiled(bu
 
 def test_a_file_that_is_none_is_refused(build):
     (build.root / "t.json").write_text("{}")
-    with pytest.raises(CorruptFile, match=r"t\.json is not a tuning file"):
+    with pytest.raises(CorruptFile, match=r"t\.json is not a 'cutlass-aot tuning' file"):
         build("refused", SELECT)
     (build.root / "t.json").unlink()
     with pytest.raises(ManifestError, match=r"select\.tuning: t\.json: cannot be read: No such file"):

@@ -30,6 +30,7 @@ import sys
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import encode
 
 device = load_profile("h200")

@@ -36,6 +36,7 @@ from cutlass_aot.builder.compile.messages import problem_from_record
 from cutlass_aot.generators.cutlass_operators import operands
 from cutlass_aot.generators.cutlass_operators import CutlassOperators
 from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.schema.codec import to_plain
 
 generator, profile = CutlassOperators(), load_profile("b200")
 answers = []

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cutlass.operators", reason="nvidia-cutlass-operators is not installed")
 
-from tests.compile.programs.test_programs import FIXTURES, cutlass_aot, served
+from tests.compile.programs.test_programs import PROGRAMS, cutlass_aot, served
 
 pytestmark = pytest.mark.compile
 MANIFEST = """\
@@ -26,7 +26,7 @@ APP = "import own_operator\nown_operator.main()\n"
 
 
 def test_own_operators_and_epilogues_are_recorded_and_answered_with_tvm_ffi_and_without(tmp_path):
-    shutil.copy(FIXTURES / "own_operator.py", tmp_path)
+    shutil.copy(PROGRAMS / "own_operator.py", tmp_path)
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "own.toml").write_text(MANIFEST)
     printed = cutlass_aot("build", "own.toml", "--store", "store", "--out", "bundles", folder=tmp_path)
