@@ -273,7 +273,7 @@ def test_a_flipped_bit_never_goes_unseen() -> None:
         ({"schema": None}, CorruptFile, "the object"),
         ({"schema": 0}, CorruptFile, "the object"),
         ({"schema": kernel_object.SCHEMA + 1}, SchemaTooNew, "the object"),
-        ({"host_code": b"text"}, CorruptFile, "host_code: found a bytes, expected text"),
+        ({"host_code": b"text"}, CorruptFile, "host_code: found bytes, expected text"),
         ({"host_code": None}, CorruptFile, r"_code: found .*, expected (text|bytes)"),
         ({"gpu_code": "text"}, CorruptFile, r"_code: found .*, expected (text|bytes)"),
         ({"gpu_code": None}, CorruptFile, r"_code: found .*, expected (text|bytes)"),

@@ -240,11 +240,11 @@ def test_a_field_takes_values_of_its_types_alone(name: str) -> None:
         ({"pair": {"left": [1, None], "right": [1]}}, "pair.right: found 1 values, expected a list of 2"),
         ({"pair": {"left": [1, None]}}, "pair.right: it is missing"),
         ({"table": {"k": 1}}, "table.'k': found 1, expected a list of 2"),
-        ({"table": {b"k": [1, None]}}, "table: found a bytes, expected text as the key of a map"),
+        ({"table": {b"k": [1, None]}}, "table: found bytes, expected text as the key of a map"),
         ({"ordered": [["a", 1], ["a", 2]]}, "ordered: a name is there twice"),
         ({"variant": "c"}, "variant: found 'c', expected 'a' or 'b'"),
         ({"text": "nonsense"}, "it is malformed: the text is nonsense"),
-        ({"more": 1, b"most": 2}, "it is malformed: unknown 'more', a bytes"),
+        ({"more": 1, b"most": 2}, "it is malformed: unknown 'more', bytes"),
         ({"renamed": 1}, "it is malformed: unknown 'renamed'"),
     ],
 )
