@@ -15,7 +15,7 @@ Reader = Callable[[str], bytes | None]
 
 
 class UpstreamStore(Protocol):
-    """What a store asks of a level. Names are those of :mod:`cutlass_aot.store.layout`.
+    """What a store asks of an upstream store. Names are those of :mod:`cutlass_aot.store.layout`.
 
     Attributes:
         copies: whether what is found there is copied into the store; otherwise it is read through.

@@ -141,7 +141,12 @@ def test_what_is_opened_runs_if_anything_does(
         if Target.parse(candidate.directory.catalog.targets[0]).runs_on(capability)
     ]
     assert first in runs or not runs
-    assert precedence(first, []) <= max(precedence(candidate, []) for candidate in candidates)
+    # Of those for the same target the place decides, then the version.
+    for other in candidates:
+        if other.directory.catalog.targets == first.directory.catalog.targets:
+            assert first.place <= other.place
+            if first.place == other.place and other.directory.catalog.version == "1.10":
+                assert first.directory.catalog.version == "1.10"
 
 
 # -- the search path ----------------------------------------------------------------------------------------
