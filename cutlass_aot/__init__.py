@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from cutlass_aot.errors import ToolchainError as ToolchainError
     from cutlass_aot.errors import TuningError as TuningError
     from cutlass_aot.errors import UntrustedBundle as UntrustedBundle
+    from cutlass_aot.programs import without_dsl as without_dsl
     from cutlass_aot.programs.serve.serve import serve as serve
+    from cutlass_aot.runtime import narrow as narrow
     from cutlass_aot.runtime import policy as policy
+    from cutlass_aot.runtime import scales as scales
     from cutlass_aot.runtime.bundle import Bundle as Bundle
     from cutlass_aot.runtime.bundle import open_bundle as open
     from cutlass_aot.runtime.declared import kernel as kernel
@@ -92,13 +95,16 @@ _PUBLIC = {
     "describe": ("cutlass_aot.schema.kernels.operands", "describe"),
     "errors": ("cutlass_aot.errors", None),
     "installed_bundles": ("cutlass_aot.runtime.search_path", "installed_bundles"),
+    "narrow": ("cutlass_aot.runtime.narrow", None),
     "open": ("cutlass_aot.runtime.bundle", "open_bundle"),
     "open_installed": ("cutlass_aot.runtime.installed", "open_installed"),
     "kernel": ("cutlass_aot.runtime.declared", "kernel"),
     "policy": ("cutlass_aot.runtime.policy", None),
+    "scales": ("cutlass_aot.runtime.scales", None),
     "serve": ("cutlass_aot.programs.serve.serve", "serve"),
     "trust": ("cutlass_aot.runtime.files.trust", "trust"),
     "view_as": ("cutlass_aot.runtime.launching.tensors", "view_as"),
+    "without_dsl": ("cutlass_aot.programs.without_dsl", None),
 }
 
 __all__ = [
@@ -142,12 +148,15 @@ __all__ = [
     "errors",
     "installed_bundles",
     "kernel",
+    "narrow",
     "open",
     "open_installed",
     "policy",
+    "scales",
     "serve",
     "trust",
     "view_as",
+    "without_dsl",
 ]
 
 

@@ -17,7 +17,7 @@ from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import SIGNATURES
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 TOP_LEVEL = frozenset(
     {

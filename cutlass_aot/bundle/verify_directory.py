@@ -53,7 +53,7 @@ from cutlass_aot.schema.requests.request_index import requests_from_bytes
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 from cutlass_aot.schema.versions import major_minor
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 ALLOWED_LIBRARIES = frozenset(
     {

@@ -1,4 +1,4 @@
-"""The command line: parse, call, render. One module a command, each imported when it is called."""
+"""The command line: parse, call, render. Related commands share a module, imported when one is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from cutlass_aot import __version__
 from cutlass_aot.errors import CutlassAotError
 
-_COMMANDS = {
+COMMANDS = {
     "build": "Build a manifest's bundle.",
     "bundle": "Merge, prefill, unpack, push or pull bundles.",
     "capture": "Write the manifest of what a program compiles.",
@@ -35,23 +35,27 @@ _COMMANDS = {
     "wheel": "Pack a bundle into installable wheels.",
 }
 
+_MODULES = {"check": "generators", "installed": "ls", "key": "sign", "plan": "build"}
+"""Commands whose module has the name of another command, which is in it as ``command``."""
+
 
 class _Commands(click.Group):
     """A group that imports a command's module when the command is used; help imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"cutlass_aot.cli.{cmd_name}")
-        command: click.Command = module.command
+        name = _MODULES.get(cmd_name, cmd_name)
+        module = importlib.import_module(f"cutlass_aot.cli.{name}")
+        command: click.Command = getattr(module, "command" if name == cmd_name else cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(_COMMANDS.items()))
+            formatter.write_dl(sorted(COMMANDS.items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""``cutlass-aot build``: a manifest to a bundle."""
+"""``cutlass-aot build``: a manifest to a bundle; ``cutlass-aot plan``: what a build would do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import build_options, manifest_argument, out_option, upstream_options
-from cutlass_aot.cli.output.render import resumable
-from cutlass_aot.words import plural
+from cutlass_aot.cli.output.render import json_option, print_json, resumable, table
+from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.builder.build import BuildResult
@@ -117,8 +117,8 @@ def _build(
     if page is None:
         result = run()
     else:
-        from cutlass_aot.report.about import about_build
-        from cutlass_aot.report.page import reported
+        from cutlass_aot.cli.report.about import about_build
+        from cutlass_aot.cli.report.page import reported
 
         with reported(page, about_build(manifest)) as collect:
             listeners.append(collect)
@@ -144,4 +144,53 @@ def _tell_result(result: BuildResult, *, as_json: bool) -> int:
         click.echo(
             f"{result.bundle}: {plural(result.kernels, 'kernel')}, {result.compiled} compiled, {state}"
         )
+    return 0
+
+
+@click.command("plan")
+@manifest_argument
+@build_options
+@upstream_options
+@click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
+@click.option("--all", "every", is_flag=True, help="List the kernels that the store has, too.")
+@json_option
+def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: Any) -> int:
+    """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
+    from cutlass_aot.builder.build import make_plan
+    from cutlass_aot.builder.settings import Settings
+    from cutlass_aot.cli.output.progress import PlainReport
+
+    made = make_plan(manifest, Settings(**settings, tell=PlainReport()))
+    selection, planned = made.selection, made.kernels
+    if as_json:
+        kernels = [
+            {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}
+            for item in planned
+        ]
+        rankings = [
+            {
+                "group": item.group,
+                "gpu": item.gpu,
+                "origin": item.origin,
+                "shapes": len(item.problems),
+            }
+            for item in selection.rankings
+        ]
+        found = {"kernels": kernels, "rankings": rankings, "warnings": list(selection.warnings)}
+        print_json(found | {"difference": made.difference, "runs": list(made.runs)})
+        return 0
+    if explain:
+        click.echo(
+            f"planned again: {made.difference}" if made.difference else "the plan of the last build holds"
+        )
+    missing = sum(item.artifact is None for item in planned)
+    rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
+    shown = rows if every else [row for row in rows if row[0] == "build"]
+    if shown:
+        click.echo(table(shown, ("", "kernel", "why")))
+    for warning in (*selection.warnings, *made.runs):
+        click.echo(f"note: {warning}")
+    counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
+    more = f"; more may come of {plural(len(made.runs), 'program')} to be run" if made.runs else ""
+    click.echo(counts + more)
     return 0

@@ -9,7 +9,7 @@ import click
 from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
 from cutlass_aot.cli.output.render import json_option, print_json, resumable, tell_unchecked
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 
 @click.group("bundle")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.output.render import json_option, print_json
-from cutlass_aot.words import size
+from cutlass_aot.schema.words import size
 
 _STEPS = {
     "find": "find the packages, digest their files",

@@ -1,7 +1,8 @@
-"""``cutlass-aot generators``: the known sources of kernels."""
+"""``cutlass-aot generators``: the known sources of kernels; ``cutlass-aot check``: what they depend on."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -54,3 +55,30 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
     for item in broken:
         click.echo(f"error: {item['problem']}", err=True)
     return 1 if broken else 0
+
+
+@click.command("check")
+@click.argument("names", metavar="KERNEL...", nargs=-1, required=True)
+@click.option("--plugin", "plugins", multiple=True, help="Module to import first; may be repeated.")
+@click.option("--target", help="GPU code target to compile for; a kernel's first one if left out.")
+@json_option
+def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, as_json: bool) -> int:
+    """Compile declared kernels twice, under different circumstances, and compare.
+
+    Exit status 1 if one depends on something that is not among its parameters.
+    """
+    from cutlass_aot.builder.check.undeclared import undeclared
+    from cutlass_aot.generators.registry import import_plugin
+
+    for plugin in plugins:
+        import_plugin(plugin)
+    found = {name: undeclared(name, target) for name in names}
+    if as_json:
+        print_json([{"kernel": name, **asdict(item)} for name, items in found.items() for item in items])
+        return 1 if any(found.values()) else 0
+    for name, items in found.items():
+        if not items:
+            click.echo(f"{name}: its code follows from its parameters")
+        for item in items:
+            click.echo(f"{name}: {item.message}")
+    return 1 if any(found.values()) else 0

@@ -1,4 +1,4 @@
-"""``cutlass-aot ls``: the kernels of a bundle."""
+"""``cutlass-aot ls``: the kernels of a bundle; ``cutlass-aot installed``: the bundles that are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import json_option, print_json, table
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.words import few, plural
+from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
@@ -93,6 +93,34 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
     click.echo(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
+    return 0
+
+
+@click.command("installed")
+@click.argument("name", required=False)
+@click.option(
+    "--path",
+    "paths",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Search this directory first; may be repeated.",
+)
+@json_option
+def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
+    """List installed bundles, of NAME or of all, and say which one cutlass_aot.open_installed opens.
+
+    Bundles are searched for in the directories of --path, in those of CUTLASS_AOT_BUNDLE_PATH, and among what
+    is installed.
+    """
+    from cutlass_aot.runtime.installed import installed_report
+
+    found = installed_report(name, paths=paths)
+    if as_json:
+        print_json([to_plain(item) for item in found])
+    for item in () if as_json else found:
+        click.echo(str(item))
+    if not found and not as_json:
+        click.echo(f"no bundle{f' {name}' if name else ''} is installed")
     return 0
 
 

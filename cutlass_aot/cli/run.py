@@ -11,7 +11,7 @@ import click
 
 from cutlass_aot.cli.output.recordings import check_output, write_recording
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.programs.serve.ledger import Ledger

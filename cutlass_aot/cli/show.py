@@ -12,7 +12,7 @@ from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.words import size
+from cutlass_aot.schema.words import size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle

@@ -12,7 +12,7 @@ import click
 from cutlass_aot.cli.options import KeyPath
 from cutlass_aot.cli.output.render import json_option, print_json
 from cutlass_aot.errors import UntrustedBundle
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.verify import Findings

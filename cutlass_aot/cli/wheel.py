@@ -9,7 +9,7 @@ import click
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.cli.sign import signer_of, signer_options
-from cutlass_aot.words import size
+from cutlass_aot.schema.words import size
 
 
 @click.command("wheel")

@@ -62,7 +62,7 @@ class DeviceProfile:
 
 def builtin_profiles() -> tuple[str, ...]:
     """Names of the profiles that come with the package, sorted."""
-    folder = resources.files("cutlass_aot") / "devices"
+    folder = resources.files("cutlass_aot.generators") / "devices"
     return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
 
 
@@ -81,7 +81,7 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
             f"bundle.device: unknown device profile {name!r}: expected one of "
             f"{', '.join(builtin_profiles())}, or the path of a .toml file"
         )
-    resource = resources.files("cutlass_aot") / "devices" / f"{name}.toml"
+    resource = resources.files("cutlass_aot.generators") / "devices" / f"{name}.toml"
     with resources.as_file(resource) as path:
         return _parse(load_toml(path), name)
 

@@ -15,7 +15,7 @@ from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_di
 from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, located
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import order
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 Capability = tuple[int, int]
 """Compute capability of a GPU, as (major, minor)."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
-from cutlass_aot.file_lock import Lock
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
 from cutlass_aot.store.files import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.file_lock import Lock
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.store.files import create, entries, new_path, reported
 from cutlass_aot.store.layout import NEW
 

@@ -17,7 +17,7 @@ ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
 ALLOWED_MODULES = {
     "cutlass_aot",
     "cutlass_aot.errors",
-    "cutlass_aot.file_lock",
+    "cutlass_aot.runtime.files.file_lock",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.dispatch",
@@ -64,7 +64,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.tuning",
     "cutlass_aot.schema.tuning.ranking",
     "cutlass_aot.schema.versions",
-    "cutlass_aot.words",
+    "cutlass_aot.schema.words",
 }
 
 FORBIDDEN = (
@@ -125,7 +125,7 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     not_needed = {
         "cutlass_aot.runtime.opened.filters",
         "cutlass_aot.schema.kernels.design",
-        "cutlass_aot.words",
+        "cutlass_aot.schema.words",
     }
     assert not_needed < ALLOWED_MODULES
     assert modules == ALLOWED_MODULES - not_needed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 import pytest
 
 from cutlass_aot.bundle.replace import TOP_LEVEL
-from cutlass_aot.cli import _COMMANDS
+from cutlass_aot.cli import group
 from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.manifest import known_bad, programs, select
@@ -94,8 +93,10 @@ def test_the_default_timeout_of_a_program_is_that_of_the_code() -> None:
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, by its full name."""
-    for name in _COMMANDS:
-        command = importlib.import_module(f"cutlass_aot.cli.{name}").command
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             for inner in command.commands:
                 yield f"{name} {inner}", command.commands[inner]

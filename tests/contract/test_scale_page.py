@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cutlass_aot.cli.build import command as build_command
-from cutlass_aot.cli.plan import command as plan_command
+from cutlass_aot.cli.build import plan as plan_command
 from tests.support.commands import run_commands
 from tests.support.paths import REPOSITORY
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.bundle.sign import COMMAND_SECONDS, new_key
-from cutlass_aot.cli import _COMMANDS
-from cutlass_aot.cli.key import ENVIRONMENT_VARIABLE as PASSPHRASE
-from cutlass_aot.cli.key import command as key_command
+from cutlass_aot.cli import COMMANDS
+from cutlass_aot.cli.sign import ENVIRONMENT_VARIABLE as PASSPHRASE
 from cutlass_aot.cli.sign import command as sign_command
+from cutlass_aot.cli.sign import key as key_command
 from cutlass_aot.cli.tune import command as tune_command
 from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
@@ -146,7 +146,7 @@ def test_every_option_that_is_named_exists() -> None:
     commands = [*key_command.commands.values(), sign_command, verify_command, tune_command, wheel_command]
     known = {option for command in commands for item in command.params for option in item.opts}
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
-    assert set(re.findall(r"^cutlass-aot (\w+)", PAGE, re.MULTILINE)) <= set(_COMMANDS)
+    assert set(re.findall(r"^cutlass-aot (\w+)", PAGE, re.MULTILINE)) <= set(COMMANDS)
 
 
 def test_names_and_figures_are_those_of_the_code() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.cli import _COMMANDS
+from cutlass_aot.cli import COMMANDS
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_file
 from cutlass_aot.runtime.launching import code_cache
@@ -71,4 +71,4 @@ def test_names_and_figures_are_those_of_the_code() -> None:
     assert (code_cache._LOCK_SECONDS, code_cache._TOUCH_SECONDS) == (60, 3600)
     assert "at most a minute" in PAGE
     assert "once an hour" in PAGE
-    assert set(re.findall(r"cutlass-aot (\w+)", PAGE)) <= {*_COMMANDS, "in"}
+    assert set(re.findall(r"cutlass-aot (\w+)", PAGE)) <= {*COMMANDS, "in"}

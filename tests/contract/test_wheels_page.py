@@ -13,7 +13,7 @@ import pytest
 
 from cutlass_aot.bundle.glibc import OLDEST
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, SPECIFICATION
-from cutlass_aot.cli.installed import command as installed_command
+from cutlass_aot.cli.ls import installed as installed_command
 from cutlass_aot.cli.verify import command as verify_command
 from cutlass_aot.cli.wheel import command as wheel_command
 from cutlass_aot.runtime.search_path import ENVIRONMENT_VARIABLE

@@ -30,7 +30,7 @@ WORDS = {
 """Patterns of words, without regard to case, and what is said instead."""
 
 ALLOWED = (
-    "cutlass_aot/without_dsl/compiler.py",
+    "cutlass_aot/programs/without_dsl/compiler.py",
     "docs/internals/decisions/0015-one-bundle-one-directory.md",
     "docs/internals/layout.md",
     "tests/contract/test_words.py",

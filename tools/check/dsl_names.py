@@ -1,7 +1,7 @@
 """Write the table of the names that the installed DSL has, which `cutlass_aot.without_dsl` reads.
 
-    python -m tools.check.dsl_names cutlass_aot/without_dsl/names-4.8.1.json
-    python -m tools.check.dsl_names --check cutlass_aot/without_dsl/names-4.8.1.json
+    python -m tools.check.dsl_names cutlass_aot/programs/without_dsl/names-4.8.1.json
+    python -m tools.check.dsl_names --check cutlass_aot/programs/without_dsl/names-4.8.1.json
 
 Every module of the DSL is imported, but those in `LEFT_OUT`. Of each name, the table says what kind of thing
 it has and where its own module has it; of classes also their bases, the names of their members, and the

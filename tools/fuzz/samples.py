@@ -78,7 +78,9 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     smallest = sorted(libraries, key=len)[:2]
     packed = [compress(item, level) for item in (smallest[0][:5000], bytes(50_000), b"") for level in (1, 19)]
     texts = [path.read_bytes() for path in sorted((REPOSITORY / "manifests").glob("*.toml"))]
-    profiles = [path.read_bytes() for path in sorted((REPOSITORY / "cutlass_aot/devices").glob("*.toml"))]
+    profiles = [
+        path.read_bytes() for path in sorted((REPOSITORY / "cutlass_aot/generators/devices").glob("*.toml"))
+    ]
     child = read_file(bundle, group.child)
 
     def decode_catalog(data: bytes) -> None:

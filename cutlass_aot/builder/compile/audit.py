@@ -27,7 +27,7 @@ from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 ALLOWED_UNDEFINED = (
     SHIM_SYMBOLS

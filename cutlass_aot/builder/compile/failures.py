@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cutlass_aot.words import without_colors
+from cutlass_aot.schema.words import without_colors
 
 # Of the machine's memory and disk alone: registers, shared memory and tensor memory run out for a kernel,
 # on every machine.

@@ -10,7 +10,7 @@ from cutlass_aot.builder.native import GLIBC
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.errors import CorruptFile, LinkError
 from cutlass_aot.schema.versions import release
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
 _LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}

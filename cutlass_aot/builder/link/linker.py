@@ -26,7 +26,7 @@ from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Host code comes as the DSL has made it, not optimised: see builder/compile/export.py. It checks operands one

@@ -52,10 +52,10 @@ from cutlass_aot.schema.requests.request import (
     Request,
 )
 from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.words import few, plural
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.store import Store
-from cutlass_aot.words import few, plural
 
 GENERATOR_VERSION = str(REQUEST_SCHEMA)
 """What stands for a generator's version in the keys of kernels that programs ask for."""

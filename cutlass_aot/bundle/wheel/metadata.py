@@ -17,7 +17,7 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
 from cutlass_aot.schema.entry_points import BUNDLES
 from cutlass_aot.schema.versions import major_minor
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 PREFIX = "cutlass-aot-bundle-"
 """What the names of all distributions of bundles begin with."""

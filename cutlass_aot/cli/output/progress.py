@@ -17,7 +17,7 @@ from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.words import duration, plural
+from cutlass_aot.schema.words import duration, plural
 
 _RECENT = 64
 """Kernels that the rate is of: what is compiled last takes other times than what was compiled first."""

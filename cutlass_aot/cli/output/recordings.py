@@ -13,7 +13,7 @@ import click
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.requests.recording import RECORDING_KIND
-from cutlass_aot.words import plural
+from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.requests.request import Request

@@ -13,8 +13,8 @@ import click
 
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
+from cutlass_aot.schema.words import duration, plural
 from cutlass_aot.tuning.session import Job
-from cutlass_aot.words import duration, plural
 
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 15.0

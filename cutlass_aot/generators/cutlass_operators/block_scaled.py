@@ -102,7 +102,7 @@ def block_scaled_gemm(
         a: compact (L, M, K).
         b: compact (L, K, N).
         out: compact (L, M, N).
-        a_scale: rank 1, arranged as :mod:`cutlass_aot.scales` says.
+        a_scale: rank 1, arranged as :mod:`cutlass_aot.runtime.scales` says.
         b_scale: likewise, with a row for each of N.
         implementation: the package's host function.
         layouts: the package's names of the layouts of a, b and out.

@@ -49,9 +49,9 @@ from cutlass_aot.programs.describe.definitions import (
 from cutlass_aot.programs.describe.distributions import Origin, joined, origin_of
 from cutlass_aot.programs.describe.literals import is_as_written
 from cutlass_aot.programs.describe.values import NO_ATTRIBUTES, OF_ENUM, TEXTS, Describer
+from cutlass_aot.programs.without_dsl.placeholders import Structure
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import Value
-from cutlass_aot.without_dsl.placeholders import Structure
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 _PLAIN = (*_SCALARS, enum.Enum)

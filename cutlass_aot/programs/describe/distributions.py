@@ -34,7 +34,7 @@ in the arguments."""
 DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
 """Of the modules that were asked for; Python makes a module another one when it is reloaded."""
-_IN_PLACE_OF_THE_DSL = "cutlass_aot.without_dsl"
+_IN_PLACE_OF_THE_DSL = "cutlass_aot.programs.without_dsl"
 
 
 class Origin(NamedTuple):

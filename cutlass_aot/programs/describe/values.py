@@ -39,9 +39,15 @@ from cutlass_aot.programs.describe.definitions import (
     source_of,
     unwrapped,
 )
+from cutlass_aot.programs.without_dsl.placeholders import (
+    Annotation,
+    Structure,
+    Unknown,
+    UnknownClass,
+    is_unknown,
+)
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import Value
-from cutlass_aot.without_dsl.placeholders import Annotation, Structure, Unknown, UnknownClass, is_unknown
 
 MAX_DEPTH = 24
 """Levels of values within values."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cutlass_aot.programs.describe.profiles import sm_count_at_hand
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.schema.requests.request import Difference, Request
-from cutlass_aot.words import few
+from cutlass_aot.schema.words import few
 
 _SHOWN = 4
 """Differences in a message."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cutlass_aot import without_dsl
 from cutlass_aot.errors import CutlassAotError, ProgramError, RequestError, RequestNotFound
+from cutlass_aot.programs import without_dsl
 from cutlass_aot.programs.describe.distributions import DSL, dsl_fingerprint
 from cutlass_aot.programs.describe.profiles import sm_count_at_hand
 from cutlass_aot.programs.describe.request import Surroundings, request_of

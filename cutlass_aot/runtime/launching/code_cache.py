@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
-from cutlass_aot.file_lock import Lock
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.schema.encoding import digest
 
 DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.file_lock import Lock
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.store.build_state import BUILD_STATE
 from cutlass_aot.store.files import entries, read, reported, tree
 from cutlass_aot.store.layout import (

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.schema.words import plural
 from cutlass_aot.store.layout import FORMAT_NAME, check_format, format_text
 from cutlass_aot.store.upstream.stores import Reader
 from cutlass_aot.store.upstream.thread_pool import Task, ThreadPool
 from cutlass_aot.store.upstream.transport import TooLarge, Transport, persistently, shown_url
-from cutlass_aot.words import plural
 
 TIMEOUT = 10.0
 """Seconds for one file, beside what its size takes."""

@@ -99,7 +99,9 @@ def test_what_was_not_recorded_is_refused_with_the_nearest(three):
 
 
 def test_another_gpu_is_refused(three):
-    profile = (Path(sys.modules["cutlass_aot"].__file__).parent / "devices" / "h200.toml").read_text()
+    profile = (
+        Path(sys.modules["cutlass_aot"].__file__).parent / "generators" / "devices" / "h200.toml"
+    ).read_text()
     (three / "small.toml").write_text(profile.replace("sm_count = 132", "sm_count = 114"))
     found = served(three, "bundles/three", "sm_90a", "small.toml", "three_packages.py")
     assert len(found["answered"]) == len(CALLABLES), "without a GPU the bundle's own profile counts"

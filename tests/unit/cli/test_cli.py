@@ -15,15 +15,15 @@ import pytest
 
 from cutlass_aot.builder.events import Compiled, Failed, Planned
 from cutlass_aot.builder.records import Failure, PlannedKernel
-from cutlass_aot.cli import _COMMANDS, main
+from cutlass_aot.cli import COMMANDS, main
 from cutlass_aot.cli.output.render import table
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
+from cutlass_aot.schema.words import plural, size
 from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.store import Store
-from cutlass_aot.words import plural, size
 from tests.support.bundles import designs, write_bundle
 from tests.support.kernels import gemm, operand
 
@@ -46,12 +46,12 @@ def run(capsys):
 def test_help_lists_every_command(run):
     status, out, _ = run("--help")
     assert status == 0
-    for name, meaning in _COMMANDS.items():
+    for name, meaning in COMMANDS.items():
         assert f"{name} " in out
         assert meaning in out
 
 
-@pytest.mark.parametrize("name", sorted(_COMMANDS))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_that_begins_as_the_list_says(run, name):
     status, out, _ = run(name, "--help")
     assert status == 0

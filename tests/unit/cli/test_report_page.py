@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder import events
+from cutlass_aot.cli.report import page as pages
+from cutlass_aot.cli.report.about import About, about_build
+from cutlass_aot.cli.report.collect import Collector, Span
+from cutlass_aot.cli.report.page import render, reported, write_page
 from cutlass_aot.errors import ManifestError, ReportError
-from cutlass_aot.report import page as pages
-from cutlass_aot.report.about import About, about_build
-from cutlass_aot.report.collect import Collector, Span
-from cutlass_aot.report.page import render, reported, write_page
 from tests.support.build_events import Clock, artifact, build, failure, kernel, planned, tell_all
 
 ABOUT = About(

@@ -12,8 +12,8 @@ import textwrap
 import pytest
 
 from cutlass_aot.errors import DslNeeded
-from cutlass_aot.without_dsl import names
-from cutlass_aot.without_dsl.tensors import Layout
+from cutlass_aot.programs.without_dsl import names
+from cutlass_aot.programs.without_dsl.tensors import Layout
 
 BEGIN = """\
 from cutlass_aot import without_dsl

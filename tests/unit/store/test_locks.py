@@ -41,7 +41,7 @@ def test_an_interrupt_while_a_key_is_taken_leaves_no_lock(store, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("cutlass_aot.file_lock.Lock._is_current", interrupted)
+        patch.setattr("cutlass_aot.runtime.files.file_lock.Lock._is_current", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.try_lock(KEY)
     assert not Store(store.root).try_lock(KEY)

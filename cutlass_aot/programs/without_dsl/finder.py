@@ -9,8 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from cutlass_aot.without_dsl import names
-from cutlass_aot.without_dsl.placeholders import (
+from cutlass_aot.programs.without_dsl import names
+from cutlass_aot.programs.without_dsl.placeholders import (
     Annotation,
     Unknown,
     class_for,
@@ -105,7 +105,7 @@ class Finder:
         if written is not None:
             file, _, name = written.partition(":")
             make: Callable[[], Mapping[str, Any]] = getattr(
-                importlib.import_module(f"cutlass_aot.without_dsl.{file}"), name
+                importlib.import_module(f"cutlass_aot.programs.without_dsl.{file}"), name
             )
             made = make()
             _named(module.__name__, made)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from cutlass_aot.programs.without_dsl.finder import find
+from cutlass_aot.programs.without_dsl.placeholders import refuse
 from cutlass_aot.runtime.launching.dlpack import tensor_in
-from cutlass_aot.without_dsl.finder import find
-from cutlass_aot.without_dsl.placeholders import refuse
 
 _CUTE_TYPING = "cutlass.cute.typing"
 _CUTE_RUNTIME = "cutlass.cute.runtime"

@@ -6,7 +6,7 @@ the DSL, so that a bundle has the kernel. Whatever else is asked of a placeholde
 :class:`~cutlass_aot.errors.DslNeeded`, which says what it was::
 
     import cutlass_aot
-    from cutlass_aot import without_dsl
+    from cutlass_aot.programs import without_dsl
 
     without_dsl.activate()
     cutlass_aot.serve("fa4")
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 
 from cutlass_aot.errors import DslNeeded, ProgramError
-from cutlass_aot.without_dsl.names import RELEASE
+from cutlass_aot.programs.without_dsl.names import RELEASE
 
 PACKAGE = "cutlass"
 
@@ -45,7 +45,7 @@ def activate(fingerprint: str = "") -> None:
             f"the package {PACKAGE} is imported already: call cutlass_aot.without_dsl.activate before the "
             "program's packages are imported"
         )
-    from cutlass_aot.without_dsl.finder import Finder
+    from cutlass_aot.programs.without_dsl.finder import Finder
 
     if fingerprint:
         take_fingerprint(lambda: fingerprint)

@@ -15,11 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from cutlass_aot.builder.records import Failure
+from cutlass_aot.cli.report import charts
+from cutlass_aot.cli.report.about import About
+from cutlass_aot.cli.report.collect import BuildFacts, Collector, KernelFacts
 from cutlass_aot.errors import ReportError
-from cutlass_aot.report import charts
-from cutlass_aot.report.about import About
-from cutlass_aot.report.collect import BuildFacts, Collector, KernelFacts
-from cutlass_aot.words import duration, plural, size, without_colors
+from cutlass_aot.schema.words import duration, plural, size, without_colors
 
 TOP = 10
 """Kernels in a list of the slowest or largest."""

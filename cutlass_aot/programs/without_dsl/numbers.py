@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cutlass_aot.without_dsl import names
-from cutlass_aot.without_dsl.finder import find
-from cutlass_aot.without_dsl.placeholders import class_for, dotted, refuse
+from cutlass_aot.programs.without_dsl import names
+from cutlass_aot.programs.without_dsl.finder import find
+from cutlass_aot.programs.without_dsl.placeholders import class_for, dotted, refuse
 
 _ENUMS = "cutlass.base_dsl.enums"
 _TYPING = "cutlass.base_dsl.typing"

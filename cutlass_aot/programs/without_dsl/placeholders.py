@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import DslNeeded
-from cutlass_aot.without_dsl import names
+from cutlass_aot.programs.without_dsl import names
 
 Find = Callable[[str], Any]
 """Gives the class that a name of the table stands for."""

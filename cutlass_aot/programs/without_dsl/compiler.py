@@ -16,11 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.programs.without_dsl import names
+from cutlass_aot.programs.without_dsl.finder import find
+from cutlass_aot.programs.without_dsl.placeholders import Unknown, refuse, unknown_class
+from cutlass_aot.programs.without_dsl.placeholders import function as stand_in_function
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.without_dsl import names
-from cutlass_aot.without_dsl.finder import find
-from cutlass_aot.without_dsl.placeholders import Unknown, refuse, unknown_class
-from cutlass_aot.without_dsl.placeholders import function as stand_in_function
 
 _COMPILER = "cutlass.base_dsl.compiler"
 _ARCH_VARIABLE = "CUTE_DSL_ARCH"
@@ -225,7 +225,7 @@ def _maker(word: str) -> Callable[[Any], Any]:
     text = f"""
 def outer({", ".join([function, *constants])}):
     def wrapper(*args, **kwargs):
-        __import__("cutlass_aot.without_dsl.compiler", fromlist=("",))._refuse_call({function})
+        __import__("cutlass_aot.programs.without_dsl.compiler", fromlist=("",))._refuse_call({function})
         {"; ".join([*constants, *known.names]) or "pass"}
     return wrapper
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cutlass_aot.without_dsl.placeholders import refuse
+from cutlass_aot.programs.without_dsl.placeholders import refuse
 
 
 def integers() -> Mapping[str, Any]:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cutlass_aot.programs.without_dsl import names
+from cutlass_aot.programs.without_dsl.finder import find
+from cutlass_aot.programs.without_dsl.placeholders import refuse
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.without_dsl import names
-from cutlass_aot.without_dsl.finder import find
-from cutlass_aot.without_dsl.placeholders import refuse
 
 
 def versions() -> Mapping[str, Any]:
