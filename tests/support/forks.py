@@ -32,34 +32,35 @@ class Forks:
     """
 
     def __init__(self, begin: str, **environment: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="forks-")
-        self._process = subprocess.Popen(
+        self.folder = tempfile.TemporaryDirectory(prefix="forks-")
+        self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), **environment},
             cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._send({"begin": begin})
+        self.send({"begin": begin})
 
     def run(self, script: Path | str, **environment: str) -> str:
         """What a script prints, a file or its text; it has to end well."""
-        printed, said = (Path(self._folder.name, name) for name in ("printed", "said"))
+        printed, said = (Path(self.folder.name, name) for name in ("printed", "said"))
         text = script if isinstance(script, str) else ""
         job = {"text": text, "file": "" if text else str(script), "environment": environment}
-        self._send({**job, "printed": str(printed), "said": str(said)})
-        assert self._process.stdout is not None
-        status = self._process.stdout.readline()
+        self.send({**job, "printed": str(printed), "said": str(said)})
+        assert self.process.stdout is not None
+        status = self.process.stdout.readline()
         assert status == "0\n", said.read_text(encoding="utf-8") if status else "the process has ended"
         return printed.read_text(encoding="utf-8")
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Hand a message to the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
 
     def close(self) -> None:
         """End it."""
-        self._process.communicate(timeout=SECONDS)
-        self._folder.cleanup()
+        self.process.communicate(timeout=SECONDS)
+        self.folder.cleanup()
 
 
 def serve() -> None:
