@@ -23,7 +23,6 @@ import itertools
 import json
 import re
 import statistics
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,10 +49,10 @@ from cutlass_aot.schema.kernels.dtypes import BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.store import Store
 from tools.bench.machine import about
+from tools.bench.process import MemoryWatch
 
 GENERATOR = "cutlass.operators"
 DEVICES = {"sm_100a": "b200", "sm_103a": "gb300"}
-_SAMPLE_SECONDS = 0.25
 _ASKED_AT_ONCE = 64
 """Questions whose answers are in memory at once: up to a thousand records each."""
 
@@ -141,56 +140,6 @@ def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed
         drawn = heapq.nsmallest(count, numbered(), key=lambda item: item[0])
     result.kernels = sorted((kernel for _, kernel in drawn), key=lambda kernel: kernel.name)
     return result
-
-
-# ---- memory of the workers -------------------------------------------------------------------------------
-
-
-class MemoryWatch:
-    """The largest resident size of any worker of this process, looked at while it lives.
-
-    Workers are children of our children. What is read is the kernel's own high-water mark, so that only what
-    a worker grows by in the last quarter of a second of its life can be missed.
-    """
-
-    def __init__(self) -> None:
-        self.largest_bytes = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._end.wait(_SAMPLE_SECONDS):
-            for child in _children(Path("/proc/self")):
-                for worker in _children(Path("/proc") / child):
-                    self.largest_bytes = max(self.largest_bytes, _peak_bytes(worker))
-
-
-def _children(process: Path) -> list[str]:
-    """Process ids of a process's children, of all its threads."""
-    found: list[str] = []
-    try:
-        for thread in (process / "task").iterdir():
-            found += (thread / "children").read_text().split()
-    except OSError:  # It has ended.
-        return []
-    return found
-
-
-def _peak_bytes(pid: str) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
 
 
 # ---- what came of it -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Needs the build extra, no GPU. What the store has is not compiled again. Of ever
 
 Then it is counted. For each target of the manifest, every combination of element types, accumulator and scale
 factors that a generator of the manifest offers (asked as ``support_tables.py`` does, without what is known to
-be bad), and every class of epilogue (``epilogue_classes.py``), needs three kernels. Prints Markdown, then
+be bad), and every class of epilogue (``support_tables.py``), needs three kernels. Prints Markdown, then
 what is wrong; exits with 1 if anything is.
 """
 
@@ -46,14 +46,14 @@ from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
 from tools.bench.machine import about
-from tools.check.disassemble import disassemble
-from tools.check.epilogue_classes import classes_of, examples
-from tools.check.instructions import audit_instructions, required
+from tools.check.instructions import audit_instructions, disassemble, required
 from tools.check.support_tables import (
     Asking,
     block_scaled,
+    classes_of,
     declared,
     dense,
+    examples,
     grouped,
     mixed_input,
     scale_text,
