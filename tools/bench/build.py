@@ -183,8 +183,8 @@ def worker_catalogue(target: str) -> Numbers:
     """Enumerate a target's whole catalogue."""
     import cutlass.operators
 
-    found = len(cutlass.operators.get_operators(target_sm=target))
-    return {"operators": found, "all": _age()}
+    count = len(cutlass.operators.get_operators(target_sm=target))
+    return {"operators": count, "all": _age()}
 
 
 def _age() -> float:
@@ -245,13 +245,13 @@ def part_compile(arguments: argparse.Namespace) -> Result:
                 runs[jobs].append(
                     in_fresh_process(__file__, "build", path, own / "store", own / "bundles", jobs)
                 )
-    found = {name: medians(own) for name, own in runs.items()}
-    if not found["loop"]["kernels"] == found["1"]["kernels"] == found["2"]["kernels"]:
+    figures = {name: medians(own) for name, own in runs.items()}
+    if not figures["loop"]["kernels"] == figures["1"]["kernels"] == figures["2"]["kernels"]:
         raise RuntimeError("the loop and the build did not compile the same kernels")
-    loop = found["loop"]
+    loop = figures["loop"]
     rows = []
     for jobs, goal in (("1", 1.25), ("2", 2.3)):
-        ours = found[jobs]
+        ours = figures[jobs]
         ratio, whole = loop["compile"] / ours["compile"], loop["all"] / ours["all"]
         workers = "one worker" if jobs == "1" else "two workers"
         rows += [
@@ -267,7 +267,7 @@ def part_compile(arguments: argparse.Namespace) -> Result:
                 f"{ours['all']:.1f} s against {loop['all']:.1f} s: {whole:.2f}x",
             ),
         ]
-    return Result(rows, found)
+    return Result(rows, figures)
 
 
 def part_plan(arguments: argparse.Namespace) -> Result:
@@ -282,16 +282,16 @@ def part_plan(arguments: argparse.Namespace) -> Result:
             ours, _ = command("plan", path, "--store", Path(name) / "none", "--json")
             theirs = in_fresh_process(__file__, "catalogue", target)
             runs.append({"ours": ours, "theirs": theirs["all"], "operators": theirs["operators"]})
-    found = medians(runs) | {"kernels": float(count)}
-    ratio = found["theirs"] / found["ours"]
+    figures = medians(runs) | {"kernels": float(count)}
+    ratio = figures["theirs"] / figures["ours"]
     row = Row(
         f"plan {count:,} kernels from descriptions of operands, against enumerating all of sm_{target} "
-        f"({found['operators']:,.0f}), imports in",
-        f"{found['ours']:.2f} s against {found['theirs']:.1f} s: {ratio:.1f}x",
+        f"({figures['operators']:,.0f}), imports in",
+        f"{figures['ours']:.2f} s against {figures['theirs']:.1f} s: {ratio:.1f}x",
         "≥ 5x",
         ratio >= 5,
     )
-    return Result([row], found)
+    return Result([row], figures)
 
 
 def part_changed(arguments: argparse.Namespace) -> Result:

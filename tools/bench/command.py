@@ -58,10 +58,11 @@ class Result(NamedTuple):
 Part = Callable[[argparse.Namespace], Result]
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], right: int = 0) -> str:
+    """A table in Markdown, whose last ``right`` columns are those of numbers."""
+    lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
+    lines.insert(1, "|" + "---|" * (len(head) - right) + "--:|" * right)
+    return "\n".join(lines)
 
 
 def summary(rows: Iterable[Row]) -> str:

@@ -137,17 +137,17 @@ def worker_operators(path: str) -> Numbers:
         accumulator_type=torch.float32,
     )
     target = _target(path).removeprefix("sm_")
-    seconds_found, found = timed(lambda: cutlass.operators.get_operators(args))
+    seconds_all, listed = timed(lambda: cutlass.operators.get_operators(args))
     # Second, so that what is set up once is in the first.
-    seconds_target, found_target = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
-    if not found_target:
-        raise RuntimeError("get_operators found none")
+    seconds_target, for_target = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
+    if not for_target:
+        raise RuntimeError("get_operators has none")
     return {
         "import": seconds,
-        "find": seconds_found,
-        "found": len(found),
+        "find": seconds_all,
+        "operators": len(listed),
         "find_target": seconds_target,
-        "found_target": len(found_target),
+        "target_operators": len(for_target),
     }
 
 
@@ -201,21 +201,21 @@ def part_import(arguments: argparse.Namespace) -> Result:
             run = partial(subprocess.run, command, check=True, env=environment())
             seconds[name].append(timed(run)[0])
     # The first turn fills caches.
-    found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
-    found["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(arguments.repeat)])[
+    times = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    times["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(arguments.repeat)])[
         "runtime"
     ]
-    more = found["cutlass_aot"] - found["pass"]
+    more = times["cutlass_aot"] - times["pass"]
     rows = [
         Row(
             "`import cutlass_aot` against `python -c pass`",
-            f"{more * 1e3:.1f} ms more ({found['cutlass_aot'] * 1e3:.1f} against {found['pass'] * 1e3:.1f})",
+            f"{more * 1e3:.1f} ms more ({times['cutlass_aot'] * 1e3:.1f} against {times['pass'] * 1e3:.1f})",
             "≤ 40 ms more",
             more <= 0.040,
         ),
-        Row("the runtime's modules, imported by the first `open`", f"{found['runtime'] * 1e3:.1f} ms"),
+        Row("the runtime's modules, imported by the first `open`", f"{times['runtime'] * 1e3:.1f} ms"),
     ]
-    return Result(rows, found)
+    return Result(rows, times)
 
 
 def part_catalog(arguments: argparse.Namespace) -> Result:
@@ -227,32 +227,34 @@ def part_catalog(arguments: argparse.Namespace) -> Result:
 
             write_synthetic(arguments.kernels, path)
         runs = [in_fresh_process(__file__, "catalog", path) for _turn in range(arguments.repeat + 1)][1:]
-    found = medians(runs)
-    what = f"{found['kernels']:,.0f} kernels in {found['groups']:,.0f} groups"
-    megabytes = found["used_bytes"] / 1e6
+    numbers = medians(runs)
+    what = f"{numbers['kernels']:,.0f} kernels in {numbers['groups']:,.0f} groups"
+    megabytes = numbers["used_bytes"] / 1e6
     rows = [
-        Row(f"open a catalog of {what}", f"{found['open'] * 1e3:.2f} ms", "≤ 5 ms", found["open"] <= 0.005),
+        Row(
+            f"open a catalog of {what}", f"{numbers['open'] * 1e3:.2f} ms", "≤ 5 ms", numbers["open"] <= 0.005
+        ),
         Row(
             "look one up in it, in a group not read before",
-            f"{found['cold'] * 1e6:.0f} µs (the first of the process: {found['first'] * 1e6:.0f} µs)",
+            f"{numbers['cold'] * 1e6:.0f} µs (the first of the process: {numbers['first'] * 1e6:.0f} µs)",
             "≤ 200 µs",
-            found["cold"] <= 200e-6,
+            numbers["cold"] <= 200e-6,
         ),
         Row(
             "look one up in it, another problem of a group read before",
-            f"{found['warm'] * 1e6:.0f} µs",
+            f"{numbers['warm'] * 1e6:.0f} µs",
             "≤ 200 µs",
-            found["warm"] <= 200e-6,
+            numbers["warm"] <= 200e-6,
         ),
         Row(
             "memory for it: growth of VmRSS after opening and nine look-ups",
-            f"{megabytes:.1f} MB (after opening {found['open_bytes'] / 1e6:.1f}, "
-            f"at most {found['peak_bytes'] / 1e6:.1f})",
+            f"{megabytes:.1f} MB (after opening {numbers['open_bytes'] / 1e6:.1f}, "
+            f"at most {numbers['peak_bytes'] / 1e6:.1f})",
             "≤ 30 MB",
-            found["peak_bytes"] <= 30e6,
+            numbers["peak_bytes"] <= 30e6,
         ),
     ]
-    return Result(rows, found)
+    return Result(rows, numbers)
 
 
 def part_find(arguments: argparse.Namespace) -> Result:
@@ -260,9 +262,9 @@ def part_find(arguments: argparse.Namespace) -> Result:
     rows: list[Row] = []
     numbers: dict[str, Any] = {}
     for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
-        found = find_first(arguments.repeat, path)
-        rows += found.rows
-        numbers[path.name] = found.numbers
+        result = find_first(arguments.repeat, path)
+        rows += result.rows
+        numbers[path.name] = result.numbers
     return Result(rows, numbers)
 
 
@@ -294,8 +296,8 @@ def find_first(repeat: int, path: Path) -> Result:
         ),
         Row(
             "the same against `get_operators(args, target_sm=...)`, called second",
-            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['found_target']:.0f} operators "
-            f"(all targets: {theirs['found']:.0f})",
+            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['target_operators']:.0f} operators "
+            f"(all targets: {theirs['operators']:.0f})",
         ),
         Row(
             "the same with the imports that come before",
@@ -315,12 +317,12 @@ def part_start(arguments: argparse.Namespace) -> Result:
         if not (path / "MANIFEST.json").exists():
             rows.append(Row(what, f"not built: {path.name}"))
             continue
-        found = medians(
+        times = medians(
             [in_fresh_process(__file__, "start", path) for _turn in range(arguments.repeat + 1)][1:]
         )
-        numbers[path.name] = found
-        ours = found["choose"] + found["map"]
-        measured = f"{ours * 1e3:.1f} ms, and {found['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
+        numbers[path.name] = times
+        ours = times["choose"] + times["map"]
+        measured = f"{ours * 1e3:.1f} ms, and {times['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
         rows.append(Row(what, measured))
     return Result(rows, numbers)
 

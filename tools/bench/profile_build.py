@@ -101,8 +101,8 @@ def worker_profile(setting: str, count: str) -> Numbers:
         kernels = []
         for ab, out in PROBLEMS:
             problem = Problem("gemm", (ab, ab, out), "tnt", "f32")
-            found = list(generator.enumerate_kernels(problem, "sm_100a", device))
-            designs = [(kernel, dict(kernel.design)) for kernel in found]
+            enumerated = list(generator.enumerate_kernels(problem, "sm_100a", device))
+            designs = [(kernel, dict(kernel.design)) for kernel in enumerated]
             for table in tables:
                 kernels += [k for k, d in designs if all(f.accepts(d) for f in table.filters)]
         kernels = kernels[: int(count)]
@@ -190,14 +190,14 @@ def worker_digests(setting: str) -> Numbers:
                 families.setdefault(str(dict(kernel.design)["family"]), []).append(kernel)
             kernels += [min(own, key=lambda kernel: kernel.digest) for own in families.values()]
     kernels.sort(key=lambda kernel: kernel.digest, reverse=setting == "worker")
-    found = {}
+    digests = {}
     with tempfile.TemporaryDirectory() as name:
         for kernel in kernels:
             path = Path(name) / "kernel.o"
             _export(generator.compile_kernel(kernel), kernel, path)
             # Fifty bits are what a JSON number keeps.
-            found[kernel.name] = float(int(digest(path.read_bytes())[:12], 16))
-    return dict(sorted(found.items()))
+            digests[kernel.name] = float(int(digest(path.read_bytes())[:12], 16))
+    return dict(sorted(digests.items()))
 
 
 WORKERS: dict[str, Worker] = {

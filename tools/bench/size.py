@@ -93,15 +93,15 @@ def worker_first(path: str, name: str, number: str) -> Numbers:
     libraries = [Library(root, reference) for reference in entry.libraries[HOST]]
     launcher = Library(root, catalog.launchers[HOST])
     group = Group(root, entry, Code(root, entry.code), libraries, launcher, lambda target, device: None)
-    found = {"launcher": timed(lambda: launcher.function("cutlass_aot_launcher"))[0] * 1e3}
+    times = {"launcher": timed(lambda: launcher.function("cutlass_aot_launcher"))[0] * 1e3}
     first, next_one = int(number) % len(group.index), (int(number) + 1) % len(group.index)
-    found["first"] = timed(lambda: group.function(first, 0))[0] * 1e3
-    found["next"] = timed(lambda: group.function(next_one, 0))[0] * 1e3
+    times["first"] = timed(lambda: group.function(first, 0))[0] * 1e3
+    times["next"] = timed(lambda: group.function(next_one, 0))[0] * 1e3
     # The last kernel of the group may be in another library.
-    found["far"] = (
+    times["far"] = (
         timed(lambda: group.function((first + len(group.index) // 2) % len(group.index), 0))[0] * 1e3
     )
-    return found
+    return times
 
 
 def worker_plain(path: str, symbol: str) -> Numbers:
@@ -161,13 +161,13 @@ class Built:
         """Every kernel's symbol and object, in the order of the bundle."""
         from cutlass_aot.builder.link.kernel_object import KernelObject
 
-        found = []
+        pairs = []
         for handle in self.bundle.kernels():
             data = self.store.get_blob(handle.entry.object_sha256)
             if data is None:
                 raise RuntimeError(f"the store has lost the object of {handle.name}")
-            found.append((handle.kernel.symbol, KernelObject.from_bytes(data)))
-        return found
+            pairs.append((handle.kernel.symbol, KernelObject.from_bytes(data)))
+        return pairs
 
     def plain(self) -> dict[Path, list[str]]:
         """Plain libraries of the kernels with the symbols of each; linked the first time."""
@@ -198,8 +198,8 @@ def with_code(item: Any, symbol: str) -> str:
     from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
 
     slot = f"@{CODE_PREFIX}{symbol} = "
-    before, found, after = item.host_code.partition(f"{slot}global [2 x i64] zeroinitializer, align 8")
-    if not found:
+    before, slot_found, after = item.host_code.partition(f"{slot}global [2 x i64] zeroinitializer, align 8")
+    if not slot_found:
         raise RuntimeError(f"{symbol}: its host code has no slot")
     escaped = "".join(f"\\{byte:02X}" for byte in item.gpu_code)
     size = len(item.gpu_code)

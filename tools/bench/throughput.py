@@ -59,7 +59,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found for one problem; times in seconds.
+    """The times of one problem, in seconds.
 
     Attributes:
         dtype: row of :data:`DTYPE_ROWS`.
@@ -98,15 +98,15 @@ def problems_of(path: Path, *, halfway: bool, sample: int) -> list[Problem]:
         ManifestError: if the file is none.
     """
     listed = parse_shapes(path.read_bytes(), str(path)).extents
-    found = [Problem(extents, LISTED) for extents in listed]
+    problems = [Problem(extents, LISTED) for extents in listed]
     if halfway:
-        found += between(listed)
-    return found[::sample]
+        problems += between(listed)
+    return problems[::sample]
 
 
 def between(listed: Sequence[Extents]) -> list[Problem]:
     """Problems half-way: between neighbouring m for each listed (n, k), and between neighbouring (n, k)."""
-    found = []
+    problems = []
     for batch in sorted({extents.batch for extents in listed}):
         own = [extents for extents in listed if extents.batch == batch]
         rows = [
@@ -120,8 +120,8 @@ def between(listed: Sequence[Extents]) -> list[Problem]:
             for low, high in itertools.pairwise(pairs)
         ]
         for kind, between_pairs in ((ROWS_HALFWAY, pairs), (ALL_HALFWAY, middles)):
-            found += [Problem(Extents(batch, m, n, k), kind) for n, k in between_pairs for m in rows]
-    return found
+            problems += [Problem(Extents(batch, m, n, k), kind) for n, k in between_pairs for m in rows]
+    return problems
 
 
 class Call:
@@ -469,12 +469,12 @@ def _warm_up(torch: Any) -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def summary(found: Sequence[Measured]) -> list[Row]:
+def summary(items: Sequence[Measured]) -> list[Row]:
     """Geometric means over the problems of one row of element types, by where they come from and by tier."""
     rows = []
     for kind in (LISTED, ROWS_HALFWAY, ALL_HALFWAY):
-        for tier in sorted({item.tier for item in found if item.kind == kind}):
-            rows += _means([item for item in found if (item.kind, item.tier) == (kind, tier)])
+        for tier in sorted({item.tier for item in items if item.kind == kind}):
+            rows += _means([item for item in items if (item.kind, item.tier) == (kind, tier)])
     return rows
 
 

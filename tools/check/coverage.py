@@ -11,7 +11,7 @@ Needs the build extra, no GPU. What the store has is not compiled again. Of ever
   problem that breaks a divisibility have to be refused with that reason.
 
 Then it is counted. For each target of the manifest, every combination of element types, accumulator and scale
-factors that a generator of the manifest offers (asked as ``support_tables.py`` does, without what is known to
+factors that a generator of the manifest offers (queried as by ``support_tables.py``, without what is known to
 be bad), and every class of epilogue (``support_tables.py``), needs three kernels. Prints Markdown, then
 what is wrong; exits with 1 if anything is.
 """
@@ -45,10 +45,11 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
+from tools.bench.command import markdown
 from tools.bench.machine import about
 from tools.check.instructions import audit_instructions, disassemble, required
 from tools.check.support_tables import (
-    Asking,
+    Generators,
     block_scaled,
     classes_of,
     declared,
@@ -117,7 +118,7 @@ def is_gemm(operation: str) -> bool:
 def check_instructions(
     handles: Sequence[KernelHandle], store: Store, jobs: int
 ) -> tuple[Counter[str], list[str]]:
-    """Disassemble every kernel and hold its instructions against its record.
+    """Disassemble every kernel and compare its instructions with its record.
 
     Returns:
         How many kernels were to have which instruction, and what is wrong.
@@ -265,15 +266,15 @@ def offered(manifest: Manifest, jobs: int) -> dict[Combination, dict[str, int]]:
     """How many kernels the manifest's generators have of each combination and target."""
     names = {table.generator for table in manifest.tables}
     problems = [*dense(), *block_scaled(), *mixed_input(), *grouped(), *declared()]
-    wanted = {table.operation for table in manifest.tables}
-    found: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    asking = Asking.start(jobs)
-    with asking.pool:
-        asked = [problem for problem in problems if problem.operation in wanted]
-        for answer in asking.answers(asked, manifest.targets, sorted(names)):
+    operations = {table.operation for table in manifest.tables}
+    numbers: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    generators = Generators.start(jobs)
+    with generators.pool:
+        queried = [problem for problem in problems if problem.operation in operations]
+        for answer in generators.answers(queried, manifest.targets, sorted(names)):
             for combination, count in Counter(map(combination_of, answer.kernels)).items():
-                found[combination][answer.target] += count
-    return found
+                numbers[combination][answer.target] += count
+    return numbers
 
 
 def missing(
@@ -282,13 +283,13 @@ def missing(
     """What there are too few kernels of."""
     for combination, available in there_is.items():
         for target, number in available.items():
-            wanted, has = min(least, number), count.combinations.get(combination, Counter())[target]
-            if has < wanted:
-                yield f"{combination} on {target}: {has} kernels, expected {wanted}"
+            expected, has = min(least, number), count.combinations.get(combination, Counter())[target]
+            if has < expected:
+                yield f"{combination} on {target}: {has} kernels, expected {expected}"
     for combination, have in count.combinations.items():
         for target, has in have.items():
             if target not in there_is.get(combination, {}):
-                yield f"{combination} on {target}: {has} kernels of what no question to a generator names"
+                yield f"{combination} on {target}: {has} kernels of what no query of a generator names"
     for name in examples():
         for target in targets:
             has = count.classes.get(("bf16 x bf16", name), Counter())[target]
@@ -322,15 +323,13 @@ def classes_table(count: Count) -> str:
     """A row for each class of epilogue: kernels by the element types of a and b, for all targets together."""
     pairs = sorted({pair for pair, _ in count.classes}, key=lambda pair: (pair != "bf16 x bf16", pair))
     targets = sorted({target for counts in count.classes.values() for target in counts})
-    lines = [
-        "| class | " + " | ".join(f"{pair}, {' + '.join(targets)}" for pair in pairs) + " |",
-        "|---|" + "--:|" * len(pairs),
-    ]
+    columns = [f"{pair}, {' + '.join(targets)}" for pair in pairs]
+    lines = []
     for name in examples():
         counts = [count.classes.get((pair, name), Counter()) for pair in pairs]
         numbers = [" + ".join(str(of[target]) for target in targets) if of.total() else "" for of in counts]
-        lines.append(f"| `{name}` | " + " | ".join(numbers) + " |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", *numbers))
+    return markdown(("class", *columns), lines, right=len(pairs))
 
 
 # ---- the run ---------------------------------------------------------------------------------------------
@@ -393,7 +392,7 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
         names[handle.group.name].add(handle.name)
     for group in bundle.groups:
         wrong += check_found(bundle, group, names[group.name])
-    _say("asking the generators what there is")
+    _say("querying the generators")
     count = Count.of(handle.kernel for handle in handles)
     wrong += missing(count, offered(manifest, jobs), manifest.targets, least)
 
@@ -402,12 +401,10 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
     click.echo(
         f"{len(handles)} kernels in {len(bundle.groups)} groups, of which {progress.compiled} were compiled "
         f"now; the build took {seconds:.0f} s with {jobs} workers, the disassembly {auditing:.0f} s. "
-        f"{spilling} kernels spill registers. Each group was asked for with {len(STEPS)} problems that its "
+        f"{spilling} kernels spill registers. Each group was queried with {len(STEPS)} problems that its "
         "kernels can take, and with one that they cannot.\n"
     )
-    click.echo("| tensor-core instruction | kernels |\n|---|--:|")
-    for name, number in sorted(instructions.items()):
-        click.echo(f"| {name} | {number} |")
+    click.echo(markdown(("tensor-core instruction", "kernels"), sorted(instructions.items()), right=1))
     click.echo(f"\n{combinations_table(count)}\n")
     total = ", ".join(f"{number} on {target}" for target, number in sorted(count.epilogues.items()))
     click.echo(f"Kernels with an epilogue: {total}. By class:\n\n{classes_table(count)}")

@@ -80,15 +80,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def print_table(title: str, columns: Sequence[Mapping[str, str]]) -> None:
     """Print a row for each name that a column has."""
-    print(
-        markdown(
-            [title, "before", "after"][: 1 + len(columns)],
-            [
-                [name, *(column.get(name, "") for column in columns)]
-                for name in dict.fromkeys(name for column in columns for name in column)
-            ],
-        )
-    )
+    names = dict.fromkeys(name for column in columns for name in column)
+    lines = [(name, *(column.get(name, "") for column in columns)) for name in names]
+    print(markdown((title, "before", "after")[: 1 + len(columns)], lines, right=len(columns)))
 
 
 def test_minutes(text: str) -> str:
@@ -152,26 +146,26 @@ def _module(path: Path, checkout: Path) -> str:
 
 def imports(name: str, tree: ast.Module, modules: Mapping[str, object]) -> set[str]:
     """Modules of the package that a module imports: in functions, and for types, too."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in modules else node.module)
-    return {module for module in found if module in modules and module != name}
+                result.add(inner if inner in modules else node.module)
+    return {module for module in result if module in modules and module != name}
 
 
 def cycles(graph: Graph) -> list[set[str]]:
     """Sets of more than one module of which each reaches the others."""
     reached = {name: _reach(graph, name) for name in graph}
-    found: list[set[str]] = []
+    result: list[set[str]] = []
     for name in sorted(graph):
         together = {other for other in reached[name] if name in reached[other]}
-        if len(together) > 1 and together not in found:
-            found.append(together)
-    return found
+        if len(together) > 1 and together not in result:
+            result.append(together)
+    return result
 
 
 def _reach(graph: Graph, start: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from tests.support.kernels import gemm  # noqa: E402
 from tests.support.pretend_gpu import PretendGpu, PretendKernel  # noqa: E402
 from tools.bench import command  # noqa: E402
 from tools.bench import throughput as bench  # noqa: E402
+from tools.bench.gpu import parsed  # noqa: E402
 
 BF16 = ("bf16", "bf16", "bf16")
 SHAPES = b"m = [1, 17, 32]\n[layers]\nnk = [[64, 128], [96, 32]]\n"
@@ -149,6 +151,38 @@ def test_families_are_compared_by_rows_and_may_be_left_out(tmp_path):
     assert "## 2026-11-21, H200" in report
     assert "| m | One | best |" in report
     assert "| all | 0.500 (0.50) | 0.500 (0.50) |" in report
+
+
+def test_every_kernel_of_linear_layers_is_timed_against_cublas(monkeypatch, tmp_path):
+    gpu = Gpu()
+    gpu.cuda.Stream = lambda: None
+    gpu.manual_seed = lambda seed: None
+    monkeypatch.setitem(sys.modules, "torch", gpu)
+    monkeypatch.setattr(bench.cuda_driver, "l2_bytes", lambda ordinal: 1 << 16)
+    kernels = [
+        PretendKernel(gpu, gemm(BF16, design={"family": family, "tile_shape": (64, 64, 64)}), time)
+        for family, time in (("One", 6e-3), ("Two", 1e-3))
+    ]
+    queries = []
+
+    def bundle_kernels(**query):
+        queries.append(query)
+        return kernels
+
+    monkeypatch.setattr(
+        bench.cutlass_aot, "open", lambda path: SimpleNamespace(name="small", kernels=bundle_kernels)
+    )
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_bytes(SHAPES)
+    words = ["--dtypes", "bf16", "--shapes", str(shapes), "--sample", "4", "--seconds", "0"]
+    found = bench.part_families(parsed(words), tmp_path)
+    assert queries[0] == {"operation": "gemm", "dtypes": "bf16.bf16.bf16", "layouts": "tnt"}
+    places = [(item["m"], item["n"], item["k"]) for item in found.numbers["timed"]]
+    assert places == [(1, 64, 128), (17, 96, 32)]
+    for item in found.numbers["timed"]:
+        names = [kernel.name for kernel in kernels]
+        assert item["times"] == pytest.approx({names[0]: 6e3, names[1]: 1e3, bench.CUBLAS: 3e3})
+    assert found.tables[0].rows[0][2] == "3000.0"
 
 
 def test_kernels_that_would_be_slow_are_not_timed():
