@@ -113,7 +113,7 @@ def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed
     profiles = {target: load_profile(name) for target, name in DEVICES.items()}
     reference = sources.references[GENERATOR]
     queries = [Enumeration(0, reference, problem, target) for target in DEVICES for problem in all_problems()]
-    _say(f"enumerating: {len(queries)} combinations")
+    say(f"enumerating: {len(queries)} combinations")
 
     def numbered() -> Iterator[tuple[str, Kernel]]:
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
@@ -306,15 +306,23 @@ def stored_bytes(store: Path) -> int:
 # ---- the run ---------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     click.echo(text, err=True)
 
 
 @dataclass
 class Progress:
-    """Says how far the compiling is, to standard error."""
+    """Says how far the compiling is, to standard error.
+
+    Attributes:
+        total: kernels to compile; 0 if that is not known.
+        compiled: kernels that were compiled now.
+        done: kernels that were compiled, by whomever, or failed.
+        failed: kernels that failed.
+    """
 
     total: int = 0
+    compiled: int = 0
     done: int = 0
     failed: int = 0
     start: float = field(default_factory=time.monotonic)
@@ -323,12 +331,13 @@ class Progress:
         """Count an event."""
         if isinstance(event, events.Failed):
             self.failed += 1
-            _say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
+            say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
         if isinstance(event, (events.Compiled, events.Shared, events.Failed)):
+            self.compiled += isinstance(event, events.Compiled)
             self.done += 1
             if self.done % 20 == 0 or self.done == self.total:
-                seconds = time.monotonic() - self.start
-                _say(f"{self.done} of {self.total} in {seconds:.0f} s, {self.failed} failed")
+                of = f" of {self.total}" if self.total else ""
+                say(f"{self.done}{of} kernels in {time.monotonic() - self.start:.0f} s, {self.failed} failed")
 
 
 def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: float) -> Pool:
@@ -376,7 +385,7 @@ def main(
     failures = [
         Failure(item.kernel, item.failed, store.log_path(item.key)) for item in planned if item.failed
     ]
-    _say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")
+    say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")
 
     start = time.monotonic()
     watch = MemoryWatch()

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import click
 
 import cutlass_aot
-from cutlass_aot.builder import events
 from cutlass_aot.builder.build import build
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.settings import Settings
@@ -47,6 +46,7 @@ from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
 from tools.bench.command import markdown
 from tools.bench.machine import about
+from tools.check.catalogue import Progress, say
 from tools.check.instructions import audit_instructions, disassemble, required
 from tools.check.support_tables import (
     Generators,
@@ -335,31 +335,6 @@ def classes_table(count: Count) -> str:
 # ---- the run ---------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-@dataclass
-class Progress:
-    """Says how far the build is, to standard error.
-
-    Attributes:
-        compiled: kernels that were compiled now.
-    """
-
-    compiled: int = 0
-    start: float = field(default_factory=time.monotonic)
-
-    def __call__(self, event: events.Event) -> None:
-        """Take note of an event."""
-        if isinstance(event, events.Failed):
-            _say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
-        if isinstance(event, events.Compiled):
-            self.compiled += 1
-            if self.compiled % 50 == 0:
-                _say(f"compiled {self.compiled} in {time.monotonic() - self.start:.0f} s")
-
-
 @click.command()
 @click.argument("manifest_path", metavar="MANIFEST", type=click.Path(exists=True, path_type=Path))
 @click.option(
@@ -382,17 +357,17 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
     handles = bundle.kernels()
 
     start = time.monotonic()
-    _say(f"disassembling {len(handles)} kernels")
+    say(f"disassembling {len(handles)} kernels")
     with Settings(store, jobs, 600.0, progress).open_store() as opened:
         instructions, wrong = check_instructions(handles, opened, jobs)
     auditing = time.monotonic() - start
-    _say(f"describing operands for {len(bundle.groups)} groups")
+    say(f"describing operands for {len(bundle.groups)} groups")
     names: dict[str, set[str]] = defaultdict(set)
     for handle in handles:
         names[handle.group.name].add(handle.name)
     for group in bundle.groups:
         wrong += check_found(bundle, group, names[group.name])
-    _say("querying the generators")
+    say("querying the generators")
     count = Count.of(handle.kernel for handle in handles)
     wrong += missing(count, offered(manifest, jobs), manifest.targets, least)
 
@@ -409,8 +384,8 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
     total = ", ".join(f"{number} on {target}" for target, number in sorted(count.epilogues.items()))
     click.echo(f"Kernels with an epilogue: {total}. By class:\n\n{classes_table(count)}")
     for problem in wrong:
-        _say(f"wrong: {problem}")
-    _say(f"{len(wrong)} wrong")
+        say(f"wrong: {problem}")
+    say(f"{len(wrong)} wrong")
     sys.exit(1 if wrong else 0)
 
 

@@ -84,7 +84,7 @@ def collected(program: Path, target: str, fingerprint: str = "", arguments: Sequ
 
 
 def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    """Run a program in this process, and write what it asks for into a file."""
+    """Run a program in this process, and write its requests into a file."""
     program, target = Path(plan["program"]), str(plan["target"])
     profile = load_profile(_PROFILES[target])
     os.environ.update(pretend_gpu.environment(profile, target))

@@ -91,10 +91,6 @@ def sealed_maker(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
     return make
 
 
-class _Nested(dict[str, Any]):
-    """A map that stands in its file as bytes of its own."""
-
-
 def opened_body(data: bytes) -> Any:
     """A body as a tree, with what is encoded once more inside (a catalog's groups) opened too."""
     body = msgpack.unpackb(data)
