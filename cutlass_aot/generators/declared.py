@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.manifest.model import TABLE_KEYS
+from cutlass_aot.manifest.kernels import TABLE_KEYS
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
