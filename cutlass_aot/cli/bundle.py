@@ -7,8 +7,15 @@ from pathlib import Path
 import click
 
 from cutlass_aot.bundle.oci import TIMEOUT
-from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
-from cutlass_aot.cli.output.render import json_option, print_json, resumable, tell_unchecked
+from cutlass_aot.cli.options import (
+    bundle_argument,
+    json_option,
+    out_option,
+    store_option,
+    together,
+    trusted_keys_option,
+)
+from cutlass_aot.cli.output.render import print_json, resumable, tell_unchecked
 from cutlass_aot.schema.words import plural
 
 
@@ -77,21 +84,16 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     return 0
 
 
-def registry_options(function: Function) -> Function:
-    """How a registry is spoken to."""
-    options = (
-        click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(1),
-            default=TIMEOUT,
-            show_default=True,
-            help="Seconds that the registry may be silent.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+registry_options = together(
+    click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(1),
+        default=TIMEOUT,
+        show_default=True,
+        help="Seconds that the registry may be silent.",
+    ),
+)
 
 
 @command.command("push", short_help="Put a bundle into an OCI registry.")
@@ -125,13 +127,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     required=True,
     help="The bundle's directory; a bundle that is there is replaced.",
 )
-@click.option(
-    "--key",
-    "keys",
-    type=KeyPath(),
-    multiple=True,
-    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
-)
+@trusted_keys_option
 @registry_options
 @json_option
 def pull(

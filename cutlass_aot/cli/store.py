@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.options import store_option
-from cutlass_aot.cli.output.render import json_option, print_json, table
+from cutlass_aot.cli.options import json_option, store_option
+from cutlass_aot.cli.output.render import print_json, table
 from cutlass_aot.schema.words import plural, size
 from cutlass_aot.store.maintenance.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
