@@ -37,7 +37,7 @@ def command() -> None:
 def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
     """Unpack BUNDLE into the new directory OUTPUT: plain libraries and GPU code, for programs without Python.
 
-    index.json there says what is where; examples/cpp shows how it is loaded. What is taken is verified.
+    index.json there says what is where; examples/cpp shows how it is loaded. What is unpacked is verified.
     """
     from cutlass_aot.bundle.unpack import unpack_bundle
 
@@ -63,13 +63,13 @@ def prefill(bundle: Path, directory: Path | None) -> int:
     return 0
 
 
-@command.command("merge", short_help="Put shards of a build together to one bundle.")
+@command.command("merge", short_help="Merge shards of a build into one bundle.")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option
 @out_option
 @resumable
 def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
-    """Put SHARDS, the directories that `build --shard` wrote, together to one bundle.
+    """Merge SHARDS, the directories that `build --shard` wrote, into one bundle.
 
     All shards of one build are needed, in any order. Nothing is compiled; the bundle is the one that a single
     machine would have built, to the byte.

@@ -84,7 +84,7 @@ upstream_options = together(
         "--upstream",
         type=click.Path(path_type=Path, file_okay=False),
         multiple=True,
-        help="Another store's directory, to look in for what the store lacks; may be repeated.",
+        help="An upstream store's directory, read for what the store lacks; may be repeated.",
     ),
     click.option("--remote", metavar="URL", help="A store on a web server or in a bucket."),
     click.option("--remote-read-only", is_flag=True, help="Put nothing into the remote store."),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Tuning file to write; one that is there is gone on with.  [default: build/tuning/BUNDLE.GPU.json]",
+    help="Tuning file to write, or to go on with.  [default: build/tuning/BUNDLE.GPU.json]",
 )
 @click.option(
     "--apply",
