@@ -58,6 +58,7 @@ NAMED_PATHS = (
     "cutlass_aot/__init__.py", "cutlass_aot/cli", "cutlass_aot/generators", "cutlass_aot/kernels",
     "cutlass_aot/manifest",
     "tests/contract", "tests/unit/cli", "tests/unit/generators", "tests/unit/manifest",
+    "tools/bench", "tools/fuzz", "tools/torture",
 )  # fmt: skip
 """Where no name in code has one of :data:`NAMES`."""
 
