@@ -21,7 +21,7 @@ without_dsl.activate("4.8.1 0123")
 import cutlass
 import cutlass.cute as cute
 from cutlass_aot.errors import CutlassAotError, DslNeeded, RequestError
-from cutlass_aot.programs.describe.values import Describer
+from cutlass_aot.programs.describe.values.describer import Describer
 """
 
 
