@@ -18,7 +18,7 @@ from typing import Any
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.programs.without_dsl import names
 from cutlass_aot.programs.without_dsl.finder import find
-from cutlass_aot.programs.without_dsl.placeholders import Unknown, refuse, unknown_class
+from cutlass_aot.programs.without_dsl.placeholders import Unknown, by_name, refuse, unknown_class
 from cutlass_aot.programs.without_dsl.placeholders import function as stand_in_function
 from cutlass_aot.runtime.machine import cuda_driver
 
@@ -114,16 +114,10 @@ def options() -> Mapping[str, Any]:
             parsed.options[kinds[name]].value = _checked(name, value)
         return parsed
 
-    for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable, *kinds.values()):
-        kind.__module__, kind.__qualname__ = _COMPILER, kind.__name__
-    return {
-        **kinds,
-        **{
-            kind.__name__: kind
-            for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable)
-        },
-        "_parse_compile_options_from_str": _parse_compile_options_from_str,
-    }
+    return by_name(
+        *kinds.values(), CompileOption, BooleanCompileOption, CompileOptions, CompileCallable,
+        _parse_compile_options_from_str,
+    )  # fmt: skip
 
 
 def _words(text: str) -> list[str]:
@@ -255,15 +249,12 @@ def _named(kind: str, what: Any) -> Any:
 
 def dsl() -> Mapping[str, Any]:
     """``BaseDSL``, which knows the settings."""
-    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
-    base = _class_with("cutlass.base_dsl.dsl", "BaseDSL", instance)
-    return {"BaseDSL": base}
+    return by_name(_dsl_class("cutlass.base_dsl.dsl", "BaseDSL"))
 
 
 def cute_dsl() -> Mapping[str, Any]:
     """``CuTeDSL``, which has the decorators."""
-    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
-    return {"CuTeDSL": _class_with("cutlass.cutlass_dsl.cutlass", "CuTeDSL", instance)}
+    return by_name(_dsl_class("cutlass.cutlass_dsl.cutlass", "CuTeDSL"))
 
 
 def _arch() -> Any:
@@ -286,7 +277,8 @@ class _Dsl(type):
         refuse(f"{cls.__module__}.{cls.__qualname__} was called")
 
 
-def _class_with(module: str, name: str, instance: Any) -> type:
+def _dsl_class(module: str, name: str) -> type:
+    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
     members = {
         "__module__": module,
         "_get_dsl": staticmethod(lambda: instance),
@@ -314,16 +306,14 @@ def experimental() -> Mapping[str, Any]:
 def adapters() -> Mapping[str, Any]:
     """What registers how values of a type are passed to a trace: there is none."""
 
-    def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
-        return lambda adapter: adapter
-
     class JitArgAdapterRegistry:
         """The adapters."""
 
-    JitArgAdapterRegistry.register_jit_arg_adapter = staticmethod(register_jit_arg_adapter)  # type: ignore[attr-defined]
-    module = "cutlass.base_dsl.runtime.jit_arg_adapters"
-    JitArgAdapterRegistry.__module__, JitArgAdapterRegistry.__qualname__ = module, "JitArgAdapterRegistry"
-    return {"JitArgAdapterRegistry": JitArgAdapterRegistry}
+        @staticmethod
+        def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
+            return lambda adapter: adapter
+
+    return by_name(JitArgAdapterRegistry)
 
 
 def operations() -> Mapping[str, Any]:
@@ -340,7 +330,7 @@ def expressions() -> Mapping[str, Any]:
             refuse(f"const_expr of a {type(expression).__qualname__} was called")
         return expression
 
-    return {"const_expr": const_expr}
+    return by_name(const_expr)
 
 
 def arguments() -> Mapping[str, Any]:
@@ -357,5 +347,4 @@ def arguments() -> Mapping[str, Any]:
             """Keep what they refer to."""
             self.references.extend(references)
 
-    JitArguments.__module__, JitArguments.__qualname__ = "cutlass.testing", "JitArguments"
-    return {"JitArguments": JitArguments}
+    return by_name(JitArguments)

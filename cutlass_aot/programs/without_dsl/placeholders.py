@@ -46,6 +46,11 @@ def dotted(where: str) -> str:
     return where.replace(":", ".")
 
 
+def by_name(*things: Any) -> dict[str, Any]:
+    """Functions and classes under the names by which they are defined."""
+    return {thing.__name__: thing for thing in things}
+
+
 class Unknown:
     """A value that only the DSL makes. Attributes of it are unknown too; every use of it is refused."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from cutlass_aot.errors import DslNeeded
 from cutlass_aot.programs.without_dsl import names
-from cutlass_aot.programs.without_dsl.tensors import Layout
+from cutlass_aot.programs.without_dsl.layout import Layout
 
 BEGIN = """\
 from cutlass_aot import without_dsl
