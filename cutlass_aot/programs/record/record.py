@@ -41,6 +41,7 @@ from cutlass_aot.programs.describe.distributions import in_standard_library
 from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
 from cutlass_aot.programs.start.files import note_refusal, printable, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
@@ -322,7 +323,7 @@ def _watch_the_end(recorder: Recorder) -> None:
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         recorder.erred = True
         shown(kind, error, trace)
-        explained = pretend_gpu.explain_data_dependence(error)
+        explained = explain_data_dependence(error)
         if explained:
             print(f"cutlass-aot: {explained}", file=sys.stderr)
 
