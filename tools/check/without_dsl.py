@@ -39,7 +39,7 @@ _SHOWN = 6
 
 
 class Collected(NamedTuple):
-    """What a run of a program asked for.
+    """The requests of a run of a program.
 
     Attributes:
         requests: by digest.
@@ -119,16 +119,16 @@ def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
         Path(plan["output"]).write_bytes(encode(found))
 
 
-def compared(found: Collected, wanted: Collected) -> list[str]:
+def compared(without: Collected, with_dsl: Collected) -> list[str]:
     """What differs between two runs, in words: nothing if every digest is the same."""
     lines = []
-    for digest, request in wanted.requests.items():
-        if digest in found.requests:
+    for digest, request in with_dsl.requests.items():
+        if digest in without.requests:
             continue
         others = [
             other
-            for other in found.requests.values()
-            if other.callable == request.callable and other.digest not in wanted.requests
+            for other in without.requests.values()
+            if other.callable == request.callable and other.digest not in with_dsl.requests
         ]
         near = min((differences(other, request) for other in others), key=len, default=None)
         what = f"{request.callable} ({digest[:12]})"
@@ -137,8 +137,8 @@ def compared(found: Collected, wanted: Collected) -> list[str]:
         else:
             lines.append(f"{what}: {'; '.join(map(str, near[:_SHOWN]))}")
     lines += [f"{item.callable} ({key[:12]}): asked for without the DSL alone"
-              for key, item in found.requests.items() if key not in wanted.requests]  # fmt: skip
-    return lines + [f"refused: {reason}" for reason in found.refused if reason not in wanted.refused]
+              for key, item in without.requests.items() if key not in with_dsl.requests]  # fmt: skip
+    return lines + [f"refused: {reason}" for reason in without.refused if reason not in with_dsl.refused]
 
 
 @click.command(help=__doc__)
@@ -151,23 +151,23 @@ def main(programs: Sequence[Path], targets: Sequence[str], verbose: bool) -> Non
     print("|---|---|--:|--:|--:|--:|")
     for program in programs:
         for target in targets or _PROFILES:
-            wanted = collected(program, target)
-            if not wanted.requests:
-                raise CutlassAotError(f"{program} made no request:\n{wanted.output}")
-            found = collected(program, target, wanted.fingerprint)
-            equal = len(found.requests.keys() & wanted.requests.keys())
-            others = len(found.requests.keys() - wanted.requests.keys())
+            with_dsl = collected(program, target)
+            if not with_dsl.requests:
+                raise CutlassAotError(f"{program} made no request:\n{with_dsl.output}")
+            without = collected(program, target, with_dsl.fingerprint)
+            equal = len(without.requests.keys() & with_dsl.requests.keys())
+            others = len(without.requests.keys() - with_dsl.requests.keys())
             print(
-                f"| {program.stem} | {target} | {len(wanted.requests)} | {equal} | {others} "
-                f"| {len(found.refused)} |",
+                f"| {program.stem} | {target} | {len(with_dsl.requests)} | {equal} | {others} "
+                f"| {len(without.refused)} |",
                 flush=True,
             )
-            lines = compared(found, wanted)
-            if found.status != wanted.status:
-                lines.append(f"the program ended with status {found.status}, not {wanted.status}")
+            lines = compared(without, with_dsl)
+            if without.status != with_dsl.status:
+                lines.append(f"the program ended with status {without.status}, not {with_dsl.status}")
             total += [f"{program.stem}, {target}: {line}" for line in lines]
             if verbose:
-                total.append(found.output)
+                total.append(without.output)
     print("\n".join(["", *total]))
     sys.exit(1 if total else 0)
 

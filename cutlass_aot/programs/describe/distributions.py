@@ -34,7 +34,7 @@ in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
-"""Of the modules that were asked for; Python makes a module another one when it is reloaded."""
+"""Of the modules that were looked up; Python makes a module another one when it is reloaded."""
 _IN_PLACE_OF_THE_DSL = "cutlass_aot.programs.without_dsl"
 OWN_FOLDER = f"{Path(cutlass_aot.__file__).resolve().parent}/"
 """This package, which answers for the GPU and stands before ``cute.compile``: none of it decides kernels."""

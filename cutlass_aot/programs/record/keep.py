@@ -22,7 +22,7 @@ from cutlass_aot.programs.record.watched import compile_watched
 from cutlass_aot.programs.start.files import note_refusal, read_whole, refusals, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import cache_environment, known_variables
-from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.programs.without_tvm_ffi import as_requested
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, encode
 from cutlass_aot.schema.requests.recording import MAX_OBJECT_BYTES, Recording
@@ -97,7 +97,7 @@ class Keeper:
             self._keep(request, compiled.function, compiled.call)
         except Exception as error:  # Whatever it is: the program has its function, and goes on.
             self.refuse(f"{request.callable}: {error}")
-        return as_asked(request, compiled.function)
+        return as_requested(request, compiled.function)
 
     def refuse(self, reason: str) -> None:
         """Note a request that cannot be kept."""

@@ -20,7 +20,7 @@ from cutlass_aot.schema.targets import Target
 
 
 def environment(profile: DeviceProfile, target: str) -> dict[str, str]:
-    """The environment variables that the process of the program needs besides those it is given.
+    """The environment variables that are required in the process of the program besides those it is given.
 
     Raises:
         ValueError: if ``target`` is not a target.

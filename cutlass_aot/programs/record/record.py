@@ -13,7 +13,7 @@ folder as soon as it is known, so that nothing is lost however the program ends:
     <digest>.refusal    why a call makes no request; the digest is that of the reason
     <process>.imported  files that the process has imported, once its program has come to its end
     <process>.error     instead, if that end was an error that nothing has caught
-    <process>.status    there if the program has asked for an exit status other than 0
+    <process>.status    there if the program has requested an exit status other than 0
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Recorder:
         jobs: how many forks may compile at once.
         timeout: seconds that one of them may take.
         erred: whether an error that nothing has caught has ended the program.
-        status: exit status other than 0 that the program has asked for last; another function of it may have
+        status: exit status other than 0 that the program has requested last; another function of it may have
             caught that.
         read: files that the program was started with, and those that it has read in the folder that it was
             started in.

@@ -271,7 +271,7 @@ class _Dsl(type):
             return Unknown(f"{where.replace(':', '.')}.{name}")
         if name.startswith("__"):
             raise AttributeError(name)
-        return refuse(f"{where.replace(':', '.')}.{name} was asked for")
+        return refuse(f"{where.replace(':', '.')}.{name} was requested")
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         refuse(f"{cls.__module__}.{cls.__qualname__} was called")

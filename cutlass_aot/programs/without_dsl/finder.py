@@ -1,4 +1,4 @@
-"""Modules that stand for the DSL's: their names are made when they are asked for, by the table."""
+"""Modules that stand for the DSL's: a name is made when it is first used, by the table."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def find(where: str) -> Any:
 
 
 def _made(module: str, name: str, known: names.Name) -> Any:
-    """What a name of a module holds, when it is asked for first."""
+    """What a name of a module holds, made when it is first used."""
     kind, what = known
     own = f"{module}:{name}"
     if name in _SAME and _SAME[name] != own:

@@ -72,7 +72,7 @@ def shared_memory() -> Mapping[str, Any]:
             compute_capability = f"sm_{arch.major}{arch.minor}"
         found = names.shared_memory().get(compute_capability)
         if found is None:
-            refuse(f"the shared memory of {compute_capability} was asked for")
+            refuse(f"the shared memory of {compute_capability} was requested")
         return found
 
     return by_name(get_smem_capacity_in_bytes)
@@ -89,7 +89,7 @@ def hardware() -> Mapping[str, Any]:
 
         def get_max_active_clusters(self, cluster_size: int, stream: Any = None) -> int:
             """Of the driver: the DSL compiles a kernel to ask it."""
-            refuse(f"the maximum number of active clusters of {cluster_size} was asked for")
+            refuse(f"the maximum number of active clusters of {cluster_size} was requested")
 
         def get_device_multiprocessor_count(self) -> int:
             """Of the driver."""
@@ -107,7 +107,7 @@ def tensor_memory() -> Mapping[str, Any]:
 
     def columns(found: Mapping[str, int], compute_capability: str) -> int:
         if compute_capability not in found:
-            refuse(f"the tensor memory of {compute_capability} was asked for")
+            refuse(f"the tensor memory of {compute_capability} was requested")
         return found[compute_capability]
 
     def get_min_tmem_alloc_cols(compute_capability: str) -> int:

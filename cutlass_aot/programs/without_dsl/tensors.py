@@ -37,7 +37,7 @@ def tensors() -> Mapping[str, Any]:
 
     def space_of(space: Any) -> Any:
         if isinstance(space, bool) or not isinstance(space, int):
-            refuse(f"an address space of {type(space).__qualname__} was asked for")
+            refuse(f"an address space of {type(space).__qualname__} was requested")
         return spaces(int(space))
 
     def type_of(dtype: Any) -> Any:
@@ -248,7 +248,7 @@ def torch_dtypes() -> Mapping[str, Any]:
         name = ty.__name__.lower()
         found = getattr(torch, name, None) or getattr(torch, others.get(ty.__name__, ""), None)
         if found is None:
-            refuse(f"torch's dtype of {ty} was asked for")
+            refuse(f"torch's dtype of {ty} was requested")
         return found
 
     return by_name(dtype)

@@ -26,7 +26,7 @@ NO_ATTRIBUTES = (
     "__wrapped__", "set_name_prefix", "__deprecated__",
     # Of the DSL: what its decorators make, and what a trace leaves.
     "_dsl_", "_decorator_", "_preprocess", "_original_code", "_cute_dsl_", "_name_prefix", "__pyir_",
-    # Of FlashAttention-4: a digest of the same function, once it was asked for.
+    # Of FlashAttention-4: a digest of the same function, once it was computed.
     "__cute_hash__",
 )  # fmt: skip
 """How the names of those attributes of functions begin that say no more than the source does."""
