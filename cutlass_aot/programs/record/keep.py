@@ -7,6 +7,7 @@ however it ends; :func:`gathered` makes recordings of it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -42,12 +43,10 @@ def begin(plan: Mapping[str, Any]) -> None:
     """
     os.environ.update(cache_environment())
     keeper = Keeper(Path(plan["folder"]))
-    numbers: dict[str, Mapping[str, int]] = {}
 
+    @functools.cache
     def device(target: str) -> Mapping[str, int]:
-        if target not in numbers:
-            numbers[target] = device_numbers(profile_at_hand(target))
-        return numbers[target]
+        return device_numbers(profile_at_hand(target))
 
     surroundings = Surroundings(device, known_variables)
 

@@ -50,6 +50,8 @@ from cutlass_aot.schema.requests.request import Request
 
 MODULE = "cutlass_aot.programs.record.record"
 _POLL_SECONDS = 0.02
+_Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
+"""The compiler, its arguments and its keywords."""
 
 
 def begin(plan: Mapping[str, Any]) -> None:
@@ -126,12 +128,8 @@ class Recorder:
     """Answers ``cute.compile`` by noting the request.
 
     Attributes:
-        folder: takes what is found.
+        folder, known, compiler, jobs, timeout: as :func:`plan_of` takes them.
         device: numbers of the GPU that is pretended.
-        known: digests of requests that need not be compiled.
-        compiler: the module whose function ``compile_request`` compiles.
-        jobs: how many forks may compile at once.
-        timeout: seconds that one of them may take.
         erred: whether an error that nothing has caught has ended the program.
         status: exit status other than 0 that the program has requested last; another function of it may have
             caught that.
@@ -187,9 +185,7 @@ class Recorder:
             self._process = os.getpid()
             self._running.clear()
 
-    def _note(
-        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
-    ) -> None:
+    def _note(self, request: Request, compile: Compile, call: _Call) -> None:
         path = self.folder / request.digest
         try:
             # Whoever makes this file first compiles it: another process of the program may ask for the same.
@@ -208,9 +204,7 @@ class Recorder:
             self._compile(request, compile, call)
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
-    def _compile(
-        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
-    ) -> None:
+    def _compile(self, request: Request, compile: Compile, call: _Call) -> None:
         """In the fork: compile, and end the process."""
         path = self.folder / request.digest
         status = 1
@@ -263,8 +257,7 @@ class Recorder:
                 time.sleep(_POLL_SECONDS)
 
     def _ended(self, name: str, status: int) -> None:
-        path = self.folder / name
-        if not path.with_suffix(".result").exists() and not path.with_suffix(".failure").exists():
+        if not any((self.folder / f"{name}.{kind}").exists() for kind in ("result", "failure")):
             self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
 
     def _fail(self, name: str, failure: dict[str, Any]) -> None:

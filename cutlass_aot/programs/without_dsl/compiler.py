@@ -29,6 +29,10 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _ADAPTERS = "cutlass.base_dsl.runtime.jit_arg_adapters:JitArgAdapterRegistry"
 _NO_GPU = (10, 0)
 """What the DSL takes a machine without a GPU for."""
+_FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "bool": {"action": "store_true"}, "int": {"nargs": "?", "type": int},
+}  # fmt: skip
+"""How the text of an option is read, by the kind of its value."""
 _NOT_A_FLAG = re.compile(r"(?:--)?(?:warnings|remarks|iket|debug|diagnostic)\b")
 
 
@@ -95,16 +99,8 @@ def options() -> Mapping[str, Any]:
             if option.flag is None:
                 continue
             default = argparse.SUPPRESS if option.is_left_out else option.default
-            if option.kind == "bool":
-                parser.add_argument(
-                    f"--{option.flag}", dest=option.class_name, action="store_true", default=default
-                )
-            elif option.kind == "int":
-                parser.add_argument(
-                    f"--{option.flag}", dest=option.class_name, nargs="?", type=int, default=default
-                )
-            else:
-                parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default)
+            kind = _FLAGS.get(option.kind, {})
+            parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default, **kind)
         try:
             found = vars(parser.parse_args(words))
         except SystemExit:
