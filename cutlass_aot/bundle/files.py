@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,14 +142,22 @@ def list_files(root: Path) -> Listing:
     return Listing(tuple(sorted(regular)), tuple(sorted(links)), tuple(sorted(special)))
 
 
-def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
-    """Whether a bundle holds these files, unaltered, with their manifest, and nothing else but signatures.
+def is_exactly(
+    bundle: Path, manifest: bytes, references: Mapping[str, FileReference], checked: Collection[str] = ()
+) -> bool:
+    """Whether a bundle has this manifest, the files that it lists unaltered, and else signatures alone.
 
     Signatures have to be well-formed; whether they are right is the question of who relies on them, and of
     ``verify``. Never raises for what it finds there.
+
+    Args:
+        bundle: the directory.
+        manifest: the bytes of its manifest.
+        references: the files that the manifest lists.
+        checked: paths of those whose bytes were checked already.
     """
     try:
-        if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest_to_bytes(references):
+        if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest:
             return False
         listing = list_files(bundle)
         present, signatures = set(listing.regular), set(filter(is_signature_path, listing.regular))
@@ -159,7 +167,7 @@ def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
             return False
         for path in signatures:
             read_signature(bundle, path)
-        return all(matches(bundle, reference) for reference in references.values())
+        return all(matches(bundle, item) for path, item in references.items() if path not in checked)
     except (OSError, CutlassAotError):
         return False
 

@@ -116,5 +116,3 @@ def _paths(handle: KernelHandle) -> list[str]:
 def _write(path: Path, data: bytes) -> None:
     with create(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
+from cutlass_aot.bundle.verified import VerifiedBundle
 from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.wheel.catalog import check_directory
 from cutlass_aot.bundle.wheel.metadata import (
@@ -38,12 +39,7 @@ from cutlass_aot.bundle.wheel.zip_reader import (
 )
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
-from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
-from cutlass_aot.schema.bundles.catalog import (
-    CATALOG_NAME,
-    MANIFEST_NAME,
-    Catalog,
-)
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
 __all__ = [
     "CHECKERS",
@@ -138,21 +134,21 @@ def _contents(
     findings.unsigned = inside.unsigned
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
+    if inside.bundle is None:
+        return
     try:
-        catalog = read_catalog(folder)
-        names = wheel_names(catalog)
+        names = wheel_names(inside.bundle.catalog)
     except CutlassAotError as error:
         yield Problem(f"{root}{CATALOG_NAME}", str(error), "a bundle that can be a wheel")
         return
-    about = _from_bundle(folder, catalog, names)
-    yield from _surroundings(archive, file_name, catalog, names, set(sizes), about)
+    about = _from_bundle(inside.bundle, names)
+    yield from _surroundings(archive, file_name, inside.bundle.catalog, names, set(sizes), about)
 
 
-def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str, str]:
+def _from_bundle(bundle: VerifiedBundle, names: WheelNames) -> dict[str, str]:
     """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
     try:
-        references = read_manifest(folder)
-        licenses = read_licenses(folder, references)
+        licenses = read_licenses(bundle.directory, bundle.references)
     except CutlassAotError:
         # Which is a problem of the bundle already.
         return {}
@@ -160,10 +156,10 @@ def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str,
     if licenses:
         text = licenses_text(licenses).decode("utf-8", "replace")
         found[f"{names.dist_info}/{LICENSES}/{LICENSES_NAME}"] = text
-    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
-        text = bill_of_wheel(catalog, names.distribution, where, bill.sha256).decode()
+        text = bill_of_wheel(bundle.catalog, names.distribution, where, bill.sha256).decode()
         found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
     return found
 

@@ -150,8 +150,9 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
 
 
 def _measure(request: _Request) -> int:
-    from cutlass_aot.bundle.apply_tuning import plan_of, with_tuning
+    from cutlass_aot.bundle.apply_tuning import with_tuning
     from cutlass_aot.bundle.replace import check_output
+    from cutlass_aot.bundle.verify_directory import require_sound
     from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.runtime.bundle import open_bundle
@@ -170,7 +171,7 @@ def _measure(request: _Request) -> int:
     made_of = None
     if applied is not None:
         # What cannot be written is told now, and not after all is measured.
-        made_of = plan_of(request.bundle)
+        made_of = require_sound(request.bundle).plan()
         tell_unchecked(request.bundle)
         check_output(applied)
     torch = import_torch(gpu)

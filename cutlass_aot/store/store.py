@@ -17,8 +17,9 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
+from cutlass_aot.store.blobs import LEVEL, frame_bound, opened, raw_frame
 from cutlass_aot.store.files import (
     Identity,
     entries,
@@ -113,12 +114,12 @@ class Store:
         """Where a blob of this digest is kept, compressed, if it is here."""
         return self.root / blob_name(sha256)
 
-    def put_blob(self, data: bytes, level: int = OBJECT_LEVEL) -> str:
+    def put_blob(self, data: bytes, *, compressed: bool = False) -> str:
         """Keep bytes; returns their digest. A damaged blob of this name is replaced.
 
         Args:
             data: the bytes.
-            level: how hard to compress them.
+            compressed: whether they are compressed already, and kept as they are.
         """
         if len(data) > MAX_BLOB_BYTES:
             raise StoreError(
@@ -127,10 +128,11 @@ class Store:
         sha256 = digest(data)
         # Noted before it is looked at: from then on no collection takes it.
         if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
-            publish(packed(data, level), self.blob_path(sha256))
+            frame = raw_frame(data) if compressed else compress(data, LEVEL)
+            publish(frame, self.blob_path(sha256))
         return sha256
 
-    def adopt_blob(self, file: Path, sha256: str, level: int = OBJECT_LEVEL) -> None:
+    def adopt_blob(self, file: Path, sha256: str) -> None:
         """Take a finished file into the blobs; it is removed where it was.
 
         Raises:
@@ -140,7 +142,7 @@ class Store:
             data = file.read_bytes()
         if digest(data) != sha256:
             raise CorruptFile(f"{file} changed between being written and being stored")
-        publish(packed(data, level), self.blob_path(sha256))
+        publish(compress(data, LEVEL), self.blob_path(sha256))
         with reported("remove", file):
             file.unlink()
 
@@ -154,7 +156,7 @@ class Store:
         for upstream in self.upstream:
             if data is not None:
                 break
-            for _, found in upstream.fetch([(name, packed_bound(MAX_BLOB_BYTES))]):
+            for _, found in upstream.fetch([(name, frame_bound(MAX_BLOB_BYTES))]):
                 data = self._from_upstream(upstream, sha256, found)
         return data
 
@@ -329,7 +331,7 @@ class Store:
 
     def _own_blob(self, sha256: str) -> bytes | None:
         path = self.blob_path(sha256)
-        found = read_found(path, packed_bound(MAX_BLOB_BYTES))
+        found = read_found(path, frame_bound(MAX_BLOB_BYTES))
         if found is None:
             return None
         try:
@@ -374,7 +376,7 @@ class Store:
 
     def _file(self, name: str) -> bytes | None:
         """The bytes of one of this store's files."""
-        return read(self.root / name, packed_bound(MAX_BLOB_BYTES))
+        return read(self.root / name, frame_bound(MAX_BLOB_BYTES))
 
     def _set_aside(self, path: Path, seen: Identity) -> None:
         """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
@@ -450,7 +452,7 @@ class Store:
         sizes = {sha256: size for record, _ in found.values() for sha256, size in record.blobs.items()}
         here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
         wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
-        for name, data in upstream.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
+        for name, data in upstream.fetch([(name, frame_bound(sizes[wanted[name]])) for name in wanted]):
             if self._from_upstream(upstream, wanted[name], data, sizes[wanted[name]]) is not None:
                 here.add(wanted[name])
         for name, (record, data) in found.items():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutlass_aot.store.blobs import packed
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.store.store import Store
 
 LEVELS = (3, 9, 12, 15, 17, 19)
@@ -37,7 +37,7 @@ def objects_of(store: Store) -> tuple[list[bytes], int]:
 def measure(objects: Sequence[bytes], level: int) -> tuple[int, float]:
     """Bytes of all objects when compressed, and seconds of CPU that takes."""
     begun = time.process_time()
-    return sum(len(packed(data, level)) for data in objects), time.process_time() - begun
+    return sum(len(compress(data, level)) for data in objects), time.process_time() - begun
 
 
 def main() -> None:

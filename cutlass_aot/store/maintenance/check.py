@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
-from cutlass_aot.store.blobs import check_digest, unpacked
+from cutlass_aot.schema.compression import decompress
+from cutlass_aot.store.blobs import check_digest
 from cutlass_aot.store.build_state import BUILD_STATE, state_problem
 from cutlass_aot.store.durations import durations_problem
 from cutlass_aot.store.files import Identity, entries, identity, read, reported, tree
 from cutlass_aot.store.layout import (
     BLOBS,
     DURATIONS_NAME,
+    MAX_BLOB_BYTES,
     MAX_RECORD_BYTES,
     RECORDS,
     ROOTS,
@@ -125,7 +127,7 @@ def _blob_problem(store: Store, path: Path) -> str | None:
             return "a file that stands in the wrong place"
         hasher = hashlib.sha256()
         with path.open("rb") as file:
-            for piece in unpacked(file):
+            for piece in decompress(file, MAX_BLOB_BYTES):
                 hasher.update(piece)
         check_digest(hasher.hexdigest(), sha256)
     except ValueError:
