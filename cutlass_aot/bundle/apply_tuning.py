@@ -23,7 +23,6 @@ def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:
 
     Raises:
         TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
-        BundleError: if there is no sound bundle, or the output cannot be written.
     """
     return write_bundle(with_tuning(require_sound(bundle).plan(), tuning), output)
 

@@ -60,42 +60,25 @@ def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict
 
 
 def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
-    """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link.
-
-    Raises:
-        CorruptFile: if it is not a regular file of the bundle.
-        BundleError: if it is missing or unreadable.
-    """
+    """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link."""
+    hasher, size = hashlib.sha256(), 0
     try:
-        return _digest(open_beneath(bundle, path))
+        with os.fdopen(open_beneath(bundle, path), "rb", buffering=0) as file:
+            while block := file.read(_READ_BYTES):
+                hasher.update(block)
+                size += len(block)
     except OSError as error:
         raise BundleError(f"{bundle / path} cannot be read: {error.strerror}") from None
-
-
-def _digest(descriptor: int) -> tuple[str, int]:
-    hasher, size = hashlib.sha256(), 0
-    with open(descriptor, "rb", buffering=0) as file:
-        while block := file.read(_READ_BYTES):
-            hasher.update(block)
-            size += len(block)
     return hasher.hexdigest(), size
 
 
 def matches(bundle: Path, reference: FileReference) -> bool:
-    """Whether a file is as ``reference`` says: there, of its size, of its digest.
-
-    Raises:
-        CorruptFile: if it is not a regular file of the bundle.
-        BundleError: if it is missing or unreadable.
-    """
-    # The cheap question first: a truncated library need not be read.
-    descriptor = open_beneath(bundle, reference.path)
-    size = os.fstat(descriptor).st_size
-    os.close(descriptor)
-    return size == reference.size and digest_beneath(bundle, reference.path) == (
-        reference.sha256,
-        reference.size,
-    )
+    """Whether a file is as ``reference`` says: there, of its size, of its digest."""
+    with os.fdopen(open_beneath(bundle, reference.path), "rb") as file:
+        # First: a truncated library need not be read.
+        if os.fstat(file.fileno()).st_size != reference.size:
+            return False
+    return digest_beneath(bundle, reference.path) == (reference.sha256, reference.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,11 +85,7 @@ class BundlePlan:
 
 
 def check_plan(plan: BundlePlan) -> None:
-    """Refuse a plan that contradicts itself, or names what no bundle can hold.
-
-    Raises:
-        BundleError: then.
-    """
+    """Refuse a plan that contradicts itself, or names what no bundle can hold."""
     if not BUNDLE_NAME.fullmatch(plan.name):
         raise BundleError(
             f"{plan.name!r} cannot name a bundle: expected lower-case letters, digits, '.', '_' and '-', "

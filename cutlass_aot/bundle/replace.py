@@ -70,11 +70,7 @@ def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callabl
 
 
 def check_output(output: Path) -> None:
-    """Refuse what :func:`replace_bundle` would not replace, before any work is done for it.
-
-    Raises:
-        BundleError: if something is at ``output`` that is neither a bundle nor an empty directory.
-    """
+    """Refuse what :func:`replace_bundle` would not replace, before any work is done for it."""
     try:
         _check_replaceable(Path(os.path.realpath(output)), locked=False)
     except OSError as error:

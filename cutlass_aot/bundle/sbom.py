@@ -156,9 +156,6 @@ def read_bill(data: bytes, what: str) -> Bill:
     Args:
         data: the bill.
         what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if it is not a bill that this release reads.
     """
     try:
         body = json.loads(data.decode("utf-8"))

@@ -237,11 +237,7 @@ def signature_of(manifest: bytes, signer: Signer) -> Signature:
 
 
 def check_count(paths: Collection[str]) -> None:
-    """Refuse more signatures than a bundle may have.
-
-    Raises:
-        BundleError: then.
-    """
+    """Refuse more signatures than a bundle may have."""
     if len(paths) > MAX_SIGNATURES:
         raise BundleError(f"the bundle has {MAX_SIGNATURES} signatures already: remove one first")
 

@@ -48,10 +48,6 @@ class VerifiedBundle:
         """What :func:`~cutlass_aot.bundle.write.write_bundle` makes the same bundle of, without signatures.
 
         Code and libraries are named where they lie.
-
-        Raises:
-            BundleError: if a licence cannot be read any more.
-            CorruptFile: if a licence was altered since.
         """
         catalog = self.catalog
         return BundlePlan(

@@ -17,7 +17,7 @@ from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.verified import VerifiedBundle
 from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle, verify_bundle
-from cutlass_aot.bundle.wheel.catalog import check_directory
+from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS, check_directory
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
     WheelNames,
@@ -30,13 +30,7 @@ from cutlass_aot.bundle.wheel.metadata import (
     wheel_names,
 )
 from cutlass_aot.bundle.wheel.write import BUNDLE_FOLDER
-from cutlass_aot.bundle.wheel.zip_reader import (
-    ZIP_ERRORS,
-    digest_of,
-    entry_problems,
-    record_problems,
-    text_of,
-)
+from cutlass_aot.bundle.wheel.zip_reader import digest_of, entry_problems, record_problems, text_of
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
@@ -83,7 +77,6 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         keys: public keys of which one has to have signed the bundle; none asks for no signature.
 
     Raises:
-        BundleError: if the wheel cannot be read, or the temporary directory cannot be written.
         SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     try:
@@ -215,10 +208,8 @@ def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
     if text == expected:
         return
     lines = itertools.zip_longest(text.split("\n"), expected.split("\n"))
-    number, found, wanted = next(
-        (number, found, wanted) for number, (found, wanted) in enumerate(lines, 1) if found != wanted
-    )
-    there, right = ("the end" if line is None else repr(line[:_SHOWN]) for line in (found, wanted))
+    number, pair = next((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
+    there, right = ("the end" if line is None else repr(line[:_SHOWN]) for line in pair)
     yield Problem(path, f"{there} in line {number}", right)
 
 
@@ -253,7 +244,7 @@ def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Check
     Args:
         path: a bundle, a wheel, or what another of ``checkers`` recognises.
         keys: public keys of which one has to have signed it; none asks for no signature.
-        checkers: asked in order; the first that recognises ``path`` verifies it.
+        checkers: in order; the first that recognises ``path`` verifies it.
 
     Raises:
         BundleError: if none does, or if it cannot be read at all.

@@ -119,20 +119,12 @@ def _printable(text: str) -> str:
 
 
 def verify_bundle(bundle: Path) -> list[Problem]:
-    """Everything that is wrong with a bundle's directory; an empty list says that nothing is.
-
-    Raises:
-        BundleError: if the directory itself is missing or cannot be read.
-    """
+    """Everything that is wrong with a bundle's directory; an empty list says that nothing is."""
     return look_at_bundle(bundle).problems
 
 
 def require_sound(bundle: Path) -> VerifiedBundle:
-    """Verify a bundle, and give what was read of it.
-
-    Raises:
-        BundleError: for what is not a bundle, or with the first of what is wrong.
-    """
+    """Verify a bundle, and give what was read of it."""
     with suppress(CorruptFile):
         # What is not a bundle at all is called that; what is wrong with a manifest is told with the rest.
         manifest_bytes(bundle)
@@ -158,7 +150,6 @@ def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         keys: public keys of which one has to have signed it; none asks for no signature.
 
     Raises:
-        BundleError: if the directory itself is missing or cannot be read.
         SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     verification = _Verification(bundle)

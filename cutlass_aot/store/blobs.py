@@ -41,9 +41,6 @@ def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
         data: its file.
         sha256: its digest.
         size: how many bytes it has to hold, where that is known: no more are opened.
-
-    Raises:
-        CorruptFile: if it is not one frame, or holds more bytes, fewer, or others.
     """
     content = decompressed(data, MAX_BLOB_BYTES if size is None else size)
     if size is not None and len(content) != size:
@@ -53,10 +50,6 @@ def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
 
 
 def check_digest(found: str, sha256: str) -> None:
-    """Check the digest of what a blob holds against its name.
-
-    Raises:
-        CorruptFile: if they differ.
-    """
+    """Check the digest of what a blob holds against its name."""
     if found != sha256:
         raise CorruptFile(f"bytes of digest {found}")

@@ -55,7 +55,7 @@ from cutlass_aot.store.records import Record
 from cutlass_aot.store.upstream.stores import UpstreamStore
 
 TOUCH_AFTER = 3600.0
-"""Seconds after which a use of a record is noted again."""
+"""Seconds after which a record is marked as used again."""
 
 
 class Store:
@@ -65,10 +65,6 @@ class Store:
         root: the directory; made if it is not there, unless ``create`` is false.
         create: whether this store will be written to.
         upstream: where to look, in this order, for what this store lacks.
-
-    Raises:
-        StoreError: if it cannot be used, is of an older version, or ``root`` is something else.
-        SchemaTooNew: if a newer release made it.
     """
 
     def __init__(self, root: Path, *, create: bool = True, upstream: Sequence[UpstreamStore] = ()) -> None:
@@ -126,18 +122,14 @@ class Store:
                 f"a blob of {len(data)} bytes cannot be kept: at most {MAX_BLOB_BYTES} can; split the bundle"
             )
         sha256 = digest(data)
-        # Noted before it is looked at: from then on no collection takes it.
+        # Marked as used before it is looked at: from then on no collection takes it.
         if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
             frame = raw_frame(data) if compressed else compress(data, LEVEL)
             publish(frame, self.blob_path(sha256))
         return sha256
 
     def adopt_blob(self, file: Path, sha256: str) -> None:
-        """Take a finished file into the blobs; it is removed where it was.
-
-        Raises:
-            CorruptFile: if its bytes do not have this digest.
-        """
+        """Take a finished file into the blobs; it is removed where it was."""
         with reported("read", file):
             data = file.read_bytes()
         if digest(data) != sha256:
@@ -192,11 +184,7 @@ class Store:
                 upstream.offer(record_name(kind, key), data, names, self._file)
 
     def get_record(self, kind: str, key: str) -> Any | None:
-        """A record's body, or None if it is absent. A damaged one is set aside and absent.
-
-        Raises:
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """A record's body, or None if it is absent. A damaged one is set aside and absent."""
         record = self._own_record(kind, key)
         if record is None and kind in SHARED_KINDS:
             for upstream in self.upstream:
@@ -266,7 +254,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             if key in self._locks:
                 return False
-            # Noted before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
+            # Kept before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
             lock = self._locks[key] = Lock(path)
             if lock.try_acquire():
                 return True
@@ -327,7 +315,23 @@ class Store:
             Whether it has been moved.
         """
         with reported("set aside", path):
-            return self._move_aside(path, seen)
+            damaged = self.root / DAMAGED
+            damaged.mkdir(parents=True, exist_ok=True)
+            # The kind of a record is in its path alone.
+            kind = path.relative_to(self.root).parts[1:-2]
+            target = damaged / "-".join((*kind, path.name))
+            if path.is_dir() or target.is_dir():
+                # A directory does not take another's place.
+                target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+            try:
+                # Another builder may have put a good one there since.
+                if seen is not None and identity(path.lstat()) != seen:
+                    return False
+                path.replace(target)
+            except FileNotFoundError:
+                # Another reader was quicker.
+                return False
+            return True
 
     def _own_blob(self, sha256: str) -> bytes | None:
         path = self.blob_path(sha256)
@@ -349,9 +353,9 @@ class Store:
         if len(data) > record_limit(kind):
             self._set_aside(path, identity(status))
             return None
-        # A use is noted before it is relied on: a collection that took the file before is seen here, and one
-        # that comes later sees the note.
-        if not self._note_use(path, status.st_mtime):
+        # It is marked as used before it is relied on: a collection that took the file before is seen here, and
+        # one that comes later sees the mark.
+        if not self._mark_used(path, status.st_mtime):
             return None
         try:
             return Record.from_bytes(data, kind, key, str(path))
@@ -359,7 +363,7 @@ class Store:
             self._set_aside(path, identity(status))
             return None
 
-    def _note_use(self, path: Path, modified: float) -> bool:
+    def _mark_used(self, path: Path, modified: float) -> bool:
         """Touch a file whose last use is long ago, either way; False if it is gone."""
         if abs(self._now() - modified) <= TOUCH_AFTER:
             return True
@@ -380,27 +384,8 @@ class Store:
 
     def _set_aside(self, path: Path, seen: Identity) -> None:
         """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
-        with contextlib.suppress(OSError):
-            self._move_aside(path, seen)
-
-    def _move_aside(self, path: Path, seen: Identity | None) -> bool:
-        damaged = self.root / DAMAGED
-        damaged.mkdir(parents=True, exist_ok=True)
-        # The kind of a record is in its path alone.
-        kind = path.relative_to(self.root).parts[1:-2]
-        target = damaged / "-".join((*kind, path.name))
-        if path.is_dir() or target.is_dir():
-            # A directory does not take another's place.
-            target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
-        try:
-            # Another builder may have put a good one there since.
-            if seen is not None and identity(path.lstat()) != seen:
-                return False
-            path.replace(target)
-        except FileNotFoundError:
-            # Another reader was quicker.
-            return False
-        return True
+        with contextlib.suppress(StoreError):
+            self.set_aside(path, seen)
 
     # --- upstream stores
 
@@ -451,10 +436,10 @@ class Store:
                 found[name] = record, data
         sizes = {sha256: size for record, _ in found.values() for sha256, size in record.blobs.items()}
         here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
-        wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
-        for name, data in upstream.fetch([(name, frame_bound(sizes[wanted[name]])) for name in wanted]):
-            if self._from_upstream(upstream, wanted[name], data, sizes[wanted[name]]) is not None:
-                here.add(wanted[name])
+        missing = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
+        for name, data in upstream.fetch([(name, frame_bound(sizes[missing[name]])) for name in missing]):
+            if self._from_upstream(upstream, missing[name], data, sizes[missing[name]]) is not None:
+                here.add(missing[name])
         for name, (record, data) in found.items():
             if here.issuperset(record.blobs):
                 publish(data, self.root / name)

@@ -66,18 +66,15 @@ def pull_bundle(
         timeout: seconds that the registry may be silent.
 
     Raises:
-        CorruptFile: if anything is not as its digest or as the bundle's manifest says.
-        BundleError: if something else than a bundle is at ``output``, or the disk refuses.
-        UntrustedBundle: if keys are required and none of them has signed it.
         SignatureError: if a key cannot be read, or the package ``cryptography`` is needed and not installed.
     """
     reference = Reference.parse(name)
-    if not reference.asked:
+    if not reference.tag_or_digest:
         raise RegistryNameError(
             f"{name} names neither a tag nor a digest: expected registry/repository:tag or "
             "registry/repository@sha256:..."
         )
-    # What is wrong with a key is told before anything is asked for.
+    # What is wrong with a key is told before anything is requested.
     trust.required(keys or None)
     # The client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry

@@ -39,9 +39,6 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
         name: ``registry/repository:tag``.
         plain_http: whether to speak plain HTTP.
         timeout: seconds that the registry may be silent.
-
-    Raises:
-        BundleError: if there is no bundle, or anything is wrong with it.
     """
     reference = Reference.parse(name)
     if not reference.tag or reference.digest:

@@ -75,7 +75,6 @@ def build_wheels(
         The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
 
     Raises:
-        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses.
         SignatureError: if the signer gives no signature.
     """
     whole = require_sound(bundle)

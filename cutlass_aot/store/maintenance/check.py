@@ -59,9 +59,6 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
     Args:
         store: the store; its upstream stores are left alone.
         repair: whether to set aside what is found.
-
-    Raises:
-        StoreError: if a directory cannot be read, or something cannot be set aside.
     """
 
     def damage(path: Path, problem: str, seen: Identity | None = None) -> Damage:

@@ -159,11 +159,11 @@ def test_a_file_that_does_not_fit_changes_nothing(bundle, tmp_path, made, messag
 
 
 @pytest.mark.parametrize(
-    "part", ["lib/x86_64/launcher.so.zst", "licenses/cutlass-aot.txt", "catalog.msgpack"]
+    "path", ["lib/x86_64/launcher.so.zst", "licenses/cutlass-aot.txt", "catalog.msgpack"]
 )
-def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, part):
-    (bundle / part).write_bytes((bundle / part).read_bytes() + b"!")
-    with pytest.raises(BundleError, match=f"is damaged: {part}: .*cutlass-aot verify lists all"):
+def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, path):
+    (bundle / path).write_bytes((bundle / path).read_bytes() + b"!")
+    with pytest.raises(BundleError, match=f"is damaged: {path}: .*cutlass-aot verify lists all"):
         apply_tuning(bundle, tuning([tuned_group(entries(F16))]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -187,7 +187,7 @@ def test_a_library_that_needs_more_than_its_bundle_promises_is_found(
         build_wheels(bundle, tmp_path)
 
 
-# -- parts --------------------------------------------------------------------------------------------------
+# -- targets ------------------------------------------------------------------------------------------------
 
 
 def test_a_wheel_for_each_target(tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ def test_a_split_bundle_chooses_as_the_whole(tmp_path: Path) -> None:
     ]
     for variant in by_target(require_sound(tmp_path / "bundle").plan()):
         write_bundle(variant, tmp_path / variant.variant)
-        part = cutlass_aot.open(tmp_path / variant.variant, check=False)
-        (target,) = part.targets
+        smaller = cutlass_aot.open(tmp_path / variant.variant, check=False)
+        (target,) = smaller.targets
         choice, expected = (
-            bundle.choose(*operands, target=target, gpu="NVIDIA H200") for bundle in (part, one)
+            bundle.choose(*operands, target=target, gpu="NVIDIA H200") for bundle in (smaller, one)
         )
         assert (choice.kernel.name, choice.tier, choice.reason) == (
             expected.kernel.name, expected.tier, expected.reason,
