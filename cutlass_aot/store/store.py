@@ -353,8 +353,8 @@ class Store:
         if len(data) > record_limit(kind):
             self._set_aside(path, identity(status))
             return None
-        # It is marked as used before it is relied on: a collection that took the file before is seen here, and
-        # one that comes later sees the mark.
+        # Marked as used before it is relied on: a collection that took the file before is seen here, and one
+        # that comes later sees the mark.
         if not self._mark_used(path, status.st_mtime):
             return None
         try:
