@@ -124,7 +124,7 @@ def verify_bundle(bundle: Path) -> list[Problem]:
 
 
 def require_sound(bundle: Path) -> VerifiedBundle:
-    """Verify a bundle, and give what was read of it."""
+    """Verify a bundle, refuse it if anything is wrong, and give what was read of it."""
     with suppress(CorruptFile):
         # What is not a bundle at all is called that; what is wrong with a manifest is told with the rest.
         manifest_bytes(bundle)

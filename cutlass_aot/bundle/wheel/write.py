@@ -23,9 +23,9 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from cutlass_aot.bundle.files import LICENSES
+from cutlass_aot.bundle.replace import create
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.sign import Signer, check_count, signature_of
 from cutlass_aot.bundle.verified import VerifiedBundle
@@ -121,10 +121,13 @@ def _pack(bundle: VerifiedBundle, signer: Signer | None, folder: Path, date: _Da
         signature = signature_of(bundle.manifest, signer)
         signatures[signature.path] = signature
         check_count(signatures)
-    with _archive(folder / names.file_name, names, date) as archive:
+    path = folder / names.file_name
+    with create(path) as file, zipfile.ZipFile(file, "w") as zip_file:
+        archive = _Archive(zip_file, date)
         archive.add(f"{names.package}/__init__.py", package_init(bundle.catalog))
-        _add_bundle(archive, bundle, [signatures[path] for path in sorted(signatures)], names)
-    return folder / names.file_name
+        _add_bundle(archive, bundle, [signatures[name] for name in sorted(signatures)], names)
+        archive.add_record(f"{names.dist_info}/RECORD")
+    return path
 
 
 def _add_bundle(
@@ -177,7 +180,7 @@ class _Archive:
         digest = bytes.fromhex(sha256) if sha256 else hashlib.sha256(data).digest()
         self.rows.append((path, record_digest(digest), len(data)))
 
-    def close(self, record: str) -> None:
+    def add_record(self, record: str) -> None:
         """Add RECORD, the last file."""
         self._put(record, record_to_text([*self.rows, (record, "", "")]).encode())
 
@@ -188,23 +191,6 @@ class _Archive:
         # What is compressed already would only grow.
         method = zipfile.ZIP_STORED if path.endswith(_COMPRESSED) else zipfile.ZIP_DEFLATED
         self._archive.writestr(info, data, method, _COMPRESSION_LEVEL)
-
-
-@contextmanager
-def _archive(path: Path, names: WheelNames, date: _Date) -> Iterator[_Archive]:
-    with path.open("xb") as file:
-        # The process's umask must not show in a wheel.
-        os.fchmod(file.fileno(), 0o644)
-        with zipfile.ZipFile(file, "w") as archive:
-            made = _Archive(archive, date)
-            yield made
-            made.close(f"{names.dist_info}/RECORD")
-        _synchronise(file)
-
-
-def _synchronise(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def record_to_text(rows: Iterable[Sequence[str | int]]) -> str:
