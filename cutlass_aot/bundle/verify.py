@@ -16,7 +16,7 @@ from pathlib import Path
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.verified import VerifiedBundle
-from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle, verify_bundle
+from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle
 from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS, check_directory
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
@@ -34,16 +34,6 @@ from cutlass_aot.bundle.wheel.zip_reader import digest_of, entry_problems, recor
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
-
-__all__ = [
-    "CHECKERS",
-    "Checker",
-    "Findings",
-    "Problem",
-    "look_at",
-    "look_at_wheel",
-    "verify_bundle",
-]
 
 _SHOWN = 200  # characters of a line that is not what it has to be
 

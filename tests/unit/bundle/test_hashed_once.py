@@ -13,7 +13,7 @@ import pytest
 
 from cutlass_aot.bundle.apply_tuning import apply_tuning
 from cutlass_aot.bundle.sign import KeyFile, sign_bundle
-from cutlass_aot.bundle.verify import verify_bundle
+from cutlass_aot.bundle.verify_directory import verify_bundle
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
