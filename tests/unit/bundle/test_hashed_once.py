@@ -13,12 +13,14 @@ import pytest
 
 from cutlass_aot.bundle.apply_tuning import apply_tuning
 from cutlass_aot.bundle.sign import KeyFile, sign_bundle
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verified import VerifiedBundle
+from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
+from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import SIGNATURES
-from tests.support.flips import files_of
+from tests.support.flips import files_of, flipped
 from tests.support.registries import fake_registry
 from tests.support.signing import Key, make_key
 from tests.support.synthetic import entry, kernels, plan, request_group
@@ -133,3 +135,26 @@ def test_a_push_hashes_a_file_once_and_a_pull_when_it_arrives_and_when_it_is_ver
         assert counts(hashes(bundle, push_bundle, bundle, name, plain_http=True)) == {1 + 1}
         assert counts(hashes(bundle, pull_bundle, name, out, plain_http=True)) == {2}
         assert counts(hashes(bundle, pull_bundle, name, out, plain_http=True)) == {1}
+
+
+def test_what_is_altered_after_it_was_verified_is_neither_packed_nor_copied(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = bundle / "lib/x86_64/launcher.so.zst"
+    data = library.read_bytes()
+
+    def altered(path: Path) -> VerifiedBundle:
+        verified = require_sound(path)
+        library.write_bytes(flipped(data, 20))
+        return verified
+
+    monkeypatch.setattr("cutlass_aot.bundle.wheel.write.require_sound", altered)
+    with pytest.raises(CorruptFile, match="it was altered"):
+        build_wheels(bundle, tmp_path / "wheels")
+    assert list((tmp_path / "wheels").iterdir()) == []
+    library.write_bytes(data)
+    monkeypatch.setattr("cutlass_aot.bundle.apply_tuning.require_sound", altered)
+    times = tuning([tuned_group([entry(kernel) for kernel in kernels()])])
+    with pytest.raises(BundleError, match="exchanged or damaged since"):
+        apply_tuning(bundle, times, tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
