@@ -8,7 +8,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.layout import MAX_BLOB_BYTES
 
 LEVEL = 15
-"""For objects of some 60 KB: 5 ms each. ``tools/bench/store.py`` prints what each level comes to."""
+"""For objects of some 60 KB: 5 ms each. ``tools/bench/size.py --part levels`` prints what each comes to."""
 
 # A frame's magic number, its descriptor (8 bytes say how much it holds), and a window of 128 KiB, the largest
 # that a block may have.
