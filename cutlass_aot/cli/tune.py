@@ -135,8 +135,9 @@ def _measure(
     force: bool,
     as_json: bool,
 ) -> int:
-    from cutlass_aot.bundle.apply_tuning import plan_of, with_tuning
+    from cutlass_aot.bundle.apply_tuning import with_tuning
     from cutlass_aot.bundle.replace import check_output
+    from cutlass_aot.bundle.verify_directory import require_sound
     from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.manifest.toml import read_bytes
@@ -156,7 +157,7 @@ def _measure(
     made_of = None
     if applied is not None:
         # What cannot be written is told now, and not after all is measured.
-        made_of = plan_of(bundle)
+        made_of = require_sound(bundle).plan()
         tell_unchecked(bundle)
         check_output(applied)
     torch = import_torch(gpu)

@@ -15,7 +15,7 @@ from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.bundle.verify import Findings
+    from cutlass_aot.bundle.verify_directory import Findings
     from cutlass_aot.runtime.files.signatures import PublicKey
 
 
@@ -73,7 +73,7 @@ def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
 
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
-    from cutlass_aot.bundle.verify import Findings, Problem
+    from cutlass_aot.bundle.verify_directory import Findings, Problem
     from cutlass_aot.store.maintenance.check import check
     from cutlass_aot.store.store import Store
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.apply_tuning import plan_of
 from cutlass_aot.bundle.files import manifest_to_bytes
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
 from cutlass_aot.bundle.prefill import prefill
-from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_bill, code_of_requests
+from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_requests, read_bill
 from cutlass_aot.bundle.unpack import unpack_bundle
-from cutlass_aot.bundle.verify import verify_bundle
+from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
 from cutlass_aot.bundle.wheel.split import by_target
 from cutlass_aot.bundle.wheel.write import build_wheels
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, bundle_is, write_bundle
+from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.cli.output.request_lines import set_apart
 from cutlass_aot.errors import BundleError, CorruptFile
@@ -63,7 +63,7 @@ def test_a_bundle_with_requests_is_sound_and_the_same_again(mixed: BundlePlan, b
     assert not again.written
     assert bundle_is(bundle, again.catalog_sha256)
     # What is read from it gives it again, too.
-    assert not write_bundle(plan_of(bundle), bundle).written
+    assert not write_bundle(require_sound(bundle).plan(), bundle).written
     assert {path.name for path in (bundle / "requests").iterdir()} == {
         "cute.compile-sm_100a-ops.soft_max.f.msgpack", "cute.compile-sm_90a-ops.norm.Norm.__call__.msgpack",
     }  # fmt: skip
@@ -176,7 +176,7 @@ def test_requests_in_another_order_than_the_kernels_are_found(bundle: Path) -> N
     assert entry.requests is not None
     assert [problem.path.partition(":")[0] for problem in problems] == [entry.requests.path] * 2
     with pytest.raises(BundleError, match="is damaged"):
-        plan_of(bundle)
+        require_sound(bundle).plan()
 
 
 def test_the_bill_lists_the_code_of_requests(bundle: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_bill_lists_the_code_of_requests(bundle: Path) -> None:
         Code("ops", "1.2.0", "ab" * 32), Code("model", "", "cd" * 32),
         Code("nvidia-cutlass-dsl", "4.8.1", "ef" * 32),
     }  # fmt: skip
-    assert code_of_bill(data, "it") == expected == code_of_requests([request()])
+    assert read_bill(data, "it").code == expected == code_of_requests([request()])
     components = {item["bom-ref"]: item for item in json.loads(data)["components"]}
     assert components["code ops 1.2.0 " + "ab" * 32]["purl"] == "pkg:pypi/ops@1.2.0"
     assert "version" not in components["code model  " + "cd" * 32]
@@ -203,7 +203,7 @@ def test_the_bill_lists_the_code_of_requests(bundle: Path) -> None:
     assert problem.path == path
     assert problem.found == "other code than in the requests: model, nvidia-cutlass-dsl, ops"
     with pytest.raises(CorruptFile):
-        code_of_bill(b"[]", "it")
+        read_bill(b"[]", "it")
 
 
 def test_wheels_have_the_requests(bundle: Path, tmp_path: Path) -> None:
