@@ -15,7 +15,8 @@ from cutlass_aot.builder.plan.recipe import Origins, Recipe
 from cutlass_aot.builder.plan.tuned import measured_rankings
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.bundle.glibc import glibc_of
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, Outcome, write_bundle
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
+from cutlass_aot.bundle.write import Outcome, write_bundle
 from cutlass_aot.programs.describe.distributions import DSL
 from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.kernels.artifact import Artifact

@@ -101,9 +101,6 @@ def read_shared_object(data: bytes, what: str) -> SharedObject:
     Args:
         data: the library.
         what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if it is not a shared library, or if anything in it points outside it.
     """
     return _Reader(data, f"{what} is not a sound shared library").shared_object()
 
@@ -114,9 +111,6 @@ def read_sections(data: bytes, what: str) -> SectionedFile:
     Args:
         data: the file.
         what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if it has no sections, or if anything in it points outside it.
     """
     return _Reader(data, f"{what} is not a sound ELF file").sections()
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,42 +60,25 @@ def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict
 
 
 def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
-    """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link.
-
-    Raises:
-        CorruptFile: if it is not a regular file of the bundle.
-        BundleError: if it is missing or unreadable.
-    """
+    """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link."""
+    hasher, size = hashlib.sha256(), 0
     try:
-        return _digest(open_beneath(bundle, path))
+        with os.fdopen(open_beneath(bundle, path), "rb", buffering=0) as file:
+            while block := file.read(_READ_BYTES):
+                hasher.update(block)
+                size += len(block)
     except OSError as error:
         raise BundleError(f"{bundle / path} cannot be read: {error.strerror}") from None
-
-
-def _digest(descriptor: int) -> tuple[str, int]:
-    hasher, size = hashlib.sha256(), 0
-    with open(descriptor, "rb", buffering=0) as file:
-        while block := file.read(_READ_BYTES):
-            hasher.update(block)
-            size += len(block)
     return hasher.hexdigest(), size
 
 
 def matches(bundle: Path, reference: FileReference) -> bool:
-    """Whether a file is as ``reference`` says: there, of its size, of its digest.
-
-    Raises:
-        CorruptFile: if it is not a regular file of the bundle.
-        BundleError: if it is missing or unreadable.
-    """
-    # The cheap question first: a truncated library need not be read.
-    descriptor = open_beneath(bundle, reference.path)
-    size = os.fstat(descriptor).st_size
-    os.close(descriptor)
-    return size == reference.size and digest_beneath(bundle, reference.path) == (
-        reference.sha256,
-        reference.size,
-    )
+    """Whether a file is as ``reference`` says: there, of its size, of its digest."""
+    with os.fdopen(open_beneath(bundle, reference.path), "rb") as file:
+        # First: a truncated library need not be read.
+        if os.fstat(file.fileno()).st_size != reference.size:
+            return False
+    return digest_beneath(bundle, reference.path) == (reference.sha256, reference.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +125,22 @@ def list_files(root: Path) -> Listing:
     return Listing(tuple(sorted(regular)), tuple(sorted(links)), tuple(sorted(special)))
 
 
-def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
-    """Whether a bundle holds these files, unaltered, with their manifest, and nothing else but signatures.
+def is_exactly(
+    bundle: Path, manifest: bytes, references: Mapping[str, FileReference], checked: Collection[str] = ()
+) -> bool:
+    """Whether a bundle has this manifest, the files that it lists unaltered, and else signatures alone.
 
     Signatures have to be well-formed; whether they are right is the question of who relies on them, and of
     ``verify``. Never raises for what it finds there.
+
+    Args:
+        bundle: the directory.
+        manifest: the bytes of its manifest.
+        references: the files that the manifest lists.
+        checked: paths of those whose bytes were checked already.
     """
     try:
-        if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest_to_bytes(references):
+        if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest:
             return False
         listing = list_files(bundle)
         present, signatures = set(listing.regular), set(filter(is_signature_path, listing.regular))
@@ -159,7 +150,7 @@ def is_exactly(bundle: Path, references: Mapping[str, FileReference]) -> bool:
             return False
         for path in signatures:
             read_signature(bundle, path)
-        return all(matches(bundle, reference) for reference in references.values())
+        return all(matches(bundle, item) for path, item in references.items() if path not in checked)
     except (OSError, CutlassAotError):
         return False
 

@@ -60,7 +60,6 @@ def glibc_of(libraries: Iterable[Path]) -> str:
     """The glibc that a bundle promises to need, with these libraries as it holds them (one zstd frame each).
 
     Raises:
-        CorruptFile: if one is not a library.
         BundleError: if one binds to what no release of glibc promises.
         OSError: if one cannot be read.
     """

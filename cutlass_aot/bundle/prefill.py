@@ -37,8 +37,6 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
 
     Raises:
         BundleError: if there is no bundle, or the directory cannot be written or may not hold that much.
-        CorruptFile: if a file is not what its digest says.
-        UntrustedBundle: if keys are required and none of them has signed it.
     """
     folder = directory or code_cache.directory()
     if folder is None:

@@ -7,7 +7,8 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,11 +70,7 @@ def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callabl
 
 
 def check_output(output: Path) -> None:
-    """Refuse what :func:`replace_bundle` would not replace, before any work is done for it.
-
-    Raises:
-        BundleError: if something is at ``output`` that is neither a bundle nor an empty directory.
-    """
+    """Refuse what :func:`replace_bundle` would not replace, before any work is done for it."""
     try:
         _check_replaceable(Path(os.path.realpath(output)), locked=False)
     except OSError as error:
@@ -111,12 +108,16 @@ def make_folders(folder: Path, paths: Iterable[str]) -> list[Path]:
     return made
 
 
-def create(path: Path) -> BinaryIO:
-    """Open a file that is not there yet for writing, with a fixed mode."""
+@contextmanager
+def create(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that is not there yet, with a fixed mode; it is on the disk at the end."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    # The process's umask must not show in a bundle.
-    os.fchmod(descriptor, 0o644)
-    return os.fdopen(descriptor, "wb")
+    with os.fdopen(descriptor, "wb") as file:
+        # The process's umask must not show in a bundle.
+        os.fchmod(descriptor, 0o644)
+        yield file
+        file.flush()
+        os.fsync(descriptor)
 
 
 def synchronise(folder: Path) -> None:

@@ -47,6 +47,18 @@ class Code(NamedTuple):
     digest: str
 
 
+class Bill(NamedTuple):
+    """What a bundle's bill lists.
+
+    Attributes:
+        kernels: name, digest of the GPU code and digest of the object of every kernel.
+        code: what programs' kernels follow from.
+    """
+
+    kernels: set[tuple[str, str, str]]
+    code: set[Code]
+
+
 class _Package(NamedTuple):
     """What is known of a package that bundles are made with.
 
@@ -138,21 +150,24 @@ def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
     return _text(wheel, packages, [{"ref": "wheel", "dependsOn": [item["bom-ref"] for item in packages]}])
 
 
-def kernels_of_bill(data: bytes, what: str) -> set[tuple[str, str, str]]:
-    """Name, digest of the GPU code and digest of the object of every kernel that a bill lists.
+def read_bill(data: bytes, what: str) -> Bill:
+    """Read a bundle's bill of untrusted origin.
 
     Args:
         data: the bill.
         what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if it is not a bill that this release reads.
     """
     try:
         body = json.loads(data.decode("utf-8"))
         if (body["bomFormat"], body["specVersion"]) != ("CycloneDX", SPECIFICATION):
             raise CorruptFile(f"{what} is not a bill of materials of CycloneDX {SPECIFICATION}")
-        return set(_listed(body["components"], 0))
+        code = {
+            Code(str(component["name"]), str(component.get("version", "")), str(item["value"]))
+            for component in body["components"]
+            for item in component.get("properties", ())
+            if item["name"] == _CODE
+        }
+        return Bill(set(_listed(body["components"], 0)), code)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(f"{what} is not a readable bill of materials: {error!r}") from None
 
@@ -168,33 +183,12 @@ def _listed(components: Sequence[Mapping[str, Any]], depth: int) -> Iterator[tup
 
 
 def kernels_of_index(kernels: Iterable[KernelEntry]) -> set[tuple[str, str, str]]:
-    """The same of the kernels of a bundle, by its index."""
+    """What a bill has to say of these kernels."""
     return {(entry.kernel.name, entry.code.sha256, entry.object_sha256) for entry in kernels}
 
 
-def code_of_bill(data: bytes, what: str) -> set[Code]:
-    """The code that a bill lists of what programs compile.
-
-    Args:
-        data: the bill.
-        what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if it is not a bill that this release reads.
-    """
-    try:
-        return {
-            Code(str(component["name"]), str(component.get("version", "")), str(item["value"]))
-            for component in json.loads(data.decode("utf-8"))["components"]
-            for item in component.get("properties", ())
-            if item["name"] == _CODE
-        }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFile(f"{what} is not a readable bill of materials: {error!r}") from None
-
-
 def code_of_requests(requests: Iterable[Request]) -> set[Code]:
-    """The same of the requests of a bundle."""
+    """What a bill has to say of the code of these requests."""
     found = set()
     for request in requests:
         for name, value in request.code.items():

@@ -11,11 +11,11 @@ import select
 import shlex
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
-from cutlass_aot.bundle.verify_directory import in_short, verify_bundle
+from cutlass_aot.bundle.verify_directory import in_short, look_at_bundle
 from cutlass_aot.errors import BundleError, SignatureError
 from cutlass_aot.runtime.files.signatures import (
     KEY_SUFFIX,
@@ -191,8 +191,7 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
             by others, or cannot be written.
         SignatureError: if the signer gives no signature, or one that its public key does not verify.
     """
-    key = signer.public_key
-    path = signature_path(key_id(key))
+    path = signature_path(key_id(signer.public_key))
     # Held open: a build that exchanges the bundle leaves this one behind, and the signature goes with it.
     try:
         folder = os.open(bundle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -202,19 +201,13 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
             "(sign first, then pack the wheel)"
         ) from None
     try:
-        manifest = manifest_bytes(bundle)
-        problems = [problem for problem in verify_bundle(bundle) if problem.path != path]
-        if problems:
+        findings = look_at_bundle(bundle)
+        problems = [problem for problem in findings.problems if problem.path != path]
+        if problems or findings.bundle is None:
+            # What is not a bundle at all is called that.
+            manifest_bytes(bundle)
             raise BundleError(f"{bundle} is not sound: {in_short(problems)}; what is damaged is not signed")
-        if manifest_bytes(bundle) != manifest:
-            raise _replaced(bundle)
-        message = signed_message(manifest)
-        signature = Signature(key, signer.sign(message))
-        if not verifies(key, signature.signature, message):
-            raise SignatureError(
-                f"the signature is not right by public key {signature.key}: the signer has another key, or "
-                "signs something else than the bytes on its standard input; nothing was written"
-            )
+        signature = signature_of(findings.bundle.manifest, signer)
         if not os.path.samestat(os.fstat(folder), bundle.stat()):
             raise _replaced(bundle)
         _write(folder, signature)
@@ -225,6 +218,28 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
     finally:
         os.close(folder)
     return bundle / path
+
+
+def signature_of(manifest: bytes, signer: Signer) -> Signature:
+    """A signature of the bundle with this manifest; it is right.
+
+    Raises:
+        SignatureError: if the signer gives no signature, or one that its public key does not verify.
+    """
+    key, message = signer.public_key, signed_message(manifest)
+    signature = Signature(key, signer.sign(message))
+    if not verifies(key, signature.signature, message):
+        raise SignatureError(
+            f"the signature is not right by public key {signature.key}: the signer has another key, or "
+            "signs something else than the bytes on its standard input; nothing was written"
+        )
+    return signature
+
+
+def check_count(paths: Collection[str]) -> None:
+    """Refuse more signatures than a bundle may have."""
+    if len(paths) > MAX_SIGNATURES:
+        raise BundleError(f"the bundle has {MAX_SIGNATURES} signatures already: remove one first")
 
 
 def _replaced(bundle: Path) -> BundleError:
@@ -347,8 +362,7 @@ def _write(folder: int, signature: Signature) -> None:
     try:
         name = os.path.basename(signature.path)  # noqa: PTH119 - a path in the bundle
         there = os.listdir(inner)  # noqa: PTH208 - of a descriptor
-        if len({*there, name}) > MAX_SIGNATURES:
-            raise BundleError(f"the bundle has {MAX_SIGNATURES} signatures already: remove one first")
+        check_count({*there, name})
         temporary = f".{name}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o644, dir_fd=inner)

@@ -44,7 +44,6 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
 
     Raises:
         BundleError: if there is no bundle, no such kernel, something is at ``output``, or the disk refuses.
-        CorruptFile: if a file is not what its digest says.
     """
     opened = open_bundle(bundle, check=False)
     handles = [opened.kernel(name) for name in kernels] if kernels else opened.kernels()
@@ -116,5 +115,3 @@ def _paths(handle: KernelHandle) -> list[str]:
 def _write(path: Path, data: bytes) -> None:
     with create(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
-from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle, verify_bundle
-from cutlass_aot.bundle.wheel.catalog import check_directory
+from cutlass_aot.bundle.verified import VerifiedBundle
+from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle
+from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS, check_directory
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
     WheelNames,
@@ -29,31 +30,10 @@ from cutlass_aot.bundle.wheel.metadata import (
     wheel_names,
 )
 from cutlass_aot.bundle.wheel.write import BUNDLE_FOLDER
-from cutlass_aot.bundle.wheel.zip_reader import (
-    ZIP_ERRORS,
-    digest_of,
-    entry_problems,
-    record_problems,
-    text_of,
-)
+from cutlass_aot.bundle.wheel.zip_reader import digest_of, entry_problems, record_problems, text_of
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
-from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
-from cutlass_aot.schema.bundles.catalog import (
-    CATALOG_NAME,
-    MANIFEST_NAME,
-    Catalog,
-)
-
-__all__ = [
-    "CHECKERS",
-    "Checker",
-    "Findings",
-    "Problem",
-    "look_at",
-    "look_at_wheel",
-    "verify_bundle",
-]
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
 _SHOWN = 200  # characters of a line that is not what it has to be
 
@@ -87,7 +67,6 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
         keys: public keys of which one has to have signed the bundle; none asks for no signature.
 
     Raises:
-        BundleError: if the wheel cannot be read, or the temporary directory cannot be written.
         SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     try:
@@ -138,21 +117,21 @@ def _contents(
     findings.unsigned = inside.unsigned
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
+    if inside.bundle is None:
+        return
     try:
-        catalog = read_catalog(folder)
-        names = wheel_names(catalog)
+        names = wheel_names(inside.bundle.catalog)
     except CutlassAotError as error:
         yield Problem(f"{root}{CATALOG_NAME}", str(error), "a bundle that can be a wheel")
         return
-    about = _from_bundle(folder, catalog, names)
-    yield from _surroundings(archive, file_name, catalog, names, set(sizes), about)
+    about = _from_bundle(inside.bundle, names)
+    yield from _surroundings(archive, file_name, inside.bundle.catalog, names, set(sizes), about)
 
 
-def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str, str]:
+def _from_bundle(bundle: VerifiedBundle, names: WheelNames) -> dict[str, str]:
     """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
     try:
-        references = read_manifest(folder)
-        licenses = read_licenses(folder, references)
+        licenses = read_licenses(bundle.directory, bundle.references)
     except CutlassAotError:
         # Which is a problem of the bundle already.
         return {}
@@ -160,10 +139,10 @@ def _from_bundle(folder: Path, catalog: Catalog, names: WheelNames) -> dict[str,
     if licenses:
         text = licenses_text(licenses).decode("utf-8", "replace")
         found[f"{names.dist_info}/{LICENSES}/{LICENSES_NAME}"] = text
-    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
-        text = bill_of_wheel(catalog, names.distribution, where, bill.sha256).decode()
+        text = bill_of_wheel(bundle.catalog, names.distribution, where, bill.sha256).decode()
         found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
     return found
 
@@ -219,10 +198,8 @@ def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
     if text == expected:
         return
     lines = itertools.zip_longest(text.split("\n"), expected.split("\n"))
-    number, found, wanted = next(
-        (number, found, wanted) for number, (found, wanted) in enumerate(lines, 1) if found != wanted
-    )
-    there, right = ("the end" if line is None else repr(line[:_SHOWN]) for line in (found, wanted))
+    number, pair = next((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
+    there, right = ("the end" if line is None else repr(line[:_SHOWN]) for line in pair)
     yield Problem(path, f"{there} in line {number}", right)
 
 
@@ -257,7 +234,7 @@ def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Check
     Args:
         path: a bundle, a wheel, or what another of ``checkers`` recognises.
         keys: public keys of which one has to have signed it; none asks for no signature.
-        checkers: asked in order; the first that recognises ``path`` verifies it.
+        checkers: in order; the first that recognises ``path`` verifies it.
 
     Raises:
         BundleError: if none does, or if it cannot be read at all.

@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.options import KeyPath
-from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.options import json_option, trusted_keys_option
+from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.bundle.verify import Findings
+    from cutlass_aot.bundle.verify_directory import Findings
     from cutlass_aot.runtime.files.signatures import PublicKey
 
 
 @click.command("verify")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--key",
-    "keys",
-    type=KeyPath(),
-    multiple=True,
-    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
-)
+@trusted_keys_option
 @json_option
 def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
     """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong.
@@ -79,7 +73,7 @@ def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
 
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
-    from cutlass_aot.bundle.verify import Findings, Problem
+    from cutlass_aot.bundle.verify_directory import Findings, Problem
     from cutlass_aot.store.maintenance.check import check
     from cutlass_aot.store.store import Store
 

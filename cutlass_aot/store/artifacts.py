@@ -67,11 +67,7 @@ def keep_artifact(store: Store, kernel_key: str, kernel: Kernel, artifact: Artif
 def copy_artifact(
     source: Store, destination: Store, kernel_key: str, kernel: Kernel, artifact: Artifact
 ) -> None:
-    """Copy an object and its record from one store to another.
-
-    Raises:
-        StoreError: if the object is gone from the source, or the disk refuses.
-    """
+    """Copy an object and its record from one store to another."""
     data = source.get_blob(artifact.object_sha256)
     if data is None:
         raise StoreError(

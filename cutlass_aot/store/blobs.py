@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Iterator
-from typing import BinaryIO
-
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.compression import compress, decompress
+from cutlass_aot.schema.compression import decompressed
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.layout import MAX_BLOB_BYTES
 
-OBJECT_LEVEL = 15
+LEVEL = 15
 """For objects of some 60 KB: 5 ms each. ``tools/bench/size.py --part levels`` prints what each comes to."""
-PACKED_LEVEL = 1
-"""For what is compressed already: code and libraries as bundles have them."""
+
+# A frame's magic number, its descriptor (8 bytes say how much it holds), and a window of 128 KiB, the largest
+# that a block may have.
+_RAW_FRAME = bytes.fromhex("28b52ffd c0 38")
+_BLOCK = 1 << 17
 
 
-def packed(data: bytes, level: int) -> bytes:
-    """Compress a blob."""
-    return compress(data, level)
+def raw_frame(data: bytes) -> bytes:
+    """A frame that holds bytes as they are: for what is compressed already.
 
-
-def packed_bound(size: int) -> int:
-    """Most bytes that a blob of ``size`` bytes has when compressed."""
-    return size + size // 128 + 1024
-
-
-def unpacked(source: BinaryIO, limit: int = MAX_BLOB_BYTES) -> Iterator[bytes]:
-    """Open a blob, piece by piece.
-
-    Args:
-        source: exactly one frame.
-        limit: most bytes it may hold.
-
-    Raises:
-        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
+    Format: raw blocks, RFC 8878, sections 3.1.1.1 and 3.1.1.2.
     """
-    return decompress(source, limit)
+    pieces = [_RAW_FRAME, len(data).to_bytes(8, "little")]
+    for start in range(0, max(len(data), 1), _BLOCK):
+        block = data[start : start + _BLOCK]
+        last = start + _BLOCK >= len(data)
+        pieces += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+    return b"".join(pieces)
+
+
+def frame_bound(size: int) -> int:
+    """Most bytes that the frame of a blob of ``size`` bytes has."""
+    return size + size // 128 + 1024
 
 
 def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
@@ -47,22 +41,15 @@ def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
         data: its file.
         sha256: its digest.
         size: how many bytes it has to hold, where that is known: no more are opened.
-
-    Raises:
-        CorruptFile: if what it holds has another digest, or another size.
     """
-    content = b"".join(unpacked(io.BytesIO(data), MAX_BLOB_BYTES if size is None else size))
+    content = decompressed(data, MAX_BLOB_BYTES if size is None else size)
     if size is not None and len(content) != size:
         raise CorruptFile(f"it holds {len(content)} bytes instead of {size}")
-    check_digest(hashlib.sha256(content).hexdigest(), sha256)
+    check_digest(digest(content), sha256)
     return content
 
 
 def check_digest(found: str, sha256: str) -> None:
-    """Hold the digest of what a blob holds against its name.
-
-    Raises:
-        CorruptFile: if they differ.
-    """
+    """Check the digest of what a blob holds against its name."""
     if found != sha256:
         raise CorruptFile(f"bytes of digest {found}")

@@ -36,9 +36,6 @@ def remember_durations(store: Store, seconds: Mapping[str, float]) -> None:
     Args:
         store: the store.
         seconds: by the kernel's digest. What is no time is left out.
-
-    Raises:
-        StoreError: if it cannot be written.
     """
     known = durations(store)
     known.update({name: float(value) for name, value in seconds.items() if _is_duration(name, value)})

@@ -96,7 +96,7 @@ def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                # Room for all that is asked for is taken at once: a small file must not cost the limit.
+                # Room for all that is requested is taken at once: a small file must not cost the limit.
                 return file.read(min(limit, status.st_size) + 1), status
         except FileNotFoundError:
             return None
@@ -125,7 +125,7 @@ def is_there(path: Path) -> bool:
 
 
 def touch(path: Path) -> bool:
-    """Note that a file is in use; False if it is gone. Where nothing may be written, nothing is noted.
+    """Mark a file as used; False if it is gone. Where nothing may be written, nothing is marked.
 
     The time is the file system's own: what it is on this machine does not matter.
     """

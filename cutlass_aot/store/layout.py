@@ -80,10 +80,6 @@ def check_format(data: bytes, where: str) -> None:
     Args:
         data: the file's bytes.
         where: what to call the store in an error.
-
-    Raises:
-        StoreError: if it is not a store's, or an older one's.
-        SchemaTooNew: if a newer release made it.
     """
     text = data[:_MAX_FORMAT_BYTES].decode("ascii", "replace").strip()
     kind, _, version = text.rpartition(" ")

@@ -34,12 +34,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: str, key: str, what: str) -> Record:
-        """Read a record's file.
-
-        Raises:
-            CorruptFile: if it is not the record of this kind and key, whole.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read a record's file."""
         content = unseal(data, f"cutlass-aot {kind} record", SCHEMA, what)
         if not isinstance(content, dict) or content.get("key") != key:
             raise CorruptFile(f"{what} is not the record of this key")

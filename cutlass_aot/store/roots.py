@@ -48,7 +48,7 @@ def keep_root(store: Store, name: str, references: Any) -> None:
         name: the root's name.
         references: kind and key of each record, as a record has them: what is something else is left out.
     """
-    wanted = [
+    kept = [
         (item[0], item[1])
         for item in references or ()
         if isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, str) for part in item)
@@ -58,17 +58,12 @@ def keep_root(store: Store, name: str, references: Any) -> None:
             known = read_root(store, name)
         except CorruptFile:
             known = None
-        if wanted and known != frozenset(wanted):
-            set_root(store, name, wanted)
+        if kept and known != frozenset(kept):
+            set_root(store, name, kept)
 
 
 def roots(store: Store) -> dict[str, frozenset[Reference]]:
-    """What every root keeps, by name.
-
-    Raises:
-        StoreError: if one is damaged: what it keeps is not known.
-        SchemaTooNew: if a newer release wrote one.
-    """
+    """What every root keeps, by name."""
     found = {}
     for entry in entries(store.root / ROOTS):
         if entry.name.startswith("."):
@@ -86,12 +81,7 @@ def roots(store: Store) -> dict[str, frozenset[Reference]]:
 
 
 def read_root(store: Store, name: str) -> frozenset[Reference] | None:
-    """What a root keeps; None if there is none of this name.
-
-    Raises:
-        CorruptFile: if it is damaged.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """What a root keeps; None if there is none of this name."""
     data = read(store.root / ROOTS / name, MAX_RECORD_BYTES)
     if data is None:
         return None

@@ -17,8 +17,9 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.store.blobs import OBJECT_LEVEL, opened, packed, packed_bound
+from cutlass_aot.store.blobs import LEVEL, frame_bound, opened, raw_frame
 from cutlass_aot.store.files import (
     Identity,
     entries,
@@ -54,7 +55,7 @@ from cutlass_aot.store.records import Record
 from cutlass_aot.store.upstream.stores import UpstreamStore
 
 TOUCH_AFTER = 3600.0
-"""Seconds after which a use of a record is noted again."""
+"""Seconds after which a record is marked as used again."""
 
 
 class Store:
@@ -64,10 +65,6 @@ class Store:
         root: the directory; made if it is not there, unless ``create`` is false.
         create: whether this store will be written to.
         upstream: where to look, in this order, for what this store lacks.
-
-    Raises:
-        StoreError: if it cannot be used, is of an older version, or ``root`` is something else.
-        SchemaTooNew: if a newer release made it.
     """
 
     def __init__(self, root: Path, *, create: bool = True, upstream: Sequence[UpstreamStore] = ()) -> None:
@@ -113,34 +110,31 @@ class Store:
         """Where a blob of this digest is kept, compressed, if it is here."""
         return self.root / blob_name(sha256)
 
-    def put_blob(self, data: bytes, level: int = OBJECT_LEVEL) -> str:
+    def put_blob(self, data: bytes, *, compressed: bool = False) -> str:
         """Keep bytes; returns their digest. A damaged blob of this name is replaced.
 
         Args:
             data: the bytes.
-            level: how hard to compress them.
+            compressed: whether they are compressed already, and kept as they are.
         """
         if len(data) > MAX_BLOB_BYTES:
             raise StoreError(
                 f"a blob of {len(data)} bytes cannot be kept: at most {MAX_BLOB_BYTES} can; split the bundle"
             )
         sha256 = digest(data)
-        # Noted before it is looked at: from then on no collection takes it.
+        # Marked as used before it is looked at: from then on no collection takes it.
         if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
-            publish(packed(data, level), self.blob_path(sha256))
+            frame = raw_frame(data) if compressed else compress(data, LEVEL)
+            publish(frame, self.blob_path(sha256))
         return sha256
 
-    def adopt_blob(self, file: Path, sha256: str, level: int = OBJECT_LEVEL) -> None:
-        """Take a finished file into the blobs; it is removed where it was.
-
-        Raises:
-            CorruptFile: if its bytes do not have this digest.
-        """
+    def adopt_blob(self, file: Path, sha256: str) -> None:
+        """Take a finished file into the blobs; it is removed where it was."""
         with reported("read", file):
             data = file.read_bytes()
         if digest(data) != sha256:
             raise CorruptFile(f"{file} changed between being written and being stored")
-        publish(packed(data, level), self.blob_path(sha256))
+        publish(compress(data, LEVEL), self.blob_path(sha256))
         with reported("remove", file):
             file.unlink()
 
@@ -154,7 +148,7 @@ class Store:
         for upstream in self.upstream:
             if data is not None:
                 break
-            for _, found in upstream.fetch([(name, packed_bound(MAX_BLOB_BYTES))]):
+            for _, found in upstream.fetch([(name, frame_bound(MAX_BLOB_BYTES))]):
                 data = self._from_upstream(upstream, sha256, found)
         return data
 
@@ -190,11 +184,7 @@ class Store:
                 upstream.offer(record_name(kind, key), data, names, self._file)
 
     def get_record(self, kind: str, key: str) -> Any | None:
-        """A record's body, or None if it is absent. A damaged one is set aside and absent.
-
-        Raises:
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """A record's body, or None if it is absent. A damaged one is set aside and absent."""
         record = self._own_record(kind, key)
         if record is None and kind in SHARED_KINDS:
             for upstream in self.upstream:
@@ -264,7 +254,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             if key in self._locks:
                 return False
-            # Noted before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
+            # Kept before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
             lock = self._locks[key] = Lock(path)
             if lock.try_acquire():
                 return True
@@ -325,11 +315,27 @@ class Store:
             Whether it has been moved.
         """
         with reported("set aside", path):
-            return self._move_aside(path, seen)
+            damaged = self.root / DAMAGED
+            damaged.mkdir(parents=True, exist_ok=True)
+            # The kind of a record is in its path alone.
+            kind = path.relative_to(self.root).parts[1:-2]
+            target = damaged / "-".join((*kind, path.name))
+            if path.is_dir() or target.is_dir():
+                # A directory does not take another's place.
+                target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+            try:
+                # Another builder may have put a good one there since.
+                if seen is not None and identity(path.lstat()) != seen:
+                    return False
+                path.replace(target)
+            except FileNotFoundError:
+                # Another reader was quicker.
+                return False
+            return True
 
     def _own_blob(self, sha256: str) -> bytes | None:
         path = self.blob_path(sha256)
-        found = read_found(path, packed_bound(MAX_BLOB_BYTES))
+        found = read_found(path, frame_bound(MAX_BLOB_BYTES))
         if found is None:
             return None
         try:
@@ -347,9 +353,9 @@ class Store:
         if len(data) > record_limit(kind):
             self._set_aside(path, identity(status))
             return None
-        # A use is noted before it is relied on: a collection that took the file before is seen here, and one
-        # that comes later sees the note.
-        if not self._note_use(path, status.st_mtime):
+        # Marked as used before it is relied on: a collection that took the file before is seen here, and one
+        # that comes later sees the mark.
+        if not self._mark_used(path, status.st_mtime):
             return None
         try:
             return Record.from_bytes(data, kind, key, str(path))
@@ -357,7 +363,7 @@ class Store:
             self._set_aside(path, identity(status))
             return None
 
-    def _note_use(self, path: Path, modified: float) -> bool:
+    def _mark_used(self, path: Path, modified: float) -> bool:
         """Touch a file whose last use is long ago, either way; False if it is gone."""
         if abs(self._now() - modified) <= TOUCH_AFTER:
             return True
@@ -374,31 +380,12 @@ class Store:
 
     def _file(self, name: str) -> bytes | None:
         """The bytes of one of this store's files."""
-        return read(self.root / name, packed_bound(MAX_BLOB_BYTES))
+        return read(self.root / name, frame_bound(MAX_BLOB_BYTES))
 
     def _set_aside(self, path: Path, seen: Identity) -> None:
         """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
-        with contextlib.suppress(OSError):
-            self._move_aside(path, seen)
-
-    def _move_aside(self, path: Path, seen: Identity | None) -> bool:
-        damaged = self.root / DAMAGED
-        damaged.mkdir(parents=True, exist_ok=True)
-        # The kind of a record is in its path alone.
-        kind = path.relative_to(self.root).parts[1:-2]
-        target = damaged / "-".join((*kind, path.name))
-        if path.is_dir() or target.is_dir():
-            # A directory does not take another's place.
-            target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
-        try:
-            # Another builder may have put a good one there since.
-            if seen is not None and identity(path.lstat()) != seen:
-                return False
-            path.replace(target)
-        except FileNotFoundError:
-            # Another reader was quicker.
-            return False
-        return True
+        with contextlib.suppress(StoreError):
+            self.set_aside(path, seen)
 
     # --- upstream stores
 
@@ -449,10 +436,10 @@ class Store:
                 found[name] = record, data
         sizes = {sha256: size for record, _ in found.values() for sha256, size in record.blobs.items()}
         here = {sha256 for sha256 in sizes if touch(self.blob_path(sha256))}
-        wanted = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
-        for name, data in upstream.fetch([(name, packed_bound(sizes[wanted[name]])) for name in wanted]):
-            if self._from_upstream(upstream, wanted[name], data, sizes[wanted[name]]) is not None:
-                here.add(wanted[name])
+        missing = {blob_name(sha256): sha256 for sha256 in sizes if sha256 not in here}
+        for name, data in upstream.fetch([(name, frame_bound(sizes[missing[name]])) for name in missing]):
+            if self._from_upstream(upstream, missing[name], data, sizes[missing[name]]) is not None:
+                here.add(missing[name])
         for name, (record, data) in found.items():
             if here.issuperset(record.blobs):
                 publish(data, self.root / name)

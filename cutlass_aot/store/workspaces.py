@@ -43,9 +43,6 @@ def workspace(parent: Path, *, tidy: bool = True) -> Iterator[Workspace]:
     Args:
         parent: the directory of all of them.
         tidy: whether what builders that were killed have left is removed first.
-
-    Raises:
-        StoreError: if it cannot be made.
     """
     with reported("write", parent):
         parent.mkdir(parents=True, exist_ok=True)

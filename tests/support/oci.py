@@ -19,15 +19,15 @@ def left_behind(out):
     return [path.name for path in out.parent.iterdir() if path.name not in (out.name, f".{out.name}.lock")]
 
 
-def do_pull(fake, out, asked=":1", **options):
-    return pull_bundle(f"{fake.name}/k/small{asked}", out, plain_http=True, **options)
+def do_pull(fake, out, version=":1", **options):
+    return pull_bundle(f"{fake.name}/k/small{version}", out, plain_http=True, **options)
 
 
-def refused(fake, out, error, match, asked=":1", **options):
+def refused(fake, out, error, match, version=":1", **options):
     """A pull that fails: what is there stays, and nothing else is left. Gives the message."""
     before = tree(out)
     with pytest.raises(error) as raised:
-        do_pull(fake, out, asked, **options)
+        do_pull(fake, out, version, **options)
     assert re.search(match, str(raised.value)), raised.value
     assert tree(out) == before
     assert left_behind(out) == []

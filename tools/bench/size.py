@@ -359,13 +359,13 @@ def part_hosts(arguments: argparse.Namespace, built: Built) -> Result:
 
 def part_levels(arguments: argparse.Namespace, built: Built) -> Result:
     """What the objects of the store come to at each level of compression, their records included."""
-    from cutlass_aot.store.blobs import packed
+    from cutlass_aot.schema.compression import compress
 
     objects, records = stored(built.store)
     rows, numbers = [], {}
     for level in STORE_LEVELS:
         begun = time.process_time()
-        kept = sum(len(packed(data, level)) for data in objects)
+        kept = sum(len(compress(data, level)) for data in objects)
         seconds = (time.process_time() - begun) / len(objects)
         numbers[str(level)] = {"ratio": (kept + records) / sum(map(len, objects)), "pack": seconds}
         rows.append(

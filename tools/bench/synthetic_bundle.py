@@ -22,7 +22,8 @@ from pathlib import Path
 
 from cutlass_aot.builder.link.libraries import LAUNCHER
 from cutlass_aot.builder.link.packing import group_names, pack
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest

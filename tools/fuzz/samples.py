@@ -11,9 +11,9 @@ from pathlib import Path
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.oci.artifact import config_of, manifest_of, parse_config, parse_oci_manifest
-from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
-from cutlass_aot.bundle.sbom import bill_of_materials, kernels_of_bill
+from cutlass_aot.bundle.sbom import bill_of_materials, read_bill
+from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.cli.output.request_lines import request_lines
 from cutlass_aot.doctor.facts import facts_record, parse_facts
 from cutlass_aot.generators.device_profiles import load_profile
@@ -172,7 +172,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         Reader("epilogue formula", bytes_maker(_FORMULAS, text_of), _formula, 5),
         Reader(
             "OCI manifest",
-            json_maker([manifest_of(files_of(bundle), config)]),
+            json_maker([manifest_of(require_sound(bundle).files, config)]),
             it(parse_oci_manifest),
             8,
         ),
@@ -183,7 +183,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             reference,
             4,
         ),
-        Reader("bill of materials", json_maker([bill]), it(kernels_of_bill), 4),
+        Reader("bill of materials", json_maker([bill]), it(read_bill), 4),
         store_reader(entries, folder / "store"),
         shard_reader(entries, catalog, folder / "shard"),
         *wheel_readers(bundle, folder / "wheel"),

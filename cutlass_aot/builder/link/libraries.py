@@ -16,13 +16,12 @@ from cutlass_aot.builder.events import Linked, Linking, Listener
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.link.packing import group_names, libraries_of, pack
-from cutlass_aot.bundle.write import GroupPlan, PackedFile
+from cutlass_aot.bundle.plan import GroupPlan, PackedFile
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.compression import MAX_WINDOW_LOG, compress
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.store.blobs import PACKED_LEVEL
 from cutlass_aot.store.files import reported
 from cutlass_aot.store.store import Store
 
@@ -363,7 +362,7 @@ class Libraries:
         data = compress(content, COMPRESSION_LEVEL)
         path = self._workspace / f"{key}.zst"
         path.write_bytes(data)
-        sha256 = self._store.put_blob(data, PACKED_LEVEL)
+        sha256 = self._store.put_blob(data, compressed=True)
         body = {"sha256": sha256, "spans": {symbol: list(span) for symbol, span in (spans or {}).items()}}
         self._store.put_record("library", key, body, blobs={sha256: len(data)})
         return _Made(path, sha256, key, time.monotonic() - start, spans or {})

@@ -186,11 +186,7 @@ def check_config(data: bytes, catalog: Catalog) -> None:
 
 
 def check_same_files(contents: Contents, listed: Mapping[str, FileReference], what: str) -> None:
-    """Check the layers against what the bundle's own ``MANIFEST.json`` lists.
-
-    Raises:
-        CorruptFile: if one has a file, a size or a digest that the other does not.
-    """
+    """Check the layers against what the bundle's own ``MANIFEST.json`` lists."""
 
     def text(file: FileReference | None) -> str:
         return f"{file.size} bytes with SHA-256 {file.sha256}" if file else "nothing"

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutlass_aot.bundle.files import is_exactly
+from cutlass_aot.bundle.files import digest_beneath, is_exactly, list_files
 from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.bundle.oci.artifact import Contents, check_config, check_same_files, parse_oci_manifest
-from cutlass_aot.bundle.oci.push import files_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
-from cutlass_aot.bundle.verify_directory import in_short, verify_bundle
+from cutlass_aot.bundle.verify_directory import in_short, look_at_bundle
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
 from cutlass_aot.runtime.files import trust
-from cutlass_aot.runtime.files.verified_read import parse_manifest, read_catalog
+from cutlass_aot.runtime.files.verified_read import parse_manifest
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
+from cutlass_aot.schema.bundles.signature import is_signature_path
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
@@ -67,18 +66,15 @@ def pull_bundle(
         timeout: seconds that the registry may be silent.
 
     Raises:
-        CorruptFile: if anything is not as its digest or as the bundle's manifest says.
-        BundleError: if something else than a bundle is at ``output``, or the disk refuses.
-        UntrustedBundle: if keys are required and none of them has signed it.
         SignatureError: if a key cannot be read, or the package ``cryptography`` is needed and not installed.
     """
     reference = Reference.parse(name)
-    if not reference.asked:
+    if not reference.tag_or_digest:
         raise RegistryNameError(
             f"{name} names neither a tag nor a digest: expected registry/repository:tag or "
             "registry/repository@sha256:..."
         )
-    # What is wrong with a key is told before anything is asked for.
+    # What is wrong with a key is told before anything is requested.
     trust.required(keys or None)
     # The client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
@@ -119,9 +115,9 @@ class _Pull:
     def is_there(self, folder: Path) -> bool:
         """Whether exactly this bundle is there, with these signatures."""
         try:
-            if not is_exactly(folder, self.listed) or files_of(folder) != sorted(
-                self.contents.files.values()
-            ):
+            if not is_exactly(folder, self.manifest, self.listed):
+                return False
+            if _signatures_in(folder) != sorted(self.contents.signatures):
                 return False
         except (OSError, CutlassAotError):
             return False
@@ -137,7 +133,8 @@ class _Pull:
                 "room or name another output"
             )
         folders = make_folders(folder, sorted(self.contents.files))
-        _write(folder / MANIFEST_NAME, lambda write: write(self.manifest))
+        with create(folder / MANIFEST_NAME) as output:
+            output.write(self.manifest)
         signatures = self.contents.signatures
         for file in signatures:
             self._fetch(file, folder)
@@ -147,12 +144,13 @@ class _Pull:
                 self._fetch(file, folder)
         for item in folders:
             synchronise(item)
-        if problems := verify_bundle(folder):
+        findings = look_at_bundle(folder)
+        if findings.problems or findings.bundle is None:
             raise CorruptFile(
-                f"what was pulled is not a sound bundle: {in_short(problems)}; push one that is"
+                f"what was pulled is not a sound bundle: {in_short(findings.problems)}; push one that is"
             )
         if self.contents.config is not None:
-            check_config(_read(self.registry, self.contents.config), read_catalog(folder))
+            check_config(_read(self.registry, self.contents.config), findings.bundle.catalog)
 
     def _check_trust(self, folder: Path) -> None:
         try:
@@ -162,14 +160,16 @@ class _Pull:
             raise UntrustedBundle(str(error).replace(str(folder), str(self.reference))) from None
 
     def _fetch(self, file: FileReference, folder: Path) -> None:
-        _write(folder / file.path, lambda write: self.registry.fetch(file, file.path, write))
+        with create(folder / file.path) as output:
+            self.registry.fetch(file, file.path, output.write)
 
 
-def _write(path: Path, give: Callable[[Callable[[bytes], object]], object]) -> None:
-    with create(path) as file:
-        give(file.write)
-        file.flush()
-        os.fsync(file.fileno())
+def _signatures_in(folder: Path) -> list[FileReference]:
+    references = []
+    for path in filter(is_signature_path, list_files(folder).regular):
+        sha256, size = digest_beneath(folder, path)
+        references.append(FileReference(path, size, sha256))
+    return references
 
 
 def _read(registry: Registry, file: FileReference) -> bytes:

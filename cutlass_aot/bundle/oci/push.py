@@ -6,15 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.bundle.files import digest_beneath, list_files
 from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.bundle.oci.artifact import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.errors import RegistryNameError
-from cutlass_aot.runtime.files.verified_read import open_beneath, read_catalog, read_manifest
-from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
-from cutlass_aot.schema.bundles.signature import SIGNATURES
+from cutlass_aot.runtime.files.verified_read import open_beneath
+from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.encoding import digest
 
 
@@ -41,9 +39,6 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
         name: ``registry/repository:tag``.
         plain_http: whether to speak plain HTTP.
         timeout: seconds that the registry may be silent.
-
-    Raises:
-        BundleError: if there is no bundle, or anything is wrong with it.
     """
     reference = Reference.parse(name)
     if not reference.tag or reference.digest:
@@ -54,9 +49,9 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
     # The client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
 
-    require_sound(bundle)
-    files = files_of(bundle)
-    config = config_of(read_catalog(bundle))
+    verified = require_sound(bundle)
+    files = verified.files
+    config = config_of(verified.catalog)
     manifest = manifest_of(files, config)
     by_digest = {file.sha256: file for file in files}
     registry = Registry(reference, plain_http=plain_http, timeout=timeout)
@@ -67,13 +62,3 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
                 uploaded += registry.upload(file, source, file.path)
         pushed = registry.put_manifest(manifest)
     return Pushed(reference.at(pushed), uploaded, len(by_digest) + 1)
-
-
-def files_of(bundle: Path) -> list[FileReference]:
-    """Every file of a bundle, ``MANIFEST.json`` and signatures included, by path."""
-    files = list(read_manifest(bundle).values())
-    unlisted = [path for path in list_files(bundle).regular if path.startswith(f"{SIGNATURES}/")]
-    for path in (MANIFEST_NAME, *unlisted):
-        sha256, size = digest_beneath(bundle, path)
-        files.append(FileReference(path, size, sha256))
-    return sorted(files)

@@ -24,7 +24,7 @@ _MAX_LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a registry is asked for.
+    """The name of a bundle in a registry.
 
     Attributes:
         registry: host name, and a port where it is not the usual one.
@@ -58,8 +58,8 @@ class Reference:
         return cls(named["registry"], named["repository"], named["tag"], named["digest"])
 
     @property
-    def asked(self) -> str:
-        """What a manifest is asked for by: the digest, else the tag."""
+    def tag_or_digest(self) -> str:
+        """What a manifest is requested by: the digest where there is one."""
         return self.digest or self.tag
 
     def at(self, digest: str) -> str:

@@ -76,7 +76,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
 
     def manifest(self) -> bytes:
         """The bytes of the manifest that the reference names, with its digest checked where one is known."""
-        url = f"{self.prefix}://{self._repository.manifest_url(self._reference.asked)}"
+        url = f"{self.prefix}://{self._repository.manifest_url(self._reference.tag_or_digest)}"
         answer = self.do_request(url, headers={"Accept": MANIFEST_TYPE})
         data: bytes = self._expect(answer, 200, str(self._reference)).content
         found = f"sha256:{digest(data)}"
@@ -95,9 +95,6 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             blob: its size and digest.
             what: its name in an error.
             write: called with each piece, never with more than the blob's size altogether.
-
-        Raises:
-            CorruptFile: if its size or digest is another.
         """
         hasher, total = hashlib.sha256(), 0
         with (
@@ -315,7 +312,7 @@ class _Bounded(HTTPAdapter):
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             answer.close()
             raise RegistryError(
-                f"{host} sends a compressed answer that was not asked for: expected the plain bytes; look at "
+                f"{host} sends a compressed answer that was not requested: expected the plain bytes; look at "
                 "the proxies before the registry"
             )
         if not options.get("stream") or answer.is_redirect:
@@ -335,7 +332,7 @@ def _blocks(raw: Any, limit: int, seconds: float, what: str) -> Iterator[bytes]:
     """An answer in pieces, at most one byte more than ``limit``; an error if it takes longer than that."""
     end = time.monotonic() + seconds
     left = limit + 1
-    # What is there, not all that is asked for: a slow answer must not hold this loop up.
+    # What is there, not all that is requested: a slow answer must not hold this loop up.
     while left > 0 and (block := raw.read1(min(left, _BLOCK), decode_content=False)):
         left -= len(block)
         yield block

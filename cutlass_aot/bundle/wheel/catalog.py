@@ -23,38 +23,28 @@ MAX_DIRECTORY_BYTES = 1 << 23
 _END = struct.Struct("<4s4H2LH")  # signature, disk numbers and entries, the index's size and place, comment
 _LARGE_END_BYTES = 20  # what stands before it in a zip file of more than 4 GiB
 _MAX_COMMENT = 0xFFFF
-# What the standard library's reader raises for archives that were truncated, altered or made to harm.
-_ZIP_ERRORS = (
+ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError, RuntimeError,
     ValueError,
 )  # fmt: skip
+"""What the standard library's reader raises for archives that were truncated, altered or made to harm."""
 
 
 def read_wheel_catalog(wheel: Path) -> Catalog:
-    """Read the parent index of a bundle in its wheel, verified against the bundle's manifest.
-
-    Raises:
-        BundleError: if the wheel cannot be read, or holds no bundle.
-        CorruptFile: if it is damaged, or its index is larger than one can be.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read the parent index of a bundle in its wheel, verified against the bundle's manifest."""
     try:
         with wheel.open("rb") as file:
             check_directory(file, wheel)
             with zipfile.ZipFile(file) as archive:
                 return _catalog(archive, wheel)
-    except _ZIP_ERRORS as error:
+    except ZIP_ERRORS as error:
         raise CorruptFile(f"{wheel} is not a readable wheel ({error}): build or fetch it again") from None
     except OSError as error:
         raise BundleError(f"{wheel} cannot be read: {error.strerror or error}") from None
 
 
 def check_directory(file: BinaryIO, wheel: Path) -> None:
-    """Refuse an index that is too large before the standard library reads the whole of it.
-
-    Raises:
-        CorruptFile: then, or if the file's end is not that of a zip file.
-    """
+    """Refuse an index that is too large before the standard library reads the whole of it."""
     size = file.seek(0, 2)
     file.seek(max(size - _END.size - _MAX_COMMENT - _LARGE_END_BYTES, 0))
     tail = file.read(_END.size + _MAX_COMMENT + _LARGE_END_BYTES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cutlass_aot import __version__
 from cutlass_aot.bundle.glibc import platform_tags
-from cutlass_aot.bundle.write import VARIANT_NAME
+from cutlass_aot.bundle.plan import VARIANT_NAME
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
 from cutlass_aot.schema.entry_points import BUNDLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cutlass_aot.bundle.glibc import glibc_of
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
 
 
 def by_target(plan: BundlePlan) -> list[BundlePlan]:

@@ -23,13 +23,13 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
-from cutlass_aot.bundle.apply_tuning import plan_of
-from cutlass_aot.bundle.files import LICENSES, read_licenses
-from cutlass_aot.bundle.replace import make_folders
+from cutlass_aot.bundle.files import LICENSES
+from cutlass_aot.bundle.replace import create
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
-from cutlass_aot.bundle.sign import Signer, sign_bundle
+from cutlass_aot.bundle.sign import Signer, check_count, signature_of
+from cutlass_aot.bundle.verified import VerifiedBundle
+from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
     WheelNames,
@@ -41,17 +41,10 @@ from cutlass_aot.bundle.wheel.metadata import (
     wheel_names,
 )
 from cutlass_aot.bundle.wheel.split import by_target, for_host
-from cutlass_aot.bundle.write import BundlePlan, write_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.files.signatures import examine, why_unchecked
-from cutlass_aot.runtime.files.verified_read import (
-    MAX_MANIFEST_BYTES,
-    parse_manifest,
-    read_bounded,
-    read_catalog,
-    read_file,
-)
-from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog
+from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import Signature
 
 BUNDLE_FOLDER = "bundle"
@@ -82,27 +75,15 @@ def build_wheels(
         The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
 
     Raises:
-        BundleError: if the bundle is not sound, cannot be a wheel, or the disk refuses.
         SignatureError: if the signer gives no signature.
     """
-    plan = plan_of(bundle)
+    whole = require_sound(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
-    made: list[Path] = []
     with _disk(output):
         output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as name:
-            folder = Path(name)
-            for host in sorted(plan.hosts):
-                for variant in by_target(plan) if split else [plan]:
-                    packed = for_host(variant, host)
-                    source = bundle
-                    if packed is not plan:
-                        source = _written(packed, folder)
-                    elif signer is not None:
-                        source = _copied(bundle, folder)
-                    if signer is not None:
-                        sign_bundle(source, signer)
-                    made.append(_pack(source, folder, date))
+        with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as temporary:
+            folder = Path(temporary)
+            made = [_pack(item, signer, folder, date) for item in _bundles(whole, split, folder)]
             for path in made:
                 path.replace(output / path.name)
     return sorted(output / path.name for path in made)
@@ -119,48 +100,51 @@ def _disk(output: Path) -> Iterator[None]:
         ) from error
 
 
-def _written(plan: BundlePlan, folder: Path) -> Path:
-    """Write the bundle of a wheel."""
-    path = folder / f"{plan.variant or 'bundle'}-{plan.hosts[0]}"
-    write_bundle(plan, path)
-    return path
+def _bundles(whole: VerifiedBundle, split: bool, folder: Path) -> Iterator[VerifiedBundle]:
+    """The bundle of each wheel: the whole one, or smaller ones, which are written to ``folder``."""
+    hosts = whole.catalog.hosts
+    if len(hosts) == 1 and (not split or len({group.target for group in whole.catalog.groups}) == 1):
+        yield whole
+        return
+    plan = whole.plan()
+    for host in hosts:
+        for variant in by_target(plan) if split else [plan]:
+            name = f"{variant.variant or 'bundle'}-{host}"
+            yield write_bundle(for_host(variant, host), folder / name).bundle
 
 
-def _copied(bundle: Path, folder: Path) -> Path:
-    """Copy a bundle that is packed whole, with its signatures: the wheel's gets one more, it does not."""
-    manifest = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
-    references = parse_manifest(manifest, str(bundle / MANIFEST_NAME))
-    signatures = {signature.path: signature.to_bytes() for signature in _signatures(bundle, manifest)}
-    path = folder / "bundle"
-    make_folders(path, [*references, *signatures])
-    for name, data in {MANIFEST_NAME: manifest, **signatures}.items():
-        (path / name).write_bytes(data)
-    for reference in references.values():
-        (path / reference.path).write_bytes(read_file(bundle, reference))
-    return path
-
-
-def _pack(bundle: Path, folder: Path, date: _Date) -> Path:
+def _pack(bundle: VerifiedBundle, signer: Signer | None, folder: Path, date: _Date) -> Path:
     """A bundle for one host as a wheel in ``folder``."""
-    catalog = read_catalog(bundle)
-    names = wheel_names(catalog)
-    with _archive(folder / names.file_name, names, date) as archive:
-        archive.add(f"{names.package}/__init__.py", package_init(catalog))
-        _add_bundle(archive, bundle, catalog, names)
-    return folder / names.file_name
+    names = wheel_names(bundle.catalog)
+    signatures = {signature.path: signature for signature in bundle.signatures}
+    if signer is not None:
+        signature = signature_of(bundle.manifest, signer)
+        signatures[signature.path] = signature
+        check_count(signatures)
+    path = folder / names.file_name
+    with create(path) as file, zipfile.ZipFile(file, "w") as zip_file:
+        archive = _Archive(zip_file, date)
+        archive.add(f"{names.package}/__init__.py", package_init(bundle.catalog))
+        _add_bundle(archive, bundle, [signatures[name] for name in sorted(signatures)], names)
+        archive.add_record(f"{names.dist_info}/RECORD")
+    return path
 
 
-def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelNames) -> None:
-    manifest = read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES)
-    references = parse_manifest(manifest, str(bundle / MANIFEST_NAME))
+def _add_bundle(
+    archive: _Archive, bundle: VerifiedBundle, signatures: Sequence[Signature], names: WheelNames
+) -> None:
+    catalog = bundle.catalog
     folder = f"{names.package}/{BUNDLE_FOLDER}"
-    archive.add(f"{folder}/{MANIFEST_NAME}", manifest)
-    for path, reference in sorted(references.items()):
+    archive.add(f"{folder}/{MANIFEST_NAME}", bundle.manifest)
+    licenses: dict[str, bytes] = {}
+    for path, reference in sorted(bundle.references.items()):
         # Checked against its digest, which RECORD has too: the bundle may have changed since it was verified.
-        archive.add(f"{folder}/{path}", read_file(bundle, reference), reference.sha256)
-    for signature in _signatures(bundle, manifest):
+        data = read_file(bundle.directory, reference)
+        archive.add(f"{folder}/{path}", data, reference.sha256)
+        if path.startswith(f"{LICENSES}/"):
+            licenses[path.removeprefix(f"{LICENSES}/")] = data
+    for signature in signatures:
         archive.add(f"{folder}/{signature.path}", signature.to_bytes())
-    licenses = read_licenses(bundle, references)
     about = {
         "METADATA": metadata(catalog, names, bool(licenses)),
         "WHEEL": wheel_file(names),
@@ -168,7 +152,7 @@ def _add_bundle(archive: _Archive, bundle: Path, catalog: Catalog, names: WheelN
     }
     if licenses:
         about[f"{LICENSES}/{LICENSES_NAME}"] = licenses_text(licenses)
-    bill = references.get(f"{BILL_FOLDER}/{BILL_NAME}")
+    bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         # The kernels stand in the bundle's own bill, which is not packed twice.
         where = f"../../{folder}/{bill.path}"
@@ -196,7 +180,7 @@ class _Archive:
         digest = bytes.fromhex(sha256) if sha256 else hashlib.sha256(data).digest()
         self.rows.append((path, record_digest(digest), len(data)))
 
-    def close(self, record: str) -> None:
+    def add_record(self, record: str) -> None:
         """Add RECORD, the last file."""
         self._put(record, record_to_text([*self.rows, (record, "", "")]).encode())
 
@@ -207,31 +191,6 @@ class _Archive:
         # What is compressed already would only grow.
         method = zipfile.ZIP_STORED if path.endswith(_COMPRESSED) else zipfile.ZIP_DEFLATED
         self._archive.writestr(info, data, method, _COMPRESSION_LEVEL)
-
-
-@contextmanager
-def _archive(path: Path, names: WheelNames, date: _Date) -> Iterator[_Archive]:
-    with path.open("xb") as file:
-        # The process's umask must not show in a wheel.
-        os.fchmod(file.fileno(), 0o644)
-        with zipfile.ZipFile(file, "w") as archive:
-            made = _Archive(archive, date)
-            yield made
-            made.close(f"{names.dist_info}/RECORD")
-        _synchronise(file)
-
-
-def _synchronise(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _signatures(bundle: Path, manifest: bytes) -> Iterator[Signature]:
-    """A bundle's signatures, each checked against the manifest that is packed, where that can be done."""
-    for item in examine(bundle, manifest, check=not why_unchecked()):
-        if item.problem or item.signature is None:
-            raise BundleError(f"{bundle}: {item.path}: {item.problem}; remove it, or sign the bundle again")
-        yield item.signature
 
 
 def record_to_text(rows: Iterable[Sequence[str | int]]) -> str:

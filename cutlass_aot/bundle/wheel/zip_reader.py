@@ -13,14 +13,13 @@ import hashlib
 import io
 import itertools
 import stat
-import struct
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cutlass_aot.bundle.verify_directory import Problem
+from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS
 from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, check_relative
@@ -34,11 +33,6 @@ _READ_BYTES = 1 << 20
 _SHOWN = 64  # characters of a name that is too long
 _ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
 _MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
-# What the standard library's reader raises for archives that were truncated, altered or made to harm.
-ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError,
-)  # fmt: skip
 
 
 def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
@@ -81,7 +75,7 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
             continue
         # The archive's reader takes room for what an entry claims before it looks whether it is there.
         if info.header_offset + info.compress_size > size:
-            yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"part of its {size}")
+            yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"at most its {size}")
             continue
         most = info.compress_size * (_MOST_DEFLATED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
         if info.file_size > MAX_FILE_BYTES:

@@ -6,18 +6,21 @@ import errno
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
-from cutlass_aot.store.blobs import check_digest, unpacked
+from cutlass_aot.schema.compression import decompress
+from cutlass_aot.store.blobs import check_digest
 from cutlass_aot.store.build_state import BUILD_STATE, state_problem
 from cutlass_aot.store.durations import durations_problem
 from cutlass_aot.store.files import Identity, entries, identity, read, reported, tree
 from cutlass_aot.store.layout import (
     BLOBS,
     DURATIONS_NAME,
+    MAX_BLOB_BYTES,
     MAX_RECORD_BYTES,
     RECORDS,
     ROOTS,
@@ -57,57 +60,44 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
     Args:
         store: the store; its upstream stores are left alone.
         repair: whether to set aside what is found.
-
-    Raises:
-        StoreError: if a directory cannot be read, or something cannot be set aside.
     """
 
-    def damage(path: Path, problem: str, seen: Identity | None = None) -> Damage:
-        """``seen``: the file that was read; None for one that is left where it is."""
-        moved = repair and seen is not None and store.set_aside(path, seen)
-        return Damage(str(path.relative_to(store.root)), problem, moved)
-
-    bad_blobs: set[Path] = set()
     with reported("read", store.root):
-        for entry in tree(store.root / BLOBS):
-            path = Path(entry.path)
+        for path, problem_of in _checks(store):
             seen = _seen(path)
-            problem = None if entry.name.startswith(".") else _blob_problem(store, path)
+            try:
+                problem = problem_of(path)
+            except SchemaTooNew as error:
+                problem, seen = str(error), None
             if problem:
-                bad_blobs.add(path)
-                yield damage(path, problem, seen)
-        for kind in entries(store.root / RECORDS):
-            for entry in tree(Path(kind.path)):
-                if entry.name.startswith("."):
-                    continue
-                path = Path(entry.path)
-                seen = _seen(path)
-                try:
-                    problem = _record_problem(store, kind.name, path, bad_blobs)
-                except SchemaTooNew as error:
-                    yield damage(path, str(error))
-                    continue
-                if problem:
-                    yield damage(path, problem, seen)
-        for entry in entries(store.root / ROOTS):
-            if not entry.name.startswith("."):
-                try:
-                    read_root(store, entry.name)
-                except SchemaTooNew as error:
-                    yield damage(Path(entry.path), str(error))
-                except (CorruptFile, StoreError) as error:
-                    forget = f"`cutlass-aot store forget {shlex.quote(entry.name)}`"
-                    problem = f"a damaged root ({error}): build its bundle again, or {forget}"
-                    yield damage(Path(entry.path), problem)
-        for entry in entries(store.root / BUILD_STATE):
-            seen = _seen(Path(entry.path))
-            problem = None if entry.name.startswith(".") else state_problem(store.root, entry.name)
-            if problem:
-                yield damage(Path(entry.path), problem, seen)
-        seen = _seen(store.root / DURATIONS_NAME)
-        problem = durations_problem(store)
+                movable = seen is not None and path.parent != store.root / ROOTS
+                moved = repair and movable and store.set_aside(path, seen)
+                yield Damage(str(path.relative_to(store.root)), problem, moved)
+
+
+def _checks(store: Store) -> Iterator[tuple[Path, Callable[[Path], str | None]]]:
+    """The whole files of a store, blobs first, each with the function that says what is wrong with it."""
+    bad_blobs: set[Path] = set()
+
+    def blob_problem(path: Path) -> str | None:
+        problem = _blob_problem(store, path)
         if problem:
-            yield damage(store.root / DURATIONS_NAME, problem, seen)
+            bad_blobs.add(path)
+        return problem
+
+    def whole(found: Iterable[os.DirEntry[str]]) -> Iterator[Path]:
+        return (Path(entry.path) for entry in found if not entry.name.startswith("."))
+
+    for path in whole(tree(store.root / BLOBS)):
+        yield path, blob_problem
+    for kind in entries(store.root / RECORDS):
+        for path in whole(tree(Path(kind.path))):
+            yield path, partial(_record_problem, store, kind.name, bad_blobs)
+    for path in whole(entries(store.root / ROOTS)):
+        yield path, partial(_root_problem, store)
+    for path in whole(entries(store.root / BUILD_STATE)):
+        yield path, lambda path: state_problem(store.root, path.name)
+    yield store.root / DURATIONS_NAME, lambda path: durations_problem(store)
 
 
 def _seen(path: Path) -> Identity | None:
@@ -125,7 +115,7 @@ def _blob_problem(store: Store, path: Path) -> str | None:
             return "a file that stands in the wrong place"
         hasher = hashlib.sha256()
         with path.open("rb") as file:
-            for piece in unpacked(file):
+            for piece in decompress(file, MAX_BLOB_BYTES):
                 hasher.update(piece)
         check_digest(hasher.hexdigest(), sha256)
     except ValueError:
@@ -144,7 +134,16 @@ def _blob_problem(store: Store, path: Path) -> str | None:
     return None
 
 
-def _record_problem(store: Store, kind: str, path: Path, bad_blobs: set[Path]) -> str | None:
+def _root_problem(store: Store, path: Path) -> str | None:
+    try:
+        read_root(store, path.name)
+    except (CorruptFile, StoreError) as error:
+        forget = f"`cutlass-aot store forget {shlex.quote(path.name)}`"
+        return f"a damaged root ({error}): build its bundle again, or {forget}"
+    return None
+
+
+def _record_problem(store: Store, kind: str, bad_blobs: set[Path], path: Path) -> str | None:
     if store.root / record_name(kind, path.name) != path:
         return "a file that stands in the wrong place"
     while True:

@@ -1,9 +1,9 @@
 """Take away what nobody needs: neither a root, nor anybody in the last days, nor a build that is at work.
 
-The one danger is a builder that begins to rely on a file at this very moment. It notes its use first (by a
-touch, or a new file), and then relies on it; here a file is first moved out of its place, and then looked at
-once more. So either the builder finds it gone, and makes it again, or the note is seen here, and the file is
-put back.
+The one danger is a builder that begins to rely on a file at this very moment. It marks the file as used, by
+a touch or a new file, before it relies on it; here a file is first moved out of its place, and then looked
+at once more. So either the builder finds it gone, and makes it again, or the mark is seen here, and the
+file is put back.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ GRACE = 7200.0
 """Seconds; longer than :data:`~cutlass_aot.store.store.TOUCH_AFTER`, so that every use of late is seen."""
 
 FLOOR = TOUCH_AFTER + 600.0
-"""Seconds within which nothing is taken, whatever is asked for: a use within the last hour need not be noted,
-and what has been found so is relied on a moment later. Nor has a file that is being written its name yet."""
+"""Seconds within which nothing is taken, whatever is requested: a use within the last hour need not be
+marked, and what looks unused may be relied on a moment later. Nor has a file that is being written its name
+yet."""
 
 _DAY = 86_400.0
 
@@ -80,8 +81,6 @@ def collect(
 
     Raises:
         ValueError: if a time is negative or not finite.
-        StoreError: if something cannot be removed, or a root cannot be read: what it keeps is not known.
-        SchemaTooNew: if a newer release wrote a root or a record.
     """
     if not (math.isfinite(days) and math.isfinite(grace) and days >= 0 and grace >= 0):
         raise ValueError(f"{days} days and {grace} s of grace: expected finite times of at least 0")
@@ -199,7 +198,7 @@ class _Collection:
         return _modified(path) >= self._horizon
 
     def _name_blobs(self, kind: str, key: str, path: Path) -> None:
-        """Note which blobs a record that is left needs."""
+        """Keep the blobs that a record that is left requires."""
         try:
             data = read(path, MAX_RECORD_BYTES)
             if data is not None:

@@ -88,10 +88,10 @@ class RemoteStore:
         """How many records have been put there."""
         return self._pushed
 
-    def fetch(self, wanted: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
-        """Files by name, fetched by several threads at once, in the order asked for."""
+    def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
+        """Files by name, fetched by several threads at once, in the order of ``files``."""
         under_way: deque[tuple[str, float, Task[bytes]]] = deque()
-        for name, limit in wanted:
+        for name, limit in files:
             if name in self._absent or name in self._damaged or not self._look():
                 yield name, None
                 continue
@@ -217,7 +217,7 @@ class RemoteStore:
     def _push(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
         try:
             self._mark()
-            # Who asked for the record and was told that it is absent need not ask again.
+            # What was absent when it was requested need not be looked for again.
             new = record in self._absent or not self._exists
             for name in blobs:
                 content = read(name)
@@ -235,7 +235,7 @@ class RemoteStore:
                 self._changed.notify_all()
 
     def _mark(self) -> None:
-        """Make a store of it if there is none yet. It is not asked for what this build itself puts there."""
+        """Make a store of it if there is none yet. What this build puts there is not requested."""
         self._look()
         with self._looking:
             if self._pushes and not self._marked:

@@ -25,11 +25,11 @@ class UpstreamStore(Protocol):
     def copies(self) -> bool:
         """See the class."""
 
-    def fetch(self, wanted: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
+    def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
         """Files by name, in any order; None for one that cannot be had.
 
         Args:
-            wanted: names, and how many bytes each may have at most.
+            files: names, and how many bytes each may have at most.
         """
 
     def has(self, name: str) -> bool:
@@ -59,15 +59,11 @@ class UpstreamStore(Protocol):
 
 
 class UpstreamDirectory:
-    """Another store directory, never written: not even a use is noted there.
+    """Another store directory, never written: not even a use is marked there.
 
     Args:
         root: the directory.
         copies: whether what is found there is copied into the store.
-
-    Raises:
-        StoreError: if it is not a store of this version.
-        SchemaTooNew: if a newer release made it.
     """
 
     def __init__(self, root: Path, *, copies: bool = False) -> None:
@@ -82,9 +78,9 @@ class UpstreamDirectory:
             )
         check_format(marker, str(root))
 
-    def fetch(self, wanted: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
+    def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
         """Files, one after the other; what cannot be read is not there."""
-        for name, limit in wanted:
+        for name, limit in files:
             try:
                 yield name, read(self.root / name, limit)
             except StoreError:

@@ -22,7 +22,7 @@ from cutlass_aot.builder.link import libraries as link_groups
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.libraries import Libraries
 from cutlass_aot.builder.link.packing import KERNELS_A_LIBRARY, KERNELS_A_PACK, libraries_of, pack
-from cutlass_aot.bundle.write import GroupPlan
+from cutlass_aot.bundle.plan import GroupPlan
 from cutlass_aot.errors import LinkError, StoreError
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.compression import decompressed

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cutlass_aot.bundle.apply_tuning import apply_tuning, plan_of, with_tuning
+from cutlass_aot.bundle.apply_tuning import apply_tuning, with_tuning
 from cutlass_aot.bundle.replace import check_output
-from cutlass_aot.bundle.verify import verify_bundle
+from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError, TuningError
 from cutlass_aot.runtime.bundle import open_bundle
@@ -61,9 +61,9 @@ def bundle(tmp_path):
 
 
 def test_a_bundle_is_what_its_plan_gives_again(bundle, tmp_path):
-    assert write_bundle(plan_of(bundle), tmp_path / "again")
+    assert write_bundle(require_sound(bundle).plan(), tmp_path / "again")
     assert tree(tmp_path / "again") == tree(bundle)
-    assert not write_bundle(plan_of(bundle), bundle)
+    assert not write_bundle(require_sound(bundle).plan(), bundle)
 
 
 def test_nothing_but_rankings_changes(bundle, tmp_path):
@@ -158,17 +158,17 @@ def test_a_file_that_does_not_fit_changes_nothing(bundle, tmp_path, made, messag
 
 
 @pytest.mark.parametrize(
-    "part", ["lib/x86_64/launcher.so.zst", "licenses/cutlass-aot.txt", "catalog.msgpack"]
+    "path", ["lib/x86_64/launcher.so.zst", "licenses/cutlass-aot.txt", "catalog.msgpack"]
 )
-def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, part):
-    (bundle / part).write_bytes((bundle / part).read_bytes() + b"!")
-    with pytest.raises(BundleError, match=f"is damaged: {part}: .*cutlass-aot verify lists all"):
+def test_a_damaged_bundle_is_not_taken_over(bundle, tmp_path, path):
+    (bundle / path).write_bytes((bundle / path).read_bytes() + b"!")
+    with pytest.raises(BundleError, match=f"is damaged: {path}: .*cutlass-aot verify lists all"):
         apply_tuning(bundle, tuning([tuned_group(entries(F16))]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_library_that_is_exchanged_meanwhile_is_not_copied(bundle, tmp_path):
-    made = with_tuning(plan_of(bundle), tuning([tuned_group(entries(F16))]))
+    made = with_tuning(require_sound(bundle).plan(), tuning([tuned_group(entries(F16))]))
     (bundle / "lib/x86_64/launcher.so.zst").write_bytes(b"another")
     with pytest.raises(BundleError, match="exchanged or damaged since"):
         write_bundle(made, tmp_path / "out")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.bundle import sbom
-from cutlass_aot.bundle.sbom import bill_of_materials, bill_of_wheel, kernels_of_bill, kernels_of_index
+from cutlass_aot.bundle.sbom import bill_of_materials, bill_of_wheel, kernels_of_index, read_bill
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import CorruptFile
@@ -110,7 +110,7 @@ def test_every_kernel_has_its_provenance(catalog: Catalog) -> None:
     (kernel,) = target["components"]
     assert kernel["hashes"] == [{"alg": "SHA-256", "content": made[0].code.sha256}]
     assert properties(kernel) == {"cutlass-aot:object-sha256": made[0].object_sha256}
-    assert kernels_of_bill(bill, "bill") == kernels_of_index(made)
+    assert read_bill(bill, "bill").kernels == kernels_of_index(made)
     assert bill_of_materials(catalog, made[::-1]) == bill
 
 
@@ -190,7 +190,7 @@ def deep(levels: int) -> bytes:
 )  # fmt: skip
 def test_what_is_no_bill_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptFile, match="x is no"):
-        kernels_of_bill(data, "x")
+        read_bill(data, "x")
 
 
 def test_bills_are_valid_by_the_published_schema(catalog: Catalog) -> None:

@@ -364,6 +364,9 @@ def test_the_bound_holds_for_signing(
     sign_bundle(bundle, KeyFile(key.path, never))
     with pytest.raises(BundleError, match="has 1 signatures already"):
         sign_bundle(bundle, KeyFile(other.path, never))
+    with pytest.raises(BundleError, match="has 1 signatures already"):
+        build_wheels(bundle, bundle.parent / "wheels", signer=KeyFile(other.path, never))
+    assert build_wheels(bundle, bundle.parent / "wheels", signer=KeyFile(key.path, never))
     assert verify_bundle(bundle) == []
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.apply_tuning import plan_of
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.bundle.sign import KeyFile
 from cutlass_aot.bundle.verify import look_at
+from cutlass_aot.bundle.verify_directory import require_sound
 from cutlass_aot.bundle.wheel.split import by_target, for_host
 from cutlass_aot.bundle.wheel.write import build_wheels
-from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.signatures import read_public_key
@@ -186,7 +187,7 @@ def test_a_library_that_needs_more_than_its_bundle_promises_is_found(
         build_wheels(bundle, tmp_path)
 
 
-# -- parts --------------------------------------------------------------------------------------------------
+# -- targets ------------------------------------------------------------------------------------------------
 
 
 def test_a_wheel_for_each_target(tmp_path: Path) -> None:
@@ -225,12 +226,12 @@ def test_a_split_bundle_chooses_as_the_whole(tmp_path: Path) -> None:
         cutlass_aot.describe((512, 512), "f16", strides=(1, 512)),
         cutlass_aot.describe((512, 512), "f16"),
     ]
-    for variant in by_target(plan_of(tmp_path / "bundle")):
+    for variant in by_target(require_sound(tmp_path / "bundle").plan()):
         write_bundle(variant, tmp_path / variant.variant)
-        part = cutlass_aot.open(tmp_path / variant.variant, check=False)
-        (target,) = part.targets
+        smaller = cutlass_aot.open(tmp_path / variant.variant, check=False)
+        (target,) = smaller.targets
         choice, expected = (
-            bundle.choose(*operands, target=target, gpu="NVIDIA H200") for bundle in (part, one)
+            bundle.choose(*operands, target=target, gpu="NVIDIA H200") for bundle in (smaller, one)
         )
         assert (choice.kernel.name, choice.tier, choice.reason) == (
             expected.kernel.name, expected.tier, expected.reason,
@@ -345,7 +346,7 @@ def test_the_command_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_packed_file_is_named(tmp_path: Path) -> None:
     """What a variant takes from its bundle are the very files of it."""
-    made = plan_of(write(tmp_path))
+    made = require_sound(write(tmp_path)).plan()
     kept = {file.sha256 for variant in by_target(made) for file in files_of(variant)}
     assert kept == {file.sha256 for file in files_of(made)}
 

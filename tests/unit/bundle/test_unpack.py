@@ -48,9 +48,9 @@ def test_equal_bundles_give_equal_files(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_kernels_that_are_named_alone(bundle: Path, tmp_path: Path) -> None:
-    wanted = designs()[1]
-    (item,) = unpack_bundle(bundle, tmp_path / "out", [wanted.digest[:16]])
-    assert item["symbol"] == wanted.symbol
+    kernel = designs()[1]
+    (item,) = unpack_bundle(bundle, tmp_path / "out", [kernel.digest[:16]])
+    assert item["symbol"] == kernel.symbol
     assert len(list((tmp_path / "out" / "code").iterdir())) == 1
 
 

@@ -17,8 +17,9 @@ import pytest
 from cutlass_aot.bundle import files, write
 from cutlass_aot.bundle import replace as replacing
 from cutlass_aot.bundle.files import exchange, manifest_to_bytes
-from cutlass_aot.bundle.verify import verify_bundle
-from cutlass_aot.bundle.write import BundlePlan, bundle_is, write_bundle
+from cutlass_aot.bundle.plan import BundlePlan
+from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference
@@ -646,7 +647,7 @@ def test_a_killed_writer_leaves_a_bundle_and_the_next_one_clears_up(small, tmp_p
 
     # The next writer fails: even so the bundle that was moved aside is back.
     with monkeypatch.context() as failing:
-        failing.setattr(write, "_fill", lambda folder, contents: (_ for _ in ()).throw(OSError("full")))
+        failing.setattr(write, "_fill", lambda *arguments: (_ for _ in ()).throw(OSError("full")))
         with pytest.raises(BundleError, match="full"):
             write_bundle(replace(small, version="0.3.0"), out)
     assert verify_bundle(out) == []

@@ -18,11 +18,11 @@ from cutlass_aot.builder.records import Failure, PlannedKernel
 from cutlass_aot.cli import COMMANDS, main
 from cutlass_aot.cli.output.render import table
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
 from cutlass_aot.schema.words import plural, size
-from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.store import Store
 from tests.support.bundles import designs, write_bundle
 from tests.support.kernels import gemm, operand
@@ -146,7 +146,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
 
     points = [
         EntryPoint("a_broken", "no_such_module:Generator", GENERATORS),
-        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesWhenAsked", GENERATORS),
+        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesAtTargets", GENERATORS),
         EntryPoint("c_good", "tests.support.misbehaving:Misbehaving", GENERATORS),
     ]
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
@@ -158,7 +158,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     first, second = errors.splitlines()
     assert first.startswith("error: generator 'a_broken': no_such_module:Generator cannot be imported: ")
     assert second == (
-        "error: generator 'b_raises' (tests.unit.cli.test_cli:RaisesWhenAsked) raised ValueError: not today"
+        "error: generator 'b_raises' (tests.unit.cli.test_cli:RaisesAtTargets) raised ValueError: not today"
     )
     status, out, _ = run("generators", "--json")
     assert status == 1
@@ -167,7 +167,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     assert set(found[1]) == {"name", "location", "problem"}
 
 
-class RaisesWhenAsked:
+class RaisesAtTargets:
     """A generator that cannot say what it has."""
 
     name = "b_raises"
@@ -299,7 +299,7 @@ def test_the_doctor_says_once_that_there_is_no_driver(run, monkeypatch):
 def test_problems_of_a_store_and_a_bundle_read_as_sentences(run, bundle, tmp_path):
     store = Store(tmp_path / "store")
     blob = store.blob_path(store.put_blob(b"object"))
-    blob.write_bytes(packed(b"another", 3))
+    blob.write_bytes(compress(b"another", 3))
     status, _, errors = run("verify", store.root)
     assert status == 1
     assert errors == (

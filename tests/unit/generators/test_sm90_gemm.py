@@ -58,9 +58,9 @@ def test_it_is_a_generator_whose_sources_are_part_of_the_key() -> None:
     generator = Sm90Gemm()
     assert isinstance(generator, Generator)
     assert {name.removeprefix("cutlass_aot.") for name in generator.modules} == {
-        "generators.dsl", "generators.sm90_gemm.epilogue", "generators.sm90_gemm.generator",
-        "generators.sm90_gemm.kernel", "generators.sm90_gemm.plan", "schema.kernels.epilogue",
-        "schema.kernels.formula",
+        "generators.dsl", "generators.gemm", "generators.sm90_gemm.epilogue",
+        "generators.sm90_gemm.generator", "generators.sm90_gemm.kernel", "generators.sm90_gemm.plan",
+        "schema.kernels.epilogue", "schema.kernels.formula",
     }  # fmt: skip
     assert version_of(generator).startswith("1+")
 

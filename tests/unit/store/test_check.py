@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cutlass_aot import cli
 from cutlass_aot.errors import StoreError
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal
-from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.durations import MOST, durations, remember_durations
 from cutlass_aot.store.layout import SCHEMA
@@ -53,7 +53,7 @@ def test_a_good_store_is_good(store):
 
 def test_a_damaged_blob_and_its_record_are_found_and_set_aside(store):
     sha256 = digest(DATA)
-    store.blob_path(sha256).write_bytes(packed(b"another", 3))
+    store.blob_path(sha256).write_bytes(compress(b"another", 3))
     expected = {
         f"blobs/sha256/{sha256[:2]}/{sha256}.zst": f"bytes of digest {digest(b'another')}",
         f"records/kernel/ab/{KEY}": f"a record that names blob {sha256}, which is damaged",
@@ -83,7 +83,7 @@ def test_a_record_whose_blob_is_gone_is_found(store):
     [
         (f"blobs/sha256/cd/{OTHER_KEY}.zst", b""),
         (f"blobs/sha256/cd/{OTHER_KEY}.zst", b"foreign"),
-        (f"blobs/sha256/cd/{digest(DATA)}.zst", packed(DATA, 3)),
+        (f"blobs/sha256/cd/{digest(DATA)}.zst", compress(DATA, 3)),
         (f"blobs/sha256/cd/{OTHER_KEY}", b"not compressed"),
         ("blobs/sha256/cd/README", b"foreign"),
         (f"records/kernel/cd/{OTHER_KEY}", b""),

@@ -1,4 +1,4 @@
-"""Collection: what is needed stays, whoever needs it; everything else goes."""
+"""Collection: what is needed stays, whoever requires it; everything else goes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_running_build_keeps_what_it_published_or_used(store):
 
 
 def test_what_a_build_that_begins_meanwhile_relies_on_is_kept_without_any_grace(store, monkeypatch):
-    """A use within the hour is not noted: what was used then may be relied on at any moment."""
+    """A use within the hour is not marked: what was used then may be relied on at any moment."""
     key = keep(store, b"x")
     age_all(store, hours=0.9)
     (store.root / "blobs" / "sha256" / ".new-half").write_bytes(b"half")
@@ -235,7 +235,7 @@ def test_a_kind_that_is_not_known_here_keeps_its_blobs(store):
 
 @pytest.mark.parametrize("what", ["record", "blob"])
 def test_what_is_used_at_the_last_moment_is_put_back(store, monkeypatch, what):
-    """A builder notes its use after the file was found old, and before it is moved."""
+    """A builder marks its use after the file was found old, and before it is moved."""
     key = keep(store, b"x")
     age_all(store, hours=1000)
     original = collecting._Collection._take
@@ -255,16 +255,16 @@ def test_what_is_used_at_the_last_moment_is_put_back(store, monkeypatch, what):
 
 
 def test_a_record_that_is_taken_at_the_very_moment_is_a_miss(store, monkeypatch):
-    """The other order: the file is moved between being read and the note of its use."""
+    """The other order: the file is moved between being read and being marked as used."""
     key = keep(store, b"x")
     age_all(store, hours=1000)
-    original = Store._note_use
+    original = Store._mark_used
 
-    def note(self, path, modified):
+    def mark(self, path, modified):
         collect(store)
         return original(self, path, modified)
 
-    monkeypatch.setattr(Store, "_note_use", note)
+    monkeypatch.setattr(Store, "_mark_used", mark)
     assert Store(store.root).get_record("kernel", key) is None
 
 

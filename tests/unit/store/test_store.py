@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import threading
+from functools import partial
 
 import pytest
 import zstandard
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
+from cutlass_aot.schema.compression import compress, decompress
 from cutlass_aot.schema.encoding import digest, seal
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact, read_failure
-from cutlass_aot.store.blobs import PACKED_LEVEL, opened, packed, packed_bound, unpacked
+from cutlass_aot.store.blobs import frame_bound, opened, raw_frame
 from cutlass_aot.store.layout import SCHEMA
 from cutlass_aot.store.records import Record
 from cutlass_aot.store.store import TOUCH_AFTER, Store
@@ -52,7 +54,7 @@ def test_an_absent_blob_and_record_are_none(store, tmp_path):
 
 
 def test_what_is_no_digest_names_no_file(store):
-    (store.root / "secret").write_bytes(packed(b"secret", 3))
+    (store.root / "secret").write_bytes(compress(b"secret", 3))
     for name in ("../../secret", "", "ab", "A" * 64, KEY + "\n"):
         assert store.get_blob(name) is None
         assert not store.extract_blob(name, store.root / "out")
@@ -60,15 +62,15 @@ def test_what_is_no_digest_names_no_file(store):
         store.blob_path("../../secret")
 
 
-FRAME = packed(DATA, 3)
+FRAME = compress(DATA, 3)
 DAMAGES = {
     "empty": b"",
     "cut short": FRAME[:-1],
     "one bit": FRAME[:20] + bytes([FRAME[20] ^ 1]) + FRAME[21:],
     "no frame": b"something else altogether",
     "something behind it": FRAME + b"x",
-    "a second frame behind it": FRAME + packed(b"x", 3),
-    "a frame of something else": packed(b"another", 3),
+    "a second frame behind it": FRAME + compress(b"x", 3),
+    "a frame of something else": compress(b"another", 3),
 }
 
 
@@ -130,15 +132,13 @@ def test_a_damaged_blob_is_replaced_by_the_next_writer(store):
 def test_a_small_frame_that_holds_very_much_is_refused_in_time():
     bomb = zstandard.ZstdCompressor(level=1).compress(b"\0" * (64 << 20))
     assert len(bomb) < 1 << 14
-    pieces = []
     with pytest.raises(CorruptFile, match="more than 1048576 bytes"):
-        pieces.extend(unpacked(io.BytesIO(bomb), 1 << 20))
-    assert sum(map(len, pieces)) <= 1 << 20
+        opened(bomb, digest(b""), 1 << 20)
     huge_window = zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters(window_log=27, write_content_size=0)
     ).compressobj()
     with pytest.raises(CorruptFile, match="not a zstd frame"):
-        list(unpacked(io.BytesIO(huge_window.compress(b"x" * (1 << 20)) + huge_window.flush())))
+        list(decompress(io.BytesIO(huge_window.compress(b"x" * (1 << 20)) + huge_window.flush()), 1 << 30))
 
 
 @pytest.mark.parametrize("size", [0, len(DATA) - 1, len(DATA) + 1])
@@ -148,11 +148,31 @@ def test_a_blob_of_another_size_is_not_opened(size):
     assert opened(FRAME, digest(DATA), len(DATA)) == DATA
 
 
-@given(st.binary(max_size=5000), st.sampled_from([PACKED_LEVEL, 3, 15]))
-def test_whatever_is_packed_is_opened_again_and_within_its_bound(data, level):
-    frame = packed(data, level)
+@given(st.binary(max_size=5000), st.sampled_from([raw_frame, partial(compress, level=15)]))
+def test_whatever_is_kept_is_opened_again_and_within_its_bound(data, framed):
+    frame = framed(data)
     assert opened(frame, digest(data)) == data
-    assert len(frame) <= packed_bound(len(data))
+    assert len(frame) <= frame_bound(len(data))
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 3 << 17])
+def test_what_is_compressed_already_is_kept_as_it_is_in_a_frame_that_any_zstd_opens(store, size):
+    data = os.urandom(size)
+    sha256 = store.put_blob(data, compressed=True)
+    frame = store.blob_path(sha256).read_bytes()
+    assert zstandard.ZstdDecompressor().decompress(frame) == data == store.get_blob(sha256)
+    assert b"".join(decompress(io.BytesIO(frame), size)) == data
+    assert len(frame) == 14 + size + 3 * max(1, -(-size // (1 << 17)))
+    assert frame[17 : 17 + 1000] == data[:1000]
+
+
+def test_a_blob_that_an_older_release_compressed_again_is_opened(store):
+    data = compress(DATA, 19)
+    sha256 = store.put_blob(data, compressed=True)
+    store.blob_path(sha256).write_bytes(compress(data, 1))
+    assert store.get_blob(sha256) == data
+    assert store.put_blob(data, compressed=True) == sha256
+    assert store.blob_path(sha256).read_bytes() == compress(data, 1)
 
 
 @given(st.data())

@@ -16,8 +16,8 @@ import pytest
 
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import SchemaTooNew, StoreError
+from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal
-from cutlass_aot.store.blobs import packed
 from cutlass_aot.store.layout import SCHEMA, blob_name, record_name
 from cutlass_aot.store.maintenance.check import check
 from cutlass_aot.store.store import Store
@@ -93,7 +93,7 @@ def test_a_directory_behind_can_be_copied_from(other, tmp_path):
 def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path, copies):
     second = Store(tmp_path / "second")
     keep(second)
-    other.blob_path(BLOB).write_bytes(packed(b"another", 3))
+    other.blob_path(BLOB).write_bytes(compress(b"another", 3))
     keep(other, OTHER_KEY, b"more")
     other.record_path("kernel", OTHER_KEY).write_bytes(b"x")
     before = snapshot(other.root)
@@ -345,7 +345,7 @@ def test_what_is_there_is_not_put_again(other, tmp_path, told):
 
 ALTERED = {
     "flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
-    "another": lambda _: packed(b"another", 3),
+    "another": lambda _: compress(b"another", 3),
     "huge": lambda data: data + b"\0" * (4 << 20),
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda _: b"",

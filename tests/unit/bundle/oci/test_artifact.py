@@ -60,12 +60,12 @@ def test_a_manifest_says_what_its_files_are(fake, bundle):
 
 
 def test_a_part_of_a_bundle_says_which(fake, tmp_path):
-    write_bundle(replace(plan(tmp_path / "linked"), variant="sm90a"), tmp_path / "part")
-    push_bundle(tmp_path / "part", f"{fake.name}/k/small:1", plain_http=True)
+    write_bundle(replace(plan(tmp_path / "linked"), variant="sm90a"), tmp_path / "variant")
+    push_bundle(tmp_path / "variant", f"{fake.name}/k/small:1", plain_http=True)
     config = json.loads(fake.blobs[json.loads(fake.manifests["1"])["config"]["digest"]])
     assert config["variant"] == "sm90a"
     do_pull(fake, tmp_path / "out")
-    assert tree(tmp_path / "out") == tree(tmp_path / "part")
+    assert tree(tmp_path / "out") == tree(tmp_path / "variant")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_names():
         "localhost:5000", "a/b_c/d--e", "v1.0_x", ""
     )
     digest = "sha256:" + "0a" * 32
-    assert Reference.parse(f"r.example.org/small@{digest}").asked == digest
-    assert Reference.parse(f"r.example.org/small:1@{digest}").asked == digest
+    assert Reference.parse(f"r.example.org/small@{digest}").tag_or_digest == digest
+    assert Reference.parse(f"r.example.org/small:1@{digest}").tag_or_digest == digest
     assert str(Reference.parse(f"r.example.org/small:1@{digest}")) == f"r.example.org/small:1@{digest}"
 
 

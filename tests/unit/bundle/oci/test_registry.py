@@ -81,7 +81,7 @@ def redirected_for_ever(request, data):
         (cut_off, RegistryError, "broke the connection off"),
         (cut_off_without_a_length, RegistryError, r"was cut off after 50 of \d+ bytes"),
         (endless, CorruptFile, r"is longer than the \d+ bytes expected"),
-        (compressed, RegistryError, "a compressed answer that was not asked for"),
+        (compressed, RegistryError, "a compressed answer that was not requested"),
         (redirected_to_a_file, RegistryError, "leads to an address"),
         (redirected_for_ever, RegistryError, "redirects more than 5 times"),
         (lambda request, data: request.answer(404), RegistryError, r"does not have .* \(status 404\)"),
@@ -97,7 +97,7 @@ def test_a_blob_that_is_not_what_it_should_be(fake, there, name, answer, error, 
     assert time.monotonic() - started < 10
 
 
-def test_a_registry_that_fails_once_is_asked_again(fake, there, bundle):
+def test_a_registry_that_fails_once_is_tried_again(fake, there, bundle):
     failures = iter([True])
     fake.fault = lambda request: next(failures, False) and not request.answer(503)
     do_pull(fake, there)
@@ -156,7 +156,7 @@ def test_nobody_there(there):
         pull_bundle("127.0.0.1:9/k/small:1", there, plain_http=True)
 
 
-def test_a_registry_without_tls_needs_to_be_asked_for(fake, there):
+def test_a_registry_without_tls_has_to_be_requested(fake, there):
     with pytest.raises(RegistryError, match="give --plain-http"):
         pull_bundle(f"{fake.name}/k/small:1", there)
 

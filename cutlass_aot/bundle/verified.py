@@ -1,0 +1,74 @@
+"""A bundle that has been verified or written: what was read of it is passed on, and not read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_aot.bundle.files import read_licenses
+from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog, FileReference
+from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.tuning.ranking import Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBundle:
+    """A bundle's directory, each file of which was what the manifest says when it was read, or written.
+
+    The directory may have changed since: whoever copies one of its files checks the bytes that are copied.
+
+    Attributes:
+        directory: where it is.
+        manifest: the bytes of ``MANIFEST.json``.
+        references: the files that the manifest lists, by path.
+        catalog: its parent index.
+        groups: its groups, with their kernels.
+        rankings: what is known of their kernels' speed.
+        signatures: of the manifest, by path; unchecked where the package ``cryptography`` is not installed.
+    """
+
+    directory: Path
+    manifest: bytes
+    references: dict[str, FileReference]
+    catalog: Catalog
+    groups: tuple[GroupPlan, ...]
+    rankings: tuple[Ranking, ...]
+    signatures: tuple[Signature, ...] = ()
+
+    @property
+    def files(self) -> list[FileReference]:
+        """Every file, ``MANIFEST.json`` and signatures included, by path."""
+        unlisted = {MANIFEST_NAME: self.manifest, **{item.path: item.to_bytes() for item in self.signatures}}
+        references = (FileReference(path, len(data), digest(data)) for path, data in unlisted.items())
+        return sorted([*self.references.values(), *references])
+
+    def plan(self) -> BundlePlan:
+        """What :func:`~cutlass_aot.bundle.write.write_bundle` makes the same bundle of, without signatures.
+
+        Code and libraries are named where they lie.
+        """
+        catalog = self.catalog
+        return BundlePlan(
+            name=catalog.name,
+            version=catalog.version,
+            device=catalog.device,
+            targets=catalog.targets,
+            hosts=catalog.hosts,
+            needs=catalog.needs,
+            provenance=catalog.provenance,
+            groups=self.groups,
+            launchers={
+                host: packed_file(self.directory, reference) for host, reference in catalog.launchers.items()
+            },
+            licenses=read_licenses(self.directory, self.references),
+            rankings=self.rankings,
+            variant=catalog.variant,
+        )
+
+
+def packed_file(bundle: Path, reference: FileReference) -> PackedFile:
+    """Code or a library of a bundle, to be put into another one."""
+    name = Path(reference.path).name.removesuffix(".zst").removesuffix(".so")
+    return PackedFile(name, bundle / reference.path, reference.sha256)
