@@ -17,7 +17,6 @@ ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
 ALLOWED_MODULES = {
     "cutlass_aot",
     "cutlass_aot.errors",
-    "cutlass_aot.runtime.files.file_lock",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.dispatch",
@@ -26,7 +25,6 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.files.verified_read",
     "cutlass_aot.runtime.launching",
     "cutlass_aot.runtime.launching.call",
-    "cutlass_aot.runtime.launching.code_cache",
     "cutlass_aot.runtime.launching.fast_path",
     "cutlass_aot.runtime.launching.gpu_code",
     "cutlass_aot.runtime.launching.library",

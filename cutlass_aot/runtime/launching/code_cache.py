@@ -13,7 +13,6 @@ longest ago goes first.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import stat
@@ -39,7 +38,6 @@ _LOCK_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.002
 _TOUCH_SECONDS = 3600.0
 _STALE_SECONDS = 3600.0
-_log = logging.getLogger("cutlass_aot")
 _told: set[str] = set()
 
 
@@ -340,5 +338,8 @@ def _files(folder: Path) -> list[tuple[float, int, str]]:
 def _tell(text: str) -> None:
     """A warning, once a process."""
     if text not in _told:
+        # Its import takes longer than reading the code.
+        import logging
+
         _told.add(text)
-        _log.warning(text)
+        logging.getLogger("cutlass_aot").warning(text)

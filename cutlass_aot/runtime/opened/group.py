@@ -68,7 +68,7 @@ class Group:
         """The group's kernels, in order of name; read once."""
         if self._index is None:
             entry = self.entry
-            what = str(self._root / entry.child.path)
+            what = f"{self._root}/{entry.child.path}"
             index = group_from_bytes(read_file(self._root, entry.child), entry, what)
             if len(index) != entry.count:
                 raise CorruptFile(
