@@ -47,7 +47,8 @@ from cutlass_aot.schema.bundles.signature import SIGNATURES
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import decompress, decompressed
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import OPERATION, Request
 from cutlass_aot.schema.requests.request_index import requests_from_bytes
 from cutlass_aot.schema.targets import Target

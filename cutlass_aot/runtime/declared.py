@@ -33,7 +33,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
 from cutlass_aot.runtime.search_path import InstalledBundle, located
 from cutlass_aot.runtime.selection.query import Parameters
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 from cutlass_aot.schema.versions import order
 

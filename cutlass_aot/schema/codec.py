@@ -203,7 +203,7 @@ _ANNOTATED: Any = type(Annotated[int, None])
 
 
 class _LazyCodec(Codec):
-    """The codec of an annotation, made when the first value is read or written: few fields of a record are."""
+    """The codec of an annotation, made when the first value is read or written."""
 
     __slots__ = ("annotation",)
 

@@ -13,8 +13,8 @@ from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import LAUNCHER_SYMBOLS, Kernel
+from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS, Facts
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import CompiledRequest
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from tests.support.kernels import gemm

@@ -27,8 +27,10 @@ from cutlass_aot.schema.bundles.catalog import Needs
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 KERNELS = 100_000
 BLACKWELL = ("sm_100a", "sm_103a")

@@ -43,8 +43,8 @@ from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.machine.host import installed_version
 from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import OperandConstraint
 
 SIZES = "512x512x512,200x264x136,3x256x384x192"
 """MxNxK or LxMxNxK: whole tiles; no whole tile; a batch. Extents are rounded up to what operands need."""

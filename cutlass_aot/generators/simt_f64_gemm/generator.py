@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 FAMILY = "SimtF64Gemm"

@@ -13,9 +13,11 @@ from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
 TARGET = "sm_90a"

@@ -14,8 +14,10 @@ from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.tf32_gemm import NAME
 from cutlass_aot.generators.tf32_gemm.operators import OPERATORS, Sm90Tf32PersistentGemmOperator
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 _OUTPUTS = ("f32", "bf16", "f16")
 _ALIGNMENT = 16

@@ -9,8 +9,7 @@ from typing import Any
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
-from cutlass_aot.schema.kernels.design import full_name, matches
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
 from cutlass_aot.schema.words import few
 
 Filters = Mapping[str, "str | Sequence[str]"]

@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
 
 TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.tuning.ranking import Extents
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
-from cutlass_aot.schema.kernels.kernel import NO_VALUES, DesignValue, Values, is_value
+from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.kernels.operands import OperandDescription
 
 Parameters = Mapping[str, DesignValue]

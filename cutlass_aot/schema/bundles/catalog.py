@@ -29,7 +29,8 @@ from typing import Annotated, Any, NamedTuple
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import AS_MAP, Check, Codec, Digest, Form, from_plain, row, to_plain, within
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
-from cutlass_aot.schema.kernels.kernel import NO_VALUES, Operands, Values
+from cutlass_aot.schema.kernels.constraints import Operands
+from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
 SCHEMA = 6

@@ -6,8 +6,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
-from cutlass_aot.schema.kernels.kernel import BATCH, OperandConstraint, Scale
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed as signed 32-bit integers to compiled code."""

@@ -13,7 +13,8 @@ from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.declared_kernels import scale_rows, without_parameters
 from tests.support.kernels import gemm
