@@ -80,7 +80,7 @@ def plan_of(bundle: Path) -> BundlePlan:
         device=catalog.device,
         targets=catalog.targets,
         hosts=catalog.hosts,
-        needs=catalog.needs,
+        requirements=catalog.requirements,
         provenance=catalog.provenance,
         groups=[_group(bundle, group) for group in catalog.groups],
         launchers={host: _packed(bundle, reference) for host, reference in catalog.launchers.items()},

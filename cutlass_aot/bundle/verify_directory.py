@@ -291,7 +291,7 @@ def _catalog(bundle: Path, references: Mapping[str, FileReference], damaged: set
         libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
     for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
         if reference.path in sound:
-            yield from _library(bundle, reference, expected, catalog.needs.glibc)
+            yield from _library(bundle, reference, expected, catalog.requirements.glibc)
     for reference, spans in sorted(codes.items(), key=lambda item: item[0].path):
         if reference.path in sound:
             yield from _code(bundle, reference, spans)

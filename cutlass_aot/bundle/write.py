@@ -25,8 +25,8 @@ from cutlass_aot.schema.bundles.catalog import (
     FileReference,
     GroupEntry,
     Groups,
-    Needs,
     RankingReference,
+    VersionRequirements,
     common_alignment,
 )
 from cutlass_aot.schema.bundles.group_index import KernelEntry, group_to_bytes
@@ -85,7 +85,7 @@ class BundlePlan:
         device: device profile it was built with.
         targets: GPU code targets, in any order.
         hosts: CPU architectures; each group has a library for each.
-        needs: what it needs of a machine.
+        requirements: versions that it needs on a machine.
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
         launchers: host to the library through which kernels are launched.
@@ -99,7 +99,7 @@ class BundlePlan:
     device: str
     targets: Sequence[str]
     hosts: Sequence[str]
-    needs: Needs
+    requirements: VersionRequirements
     provenance: Mapping[str, str]
     groups: Sequence[GroupPlan]
     launchers: Mapping[str, PackedFile]
@@ -258,7 +258,7 @@ def _contents(plan: BundlePlan) -> _Contents:
         device=plan.device,
         targets=tuple(sorted(plan.targets)),
         hosts=tuple(sorted(plan.hosts)),
-        needs=plan.needs,
+        requirements=plan.requirements,
         provenance=plan.provenance,
         launchers={
             host: add_packed(library_path(host, library.name), library)

@@ -81,7 +81,7 @@ def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:
         "where": bundle.where,
         "targets": list(catalog.targets),
         "hosts": list(catalog.hosts),
-        "needs": catalog.needs._asdict(),
+        "needs": catalog.requirements._asdict(),
         "accepted": answer.accepted,
         "reasons": [_reason(reason) for reason in answer.reasons],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],

@@ -23,7 +23,7 @@ from pathlib import Path
 from cutlass_aot.builder.link.libraries import LAUNCHER
 from cutlass_aot.builder.link.packing import group_names, pack
 from cutlass_aot.bundle.write import BundlePlan, GroupPlan, PackedFile, write_bundle
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Facts
@@ -214,7 +214,7 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
         device="b200",
         targets=sorted({spec.target for spec in specs}),
         hosts=["x86_64"],
-        needs=Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
+        requirements=VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
         provenance={"synthetic": str(kernels)},
         groups=plans,
         launchers={"x86_64": stand_in(LAUNCHER, "so.zst", folder)},
