@@ -26,14 +26,14 @@ from cutlass_aot.errors import (
 )
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle, note_opened, opened_bundles
-from cutlass_aot.runtime.installed import open_found
+from cutlass_aot.runtime.installed import open_located
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, is_torch
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
 from cutlass_aot.runtime.search_path import InstalledBundle, located
 from cutlass_aot.runtime.selection.query import Parameters
-from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 from cutlass_aot.schema.versions import order
 
@@ -375,7 +375,7 @@ class BundleSearch:
         if bundle is not None:
             return bundle
         try:
-            directory = open_found(item)
+            directory = open_located(item)
             directory.check_machine()
         except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
             called = f"{item.name} {item.version}".rstrip()
@@ -408,16 +408,14 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:
     """A parameter's value, if it is one that a record can have."""
-    if isinstance(value, tuple) and all(type(item) is int for item in value):
-        return value
-    if type(value) is str and not _TEXT.fullmatch(value):
+    if not is_value(value):
+        raise GeneratorError(
+            f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a "
+            "tuple of whole numbers"
+        )
+    if isinstance(value, str) and not _TEXT.fullmatch(value):
         raise GeneratorError(
             f"kernel {name!r}: parameter {key} = {value!r}: expected text of letters, digits, '_', '.' and "
             "'-', at most 64 of them: it becomes part of file names"
         )
-    if type(value) in (bool, int, float, str) and value == value:
-        return value  # type: ignore[no-any-return]
-    raise GeneratorError(
-        f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a tuple "
-        "of whole numbers"
-    )
+    return value

@@ -116,7 +116,7 @@ class _Malformed(ValueError):
         self.path = path
 
 
-def _found(data: Any, expected: str) -> _Malformed:
+def _unexpected(data: Any, expected: str) -> _Malformed:
     return _Malformed(f"found {shown(data)}, expected {expected}")
 
 
@@ -265,7 +265,7 @@ _NAMES = {
 def _leaf(kind: type, write: Writer | None = None) -> Codec:
     def read(data: Any, _what: str) -> Any:
         if type(data) is not kind:
-            raise _found(data, _NAMES[kind])
+            raise _unexpected(data, _NAMES[kind])
         return data
 
     return Codec(read, write, (kind,))
@@ -273,7 +273,7 @@ def _leaf(kind: type, write: Writer | None = None) -> Codec:
 
 def _number(data: Any, _what: str) -> float:
     if type(data) not in (float, int) or data != data:
-        raise _found(data, "a number")
+        raise _unexpected(data, "a number")
     return float(data)
 
 
@@ -303,7 +303,7 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
     def read(data: Any, what: str) -> Any:
         reader = readers.get(type(data))
         if reader is None:
-            raise _found(data, names)
+            raise _unexpected(data, names)
         return reader(data, what)
 
     optional = [codec for codec in codecs if codec.plain != (type(None),)]
@@ -322,7 +322,7 @@ def _any_to_plain(value: Any) -> Any:
 def _literal(values: tuple[Any, ...]) -> Codec:
     def read(data: Any, _what: str) -> Any:
         if type(data) is not str or data not in values:
-            raise _found(data, " or ".join(map(repr, values)))
+            raise _unexpected(data, " or ".join(map(repr, values)))
         return data
 
     return Codec(read, None, (str,))
@@ -333,7 +333,7 @@ def _list(annotation: Any) -> Codec:
 
     def read(data: Any, what: str) -> tuple[Any, ...]:
         if type(data) is not list:
-            raise _found(data, "a list")
+            raise _unexpected(data, "a list")
         items: list[Any] = []
         try:
             for item in data:
@@ -353,11 +353,11 @@ def _map(annotation: Any) -> Codec:
 
     def read(data: Any, what: str) -> dict[str, Any]:
         if type(data) is not dict:
-            raise _found(data, "a map")
+            raise _unexpected(data, "a map")
         values = {}
         for key, item in data.items():
             if type(key) is not str:
-                raise _found(key, "text as the key of a map")
+                raise _unexpected(key, "text as the key of a map")
             try:
                 values[key] = codec.read(item, what)
             except MALFORMED as error:
@@ -411,7 +411,7 @@ def _record(cls: Any) -> Codec:
         if head:
             data = without_header(data, kind, schema, what)
         if type(data) is not dict:
-            raise _found(data, "a map")
+            raise _unexpected(data, "a map")
         values = []
         key = ""
         missing = 0

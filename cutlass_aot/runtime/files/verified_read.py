@@ -35,7 +35,7 @@ MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
-"""Bytes that are read at once of a file that is wanted whole: most files are smaller."""
+"""Bytes that are read at once of a file that is read whole: most files are smaller."""
 
 
 def open_beneath(root: Path, path: str) -> int:
@@ -133,14 +133,14 @@ def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:
-    """Read a file of a bundle and hold it against its size and digest."""
+    """Read a file of a bundle and check it against its size and digest."""
     data = read_bounded(root, reference.path, reference.size)
     _check(root, reference, len(data), digest(data))
     return data
 
 
 def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
-    """Hold what was read against the reference."""
+    """Refuse bytes that are not what the reference says."""
     if size != reference.size:
         raise CorruptFile(
             f"{root / reference.path} has {size} bytes, expected {reference.size}: it is truncated, {_FETCH}"
@@ -208,8 +208,8 @@ def read_catalog(root: Path) -> Catalog:
 def catalog_of(root: Path, manifest: bytes) -> Catalog:
     """Read the parent index of the bundle that has this manifest; ``MANIFEST.json`` is not read again.
 
-    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
-    other.
+    The catalog in turn has the digest of every file that is read later; ``verify`` checks that the two
+    agree.
 
     Args:
         root: the bundle.

@@ -35,7 +35,7 @@ class _Mapping:
 
 
 class Library:
-    """One library of a bundle; unpacked and mapped when its first function is asked for, and never unmapped.
+    """One library of a bundle; unpacked and mapped when its first function is needed, and never unmapped.
 
     Args:
         root: the bundle.

@@ -1,4 +1,4 @@
-"""What a caller asks a bundle for: the computation, and the query that it becomes with operands."""
+"""A query to a bundle: the computation, and the query that it becomes with operands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _checked(parameters: Parameters) -> Values:
 
 
 class Query(NamedTuple):
-    """What a caller asks a bundle for: a computation on described operands, for some targets.
+    """A query to a bundle: a computation on described operands, for some targets.
 
     Attributes:
         operation: such as ``gemm``.

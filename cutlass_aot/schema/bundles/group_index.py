@@ -1,4 +1,4 @@
-"""A group's own index: its kernels, in columns; each becomes a record when it is first asked for.
+"""A group's own index: its kernels, in columns; each becomes a record when it is first needed.
 
 What the kernels of a group share stands in the parent (:class:`~.GroupEntry`) and
 not here. The file is sealed msgpack::
@@ -78,7 +78,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         what: how to call it in an error.
 
     Raises:
-        CorruptFile: if the columns are malformed; a row that is raises when it is asked for.
+        CorruptFile: if the columns are malformed; a row that is raises when it is needed.
     """
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:

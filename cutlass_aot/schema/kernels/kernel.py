@@ -46,7 +46,7 @@ class Kernel:
     constants: Annotated[tuple[tuple[str, int], ...], AS_MAP] = ()
     workspace_bytes: int = 0
     parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
-    # Worked out when first asked for: a plan of ten thousand kernels asks for each several times.
+    # Computed when first needed: a plan of ten thousand kernels reads each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
     _name: str = field(default="", init=False, repr=False, compare=False)
