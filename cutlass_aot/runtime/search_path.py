@@ -8,7 +8,7 @@ A directory of the search path is a bundle, or holds some: as they were built (`
 wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
 
 A search reads nothing of a bundle. What a wheel's metadata announce is not what was signed: who opens one
-holds it against the catalog (:func:`~cutlass_aot.runtime.installed.open_found`).
+checks it against the catalog (:func:`~cutlass_aot.runtime.installed.open_located`).
 """
 
 from __future__ import annotations
