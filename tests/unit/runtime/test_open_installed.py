@@ -16,7 +16,7 @@ import cutlass_aot
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.installed import Candidate, Found, installed_report, precedence
+from cutlass_aot.runtime.installed import Candidate, InstalledStatus, installed_report, precedence
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME
 from cutlass_aot.schema.codec import to_plain
@@ -290,4 +290,4 @@ def test_the_command_says_what_is_found_and_what_is_not(
     assert run("other", "--path", str(tree)) == "no bundle other is installed\n"
     records = json.loads(run("--json"))
     assert [item["name"] for item in records] == ["host", "small", "small"]
-    assert str(Found("x", "", "/x", reason="torn")) == "x (/x): not opened: torn"
+    assert str(InstalledStatus("x", "", "/x", reason="torn")) == "x (/x): not opened: torn"
