@@ -18,7 +18,7 @@ from cutlass_aot.bundle.glibc import glibc_of
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
 from cutlass_aot.bundle.write import Outcome, write_bundle
 from cutlass_aot.programs.describe.distributions import DSL
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.store.roots import Reference
 
@@ -60,7 +60,7 @@ def assemble(
             device=recipe.device,
             targets=recipe.targets,
             hosts=recipe.hosts,
-            needs=Needs(
+            requirements=VersionRequirements(
                 cuda_driver=CUDA_DRIVER,
                 tvm_ffi=linker.tvm_ffi_version,
                 glibc=glibc_of(file.path for file in linked),

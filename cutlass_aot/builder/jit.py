@@ -46,8 +46,9 @@ from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.runtime.selection.match import arrangement, usual_accumulator
 from cutlass_aot.runtime.selection.query import Parameters, Query
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents

@@ -25,8 +25,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
 from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
-from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, Facts
 from cutlass_aot.schema.words import few
 
 ALLOWED_UNDEFINED = (

@@ -24,7 +24,7 @@ from cutlass_aot.builder.link.packages import (
 from cutlass_aot.builder.native import GLIBC, TVM_FFI_SYMBOLS
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
 from cutlass_aot.schema.words import few
 

@@ -19,7 +19,8 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
-from cutlass_aot.schema.kernels.kernel import Kernel, key
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.words import few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store

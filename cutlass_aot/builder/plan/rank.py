@@ -17,7 +17,8 @@ from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking

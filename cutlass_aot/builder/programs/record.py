@@ -42,7 +42,7 @@ from cutlass_aot.programs.start.files import read_whole, refusals
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact
-from cutlass_aot.schema.kernels.kernel import key
+from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import (
     MAX_REQUEST_BYTES,

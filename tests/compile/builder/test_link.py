@@ -22,7 +22,7 @@ from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.link.packages import module_file
 from cutlass_aot.builder.native import TVM_FFI_SYMBOLS
 from cutlass_aot.errors import LinkError, ToolchainError
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
 from cutlass_aot.schema.targets import HOSTS
 from tests.support.paths import REPOSITORY
 

@@ -33,7 +33,7 @@ from cutlass_aot.schema.codec import (
 )
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
-from cutlass_aot.schema.kernels.kernel import ANY_SHAPE, OperandConstraint, Scale
+from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import CallByName
 from tests.support.kernels import gemm
