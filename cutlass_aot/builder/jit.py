@@ -253,7 +253,7 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
             (kernel, generator)
             for generator in generators
             if target in generator.targets(query.operation)
-            for problem in _problems(query)
+            for problem in problems_of(query)
             for kernel in _kernels(generator, problem, target, profile)
             if _serves(kernel, query) and not known_bad(kernel, version)
         ]
@@ -295,7 +295,7 @@ def _kernels(
     return _enumerated[key]
 
 
-def _problems(query: Query) -> Iterator[Problem]:
+def problems_of(query: Query) -> Iterator[Problem]:
     """What to ask a generator: for kernels of any operands, if it is not for GEMMs, and for these.
 
     Of a matrix all layouts that the strides allow: two for one with extents of 1.

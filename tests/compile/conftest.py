@@ -1,4 +1,4 @@
-"""Real objects and libraries for the tests of the native side: compiled once a session, without a GPU."""
+"""Real objects, libraries and bundles for several files of tests: compiled once a session, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.machine import cuda_driver
+from tests.support.session import made_once
 
 # A kernel of our own whose registers cannot hold its array on any target, in static shared memory or not,
 # and a GEMM on sm_100a for its tensor-core instructions. One process: importing the DSL is most of the time.
@@ -129,7 +130,11 @@ export(operator.compile(arguments, target_sm="100a").compiled_obj, "gemm_sm_100a
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Kernel objects by the name of their kernel: ``<kernel>_<target>``."""
-    directory = tmp_path_factory.mktemp("objects")
+    directory = made_once(tmp_path_factory, "objects", _compile_objects)
+    return {path.stem: path for path in sorted(directory.glob("*.object"))}
+
+
+def _compile_objects(directory: Path) -> None:
     script = directory / "compile_objects.py"  # the DSL reads the source of what it compiles
     script.write_text(_COMPILE, encoding="utf-8")
     done = subprocess.run(
@@ -141,7 +146,6 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {path.stem: path for path in sorted(directory.glob("*.object"))}
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +157,7 @@ def toolchain() -> LinkToolchain:
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler's cache; filling it takes seconds."""
-    return tmp_path_factory.mktemp("cache")
+    return made_once(tmp_path_factory, "cache", lambda folder: None)
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +169,8 @@ def compiled(
 ) -> dict[str, Path]:
     """The compiled host code of each kernel object, for :meth:`LinkToolchain.link`."""
     texts = {symbol: KernelObject.from_bytes(path.read_bytes()).host_code for symbol, path in objects.items()}
-    return toolchain.compile(texts, tmp_path_factory.mktemp("compiled"), cache)
+    folder = made_once(tmp_path_factory, "compiled", lambda folder: toolchain.compile(texts, folder, cache))
+    return {symbol: folder / f"{symbol}-{toolchain.host}.o" for symbol in texts}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -250,14 +251,17 @@ def test_a_kernel_that_the_compiler_refused_is_not_tried_again_until_asked(tmp_p
     assert "failed before with this toolchain: ValueError: no such instruction" in whys
 
 
-def test_a_build_that_is_asked_for_twice_at_once_is_right_both_times(whole, tmp_path):
+def test_a_build_that_is_asked_for_twice_at_once_is_right_and_compiles_each_kernel_once(whole, tmp_path):
     place = Place(tmp_path)
     arguments = ["build", place.manifest, "--store", place.store, "--out", place.out]
     builds = [
         subprocess.Popen(
-            [sys.executable, "-m", "cutlass_aot", *map(str, arguments)], stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "cutlass_aot", *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for _ in range(2)
-    ]
-    assert [build.wait(timeout=300) for build in builds] == [0, 0]
+    ]  # fmt: skip
+    said = [build.communicate(timeout=300)[0] for build in builds]
+    assert [build.returncode for build in builds] == [0, 0], said
+    assert sum(int(re.search(r"(\d+) compiled", words).group(1)) for words in said) == 5, said
     assert place.bundle == whole.bundle

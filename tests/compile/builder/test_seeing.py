@@ -24,28 +24,26 @@ def command(*arguments):
     )
 
 
-def test_a_build_in_json_with_a_page_and_then_one_with_nothing_to_do(tmp_path):
-    manifest = REPOSITORY / "manifests" / "smoke.toml"
-    places = ("--store", tmp_path / "store", "--out", tmp_path / "out")
-    page = tmp_path / "pages" / "smoke.html"
-    done = command("build", manifest, *places, "--json", "--report", page)
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+def test_a_build_in_json_with_a_page_and_then_one_with_nothing_to_do(built, tmp_path):
+    records = [json.loads(line) for line in (built / "events").read_text().splitlines()]
     kinds = [record["event"] for record in records]
     assert kinds[0] == "enumerating"
     assert kinds.count("compiled") == 5
     assert kinds.count("linked") == 2
     assert records[-1] | {"at": 0} == {
-        "event": "finished", "at": 0, "bundle": str(tmp_path / "out" / "smoke"), "kernels": 5, "compiled": 5,
+        "event": "finished", "at": 0, "bundle": str(built / "out" / "smoke"), "kernels": 5, "compiled": 5,
         "failed": 0, "written": True,
     }  # fmt: skip
     assert all(record["registers"] > 0 for record in records if record["event"] == "compiled")
-    first = page.read_text()
+    first = (built / "page.html").read_text()
     assert "bundle written" in first
     assert "PersistentDenseGemm-128x128x64" in first
 
+    manifest = REPOSITORY / "manifests" / "smoke.toml"
+    places = ("--store", built / "store", "--out", built / "out")
     again = command("build", manifest, *places, "--json")
     assert [json.loads(line)["event"] for line in again.stdout.splitlines()] == ["up_to_date", "finished"]
+    page = tmp_path / "pages" / "smoke.html"
     shown = command("build", manifest, *places, "--report", page)
     assert shown.returncode == 0, shown.stderr
     assert "0 compiled, up to date" in shown.stdout

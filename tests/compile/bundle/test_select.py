@@ -55,8 +55,15 @@ def plan(path, store="no-store"):
     return made.selection, made.kernels
 
 
-def test_the_best_of_each_shape_are_kept_and_ranked(manifest):
-    whole, _ = plan(manifest(("keep = 2\n", "")))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What is selected where all are kept."""
+    path = tmp_path_factory.mktemp("whole") / "m.toml"
+    path.write_text(MANIFEST.replace("keep = 2\n", ""))
+    return plan(path)[0]
+
+
+def test_the_best_of_each_shape_are_kept_and_ranked(whole, manifest):
     assert 20 <= len(whole.kernels) <= 60
     chosen, planned = plan(manifest())
     assert [item.kernel for item in planned] == list(chosen.kernels)
@@ -98,10 +105,9 @@ def test_the_best_of_each_shape_are_kept_and_ranked(manifest):
     )
 
 
-def test_ranking_twice_gives_the_same_bytes(manifest):
-    path = manifest(("keep = 2\n", ""))
-    first, second = plan(path)[0], plan(path)[0]
-    assert [item.to_bytes() for item in first.rankings] == [item.to_bytes() for item in second.rankings]
+def test_ranking_twice_gives_the_same_bytes(whole, manifest):
+    again, _ = plan(manifest(("keep = 2\n", "")))
+    assert [item.to_bytes() for item in again.rankings] == [item.to_bytes() for item in whole.rankings]
 
 
 def test_what_cannot_be_ranked_stays_and_is_warned_of(manifest):

@@ -17,7 +17,7 @@ import cutlass_aot
 from cutlass_aot.errors import DeviceError, KernelNotFound
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tests.compile.builder.test_build import REPOSITORY, blobs, command
-from tests.compile.generators.test_families import aligned
+from tests.compile.generators.test_families import aligned, compiled_function
 from tests.support.bundles import ClaimsCuda
 from tests.support.paths import SUPPORT
 from tools.check.instructions import disassemble
@@ -137,11 +137,6 @@ def operands_of(handle, **shapes):
     return made
 
 
-def function_of(handle):
-    """The compiled function itself, without the checks that Python makes before it."""
-    return handle._group._libraries[handle.entry.library].function(handle.kernel.symbol)
-
-
 def test_each_runs_on_the_tensor_cores_without_spilling(bundle, root):
     epilogues = {handle.kernel.epilogue for handle in bundle.kernels()}
     assert len(epilogues) == 4
@@ -180,7 +175,7 @@ def test_compiled_code_takes_every_operand_in_the_order_of_the_record(bundle, na
     given = operands_of(handle)
     assert handle.supports(*given)
     with pytest.raises(RuntimeError, match="there is no NVIDIA driver"):
-        function_of(handle)(*given)
+        compiled_function(handle)(*given)
     # The launcher takes matrices without a batch, and vectors and numbers as they are.
     shapes = {
         operand.name: SHAPES[operand.extents][1:] for operand in handle.kernel.operands if operand.has_batch
@@ -207,7 +202,7 @@ def test_extents_that_do_not_agree_are_refused_by_compiled_code_too(bundle, name
     given = operands_of(handle, **{name: shape})
     assert not handle.supports(*given)
     with pytest.raises((ValueError, TypeError), match="expected"):
-        function_of(handle)(*given)
+        compiled_function(handle)(*given)
 
 
 def test_what_moves_in_whole_tiles_says_so(bundle):
@@ -220,12 +215,12 @@ def test_what_moves_in_whole_tiles_says_so(bundle):
     shapes.update(dict.fromkeys(("out", "G", "x", "y"), (1, 256, 384)))
     assert handle.supports(*operands_of(handle, **shapes))
     with pytest.raises(RuntimeError, match="there is no NVIDIA driver"):
-        function_of(handle)(*operands_of(handle, **shapes))
+        compiled_function(handle)(*operands_of(handle, **shapes))
     shapes.update(dict.fromkeys(("out", "G", "x", "y"), (1, 200, 384)), a=(1, 200, K))
     given = operands_of(handle, **shapes)
     assert "expected extent M divisible by 128, got 200" in handle.supports(*given).reason
     with pytest.raises(ValueError, match="divisible"):
-        function_of(handle)(*given)
+        compiled_function(handle)(*given)
 
 
 def test_the_package_computes_what_the_formula_says():

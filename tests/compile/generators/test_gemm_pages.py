@@ -16,6 +16,7 @@ import pytest
 
 from cutlass_aot.manifest.model import parse_manifest
 from tests.compile.builder.test_build import command
+from tests.support.forks import Forks
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.compile
@@ -41,6 +42,14 @@ def run(script: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def torch():
+    """A process that has torch, where a warning is an error."""
+    process = Forks("import warnings; warnings.simplefilter('error'); import torch")
+    yield process
+    process.close()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, tmp_path):
     (manifest,) = blocks(page, "toml")
@@ -63,14 +72,14 @@ def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_its_code_runs_up_to_the_launch(page, tmp_path):
+def test_its_code_runs_up_to_the_launch(page, torch):
     (prepared,) = blocks(page, "python")
     (launch,) = blocks(page, "python gpu")
     compile(launch, page, "exec")
-    run(prepared, tmp_path)
+    torch.run(prepared)
 
 
-def test_quantised_operands_are_near_what_was_quantised(tmp_path):
+def test_quantised_operands_are_near_what_was_quantised(torch):
     (prepared,) = blocks("block-scaled-gemm", "python")
     check = """
 from torch.nn.functional import cosine_similarity
@@ -82,10 +91,10 @@ nv = reference(
 )
 assert cosine_similarity(nv.flatten(), exact, dim=0) > 0.95
 """
-    run(prepared + check, tmp_path)
+    torch.run(prepared + check)
     (prepared,) = blocks("mixed-input-gemm", "python")
     check = """
 exact = (w @ x.float().T).flatten()
 assert torch.nn.functional.cosine_similarity(reference.flatten(), exact, dim=0) > 0.98
 """
-    run(prepared + check, tmp_path)
+    torch.run(prepared + check)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.programs.record import fake_tensors, pretend_gpu
+from tests.support.forks import Forks
 
 pytestmark = pytest.mark.compile
 
@@ -23,18 +21,16 @@ import torch
 """
 
 
-def run(program, fake=True):
-    """What the program printed, in lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", _BEGIN.format(fake=fake) + program],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def gpu():
+    """A process that has torch, and tensors that are fake."""
+    process = Forks(_BEGIN.format(fake=True))
+    yield process
+    process.close()
 
 
-def test_questions_about_the_gpu_are_answered_from_the_profile():
-    lines = run("""
+def test_questions_about_the_gpu_are_answered_from_the_profile(gpu):
+    lines = gpu.run("""
 gpu = torch.cuda.get_device_properties(0)
 print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_device())
 print(torch.cuda.get_device_capability(), torch.cuda.get_device_name(), gpu.multi_processor_count)
@@ -50,25 +46,25 @@ import cutlass.utils
 from cutlass.utils import HardwareInfo
 info = HardwareInfo()
 print(info.get_max_active_clusters(4), info.get_device_multiprocessor_count())
-""")
+""").splitlines()
     assert lines == ["True 1 0", "(9, 0) NVIDIA H200 132", "232448 32 False", "0 0", "30 132"]
 
 
-def test_tensors_on_the_gpu_are_fake_and_tensors_on_the_cpu_are_real():
-    lines = run("""
+def test_tensors_on_the_gpu_are_fake_and_tensors_on_the_cpu_are_real(gpu):
+    lines = gpu.run("""
 x = torch.randn(4, 8, device="cuda", dtype=torch.bfloat16)
 print((x @ x.T).shape, x.cuda().device, x.data_ptr() % 512, x[1:].data_ptr() % 512)
 print(torch.tensor([1, 2]).cumsum(0).tolist(), torch.tensor([1, 2]).to("cuda").device)
 print(torch.nn.Linear(8, 4).to("cuda", torch.bfloat16)(x).requires_grad)
 print(torch.compile(lambda a: a * 2, backend="eager")(x).device)
-""")
+""").splitlines()
     assert lines == [
         "torch.Size([4, 4]) cuda:0 0 16", "[1, 3] cuda:0", "True", "cuda:0",
     ]  # fmt: skip
 
 
-def test_a_question_of_data_is_explained():
-    lines = run("""
+def test_a_question_of_data_is_explained(gpu):
+    lines = gpu.run("""
 import numpy
 x = torch.randn(4, device="cuda")
 host = torch.zeros(4)
@@ -80,21 +76,21 @@ for ask in (
         print("gave", ask())
     except Exception as error:
         print(fake_tensors.explain_data_dependence(error))
-""")
+""").splitlines()
     assert len(lines) == 7
     for line in lines:
         assert line.startswith("the program asked for something that depends on data which is not there (")
         assert 'set `tensors = "real"` in the table' in line
 
 
-def test_a_backward_pass_of_autograd_is_explained():
-    (line,) = run("""
+def test_a_backward_pass_of_autograd_is_explained(gpu):
+    (line,) = gpu.run("""
 weight = torch.nn.Parameter(torch.randn(4, 4, device="cuda"))
 try:
     (weight * 2).sum().backward()
 except RuntimeError as error:
     print(fake_tensors.explain_data_dependence(error))
-""")
+""").splitlines()
     assert line.startswith("the program called torch's autograd, whose backward pass does not run")
 
 
@@ -102,8 +98,8 @@ def test_other_errors_are_not_explained():
     assert fake_tensors.explain_data_dependence(ValueError("a wrong shape")) is None
 
 
-def test_operators_of_packages_run_their_implementation():
-    lines = run("""
+def test_operators_of_packages_run_their_implementation(gpu):
+    lines = gpu.run("""
 @torch.library.custom_op("mine::twice", mutates_args={"out"}, device_types="cuda")
 def twice(x: torch.Tensor, out: torch.Tensor) -> None:
     print("ran with", x.device)
@@ -114,24 +110,25 @@ def _(x, out):
 
 x = torch.ones(3, device="cuda")
 twice(x, torch.empty_like(x))
-""")
+""").splitlines()
     assert lines == ["ran with cuda:0"]
 
 
-def test_the_dsl_describes_a_fake_tensor_as_it_does_one_on_a_gpu():
-    lines = run("""
+def test_the_dsl_describes_a_fake_tensor_as_it_does_one_on_a_gpu(gpu):
+    lines = gpu.run("""
 from cutlass.cute.runtime import from_dlpack
 x = torch.empty(4, 8, device="cuda", dtype=torch.bfloat16)
 print(from_dlpack(x, assumed_align=16).mark_layout_dynamic(leading_dim=1).__cache_key__[1:])
 print(from_dlpack(x.to(torch.float8_e4m3fn)).element_type, from_dlpack(x, enable_tvm_ffi=True).shape)
-""")
+""").splitlines()
     assert lines == ["(16, 'gmem o (?,?):(?{i64},1)')", "Float8E4M3FN (4, 8)"]
 
 
 def test_without_fake_tensors_tensors_are_left_to_torch():
-    assert run("print(torch.zeros(2).tolist(), torch.cuda.get_device_name())", fake=False) == [
-        "[0.0, 0.0] NVIDIA H200"
-    ]
+    process = Forks(_BEGIN.format(fake=False))
+    printed = process.run("print(torch.zeros(2).tolist(), torch.cuda.get_device_name())")
+    process.close()
+    assert printed == "[0.0, 0.0] NVIDIA H200\n"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.paths import REPOSITORY
+from tests.support.forks import Forks
 
 pytestmark = pytest.mark.compile
 
@@ -44,18 +41,26 @@ print(json.dumps([key(modify) for modify in program.keyed()]))
 """
 
 
-def keys(folder, program, before=""):
-    (folder / "keys.py").write_text(before + _KEYS)
-    (folder / "program.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, folder / "keys.py"],
-        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return json.loads(result.stdout)
+@pytest.fixture(scope="module")
+def processes():
+    """Two, of different addresses and hash seeds; torch is for what uses its types."""
+    begin = "import cutlass.cute.runtime, torch"
+    both = Forks(begin, CUTE_DSL_ARCH="sm_90a"), Forks(begin, CUTE_DSL_ARCH="sm_90a")
+    yield both
+    for process in both:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def keys(processes):
+    """The keys of a program's functions, in one of the processes."""
+
+    def found(folder, program, before="", process=0, **environment):
+        (folder / "keys.py").write_text(before + _KEYS)
+        (folder / "program.py").write_text(program)
+        return json.loads(processes[process].run(folder / "keys.py", **environment))
+
+    return found
 
 
 CHANGES = {
@@ -314,7 +319,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def changed(tmp_path_factory):
+def changed(keys, tmp_path_factory):
     """The keys before and after each change, from one process."""
     folder = tmp_path_factory.mktemp("changes")
     names, lines = [], ["import importlib"]
@@ -344,7 +349,7 @@ def test_what_a_program_changes_changes_the_key(changed, what):
     assert not after.startswith("refused")
 
 
-def test_a_builtin_method_is_described_with_its_object(tmp_path):
+def test_a_builtin_method_is_described_with_its_object(keys, tmp_path):
     two, three, again, attribute = keys(
         tmp_path,
         "class Two:\n    __slots__ = ('__by', 'other')\n"
@@ -361,7 +366,7 @@ def test_a_builtin_method_is_described_with_its_object(tmp_path):
     assert not any(key.startswith("refused") for key in (two, three, again, attribute))
 
 
-def test_a_dataclass_of_a_function_is_described_by_its_fields(tmp_path):
+def test_a_dataclass_of_a_function_is_described_by_its_fields(keys, tmp_path):
     """Its methods have no source: dataclass made them."""
     two, three, default = keys(
         tmp_path,
@@ -383,7 +388,7 @@ def test_a_dataclass_of_a_function_is_described_by_its_fields(tmp_path):
     assert len({two, three, default}) == 3
 
 
-def test_the_module_of_a_made_dataclass_is_not_in_a_key(tmp_path):
+def test_the_module_of_a_made_dataclass_is_not_in_a_key(keys, tmp_path):
     """Python 3.12 gives it that of its caller, 3.11 `types`."""
     one, other, third = keys(
         tmp_path,
@@ -406,7 +411,7 @@ def test_the_module_of_a_made_dataclass_is_not_in_a_key(tmp_path):
     assert not one.startswith("refused")
 
 
-def test_a_function_around_an_object_is_followed(tmp_path):
+def test_a_function_around_an_object_is_followed(keys, tmp_path):
     """Its `__wrapped__` is not a function."""
     two, three = keys(
         tmp_path,
@@ -425,7 +430,7 @@ def test_a_function_around_an_object_is_followed(tmp_path):
     assert not two.startswith("refused")
 
 
-def test_what_a_program_raises_is_a_refusal(tmp_path):
+def test_what_a_program_raises_is_a_refusal(keys, tmp_path):
     (refused,) = keys(
         tmp_path,
         "class Modify:\n"
@@ -437,7 +442,7 @@ def test_what_a_program_raises_is_a_refusal(tmp_path):
     assert "ZeroDivisionError: no fields" in refused
 
 
-def test_what_a_decorator_remembers_is_not_in_a_key(tmp_path):
+def test_what_a_decorator_remembers_is_not_in_a_key(keys, tmp_path):
     """As a package's own cache of what it compiled, which grows."""
     before, after = keys(
         tmp_path,
@@ -552,7 +557,7 @@ _IMPORTS = (
 )
 
 
-def test_what_a_module_decides_when_it_is_imported_is_in_the_key(tmp_path, monkeypatch):
+def test_what_a_module_decides_when_it_is_imported_is_in_the_key(keys, tmp_path):
     for index, body in enumerate(_AT_IMPORT.values()):
         # FIRST itself is no part of the code that is reached.
         (tmp_path / f"decided_{index}.py").write_text(f"{_IMPORTS}{body}\ndel FIRST\n")
@@ -561,16 +566,15 @@ def test_what_a_module_decides_when_it_is_imported_is_in_the_key(tmp_path, monke
         f"import {', '.join(modules)}\ndef keyed(): return [{', '.join(f'{m}.change' for m in modules)}]\n"
     )
     found = []
-    for decides in ("1", "0", "1"):
-        monkeypatch.setenv("DECIDES", decides)
-        found.append(keys(tmp_path, program))
+    for process, decides in ((0, "1"), (0, "0"), (1, "1")):
+        found.append(keys(tmp_path, program, process=process, DECIDES=decides))
     one, other, again = found
     assert one == again
     assert not [key for key in one + other if key.startswith("refused")]
     assert [name for name, a, b in zip(_AT_IMPORT, one, other, strict=True) if a == b] == []
 
 
-def test_code_that_asks_for_subclasses_is_refused(tmp_path):
+def test_code_that_asks_for_subclasses_is_refused(keys, tmp_path):
     program = (
         "class Base: pass\ndef change(x): return x * len(Base.__subclasses__())\n"
         "def keyed(): return [change]\n"
@@ -593,25 +597,23 @@ _BY_ENVIRONMENT = "import os\nFACTOR = float(os.environ['FACTOR'])\n"
     ],
 )
 @pytest.mark.parametrize("first", ["", "import package.config"])
-def test_what_a_function_imports_is_in_the_key(tmp_path, monkeypatch, statement, value, first):
+def test_what_a_function_imports_is_in_the_key(keys, tmp_path, statement, value, first):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text(f"{first}\n")
     (package / "config.py").write_text(_BY_ENVIRONMENT)
     (package / "ops.py").write_text(f"def change(x):\n    {statement}\n    return x * {value}\n")
     found = []
-    for factor in ("2", "3", "2"):
-        monkeypatch.setenv("FACTOR", factor)
-        found += keys(
-            tmp_path, "import package\nfrom package.ops import change\ndef keyed(): return [change]\n"
-        )
+    program = "import package\nfrom package.ops import change\ndef keyed(): return [change]\n"
+    for process, factor in ((0, "2"), (0, "3"), (1, "2")):
+        found += keys(tmp_path, program, process=process, FACTOR=factor)
     one, other, again = found
     if "import_module" in statement and not first:
         return  # Before the trace imports it nothing says that it will; the audit refuses it then.
     assert one == again != other
 
 
-def test_what_a_patch_of_the_dsl_reads_is_in_the_key(tmp_path, monkeypatch):
+def test_what_a_patch_of_the_dsl_reads_is_in_the_key(keys, tmp_path):
     (tmp_path / "patch.py").write_text(
         f"{_BY_ENVIRONMENT}import cutlass.cute as cute\noriginal = cute.math.exp2\n"
         "def patched(x, *more, **named): return original(x * FACTOR, *more, **named)\n"
@@ -619,13 +621,13 @@ def test_what_a_patch_of_the_dsl_reads_is_in_the_key(tmp_path, monkeypatch):
     )
     (tmp_path / "ops.py").write_text("import cutlass.cute as cute\ndef change(x): return cute.math.exp2(x)\n")
     found = []
-    for factor in ("2", "3", "2"):
-        monkeypatch.setenv("FACTOR", factor)
-        found += keys(tmp_path, "import patch\nfrom ops import change\ndef keyed(): return [change]\n")
+    program = "import patch\nfrom ops import change\ndef keyed(): return [change]\n"
+    for process, factor in ((0, "2"), (0, "3"), (1, "2")):
+        found += keys(tmp_path, program, process=process, FACTOR=factor)
     assert found[0] == found[2] != found[1]
 
 
-def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(tmp_path):
+def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(keys, tmp_path):
     (tmp_path / "patch.py").write_text(
         "import functools, cutlass.cute as cute\noriginal = cute.math.exp2\n@functools.wraps(original)\n"
         "def patched(x, *more, **named): return original(x * 2.0, *more, **named)\n"
@@ -637,7 +639,7 @@ def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(tmp_path):
     assert keys(tmp_path, program) != keys(tmp_path, f"import patch\n{program}")
 
 
-def test_both_folders_of_a_namespace_package_are_in_the_key(tmp_path):
+def test_both_folders_of_a_namespace_package_are_in_the_key(keys, tmp_path):
     for folder, name, text in (
         ("one", "a", "from parts.b import by\ndef change(x): return by(x) * 2.0\n"),
         ("two", "b", "def by(x): return x\n"),
@@ -655,7 +657,7 @@ def test_both_folders_of_a_namespace_package_are_in_the_key(tmp_path):
     assert len(set(map(str, found))) == 3
 
 
-def test_what_holds_more_than_its_fields_is_refused(tmp_path):
+def test_what_holds_more_than_its_fields_is_refused(keys, tmp_path):
     """A class of a program's own that is derived from an extension's."""
     found = keys(
         tmp_path,
@@ -676,7 +678,7 @@ def test_what_holds_more_than_its_fields_is_refused(tmp_path):
     assert not [key for key in found[3:] if key.startswith("refused")]
 
 
-def test_a_path_is_described_by_its_text(tmp_path):
+def test_a_path_is_described_by_its_text(keys, tmp_path):
     """Not by what it remembers once it was used, such as its hash."""
     one, used, other = keys(
         tmp_path,
@@ -690,7 +692,7 @@ def test_a_path_is_described_by_its_text(tmp_path):
     assert not one.startswith("refused")
 
 
-def test_a_patch_of_the_dsl_by_the_script_is_refused(tmp_path):
+def test_a_patch_of_the_dsl_by_the_script_is_refused(keys, tmp_path):
     script = "import cutlass.cute as cute\ndef patched(x): return x\ncute.math.exp2 = patched\n"
     (tmp_path / "ops.py").write_text("def change(x): return x\n")
     program = "from ops import change\ndef keyed(): return [change]\n"
@@ -734,19 +736,14 @@ print("checked")
 """
 
 
-def test_annotations_decide_what_is_compiled_in(tmp_path):
+def test_annotations_decide_what_is_compiled_in(processes, tmp_path):
     (tmp_path / "keys.py").write_text(_KEYS)
     (tmp_path / "program.py").write_text("def keyed(): return []\n")
     (tmp_path / "annotated.py").write_text(_ANNOTATED)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "annotated.py"],
-        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1:] == ["checked"], done.stderr
+    assert processes[0].run(tmp_path / "annotated.py").splitlines()[-1:] == ["checked"]
 
 
-def test_what_was_reloaded_is_described_as_it_is(tmp_path):
+def test_what_was_reloaded_is_described_as_it_is(keys, tmp_path):
     (tmp_path / "ops.py").write_text("def change(x): return x * 2.0\n")
     program = (
         "import importlib, pathlib, ops\ndef keyed():\n    yield ops.change\n"
@@ -757,7 +754,7 @@ def test_what_was_reloaded_is_described_as_it_is(tmp_path):
     assert one != other
 
 
-def test_functions_of_one_decorator_have_keys_of_their_own(tmp_path):
+def test_functions_of_one_decorator_have_keys_of_their_own(keys, tmp_path):
     program = (
         "import functools\nA = B = 1.0\ndef by(f):\n    @functools.wraps(f)\n    def call(x):\n"
         "        return f(x)\n    return call\n"
@@ -767,7 +764,7 @@ def test_functions_of_one_decorator_have_keys_of_their_own(tmp_path):
     assert len(set(keys(tmp_path, program))) == 3
 
 
-def test_the_order_in_which_arguments_are_named_is_not_in_a_key(tmp_path):
+def test_the_order_in_which_arguments_are_named_is_not_in_a_key(processes, tmp_path):
     (tmp_path / "keys.py").write_text(_KEYS)
     (tmp_path / "program.py").write_text("def keyed(): return []\n")
     code = (
@@ -784,9 +781,4 @@ def test_the_order_in_which_arguments_are_named_is_not_in_a_key(tmp_path):
         "print(of(b, a) == of(b, a=a) == of(b=b, a=a) == of(a=a, b=b))\n"
     )
     (tmp_path / "orders.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "orders.py"],
-        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), "CUTE_DSL_ARCH": "sm_90a"},
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "True"
+    assert processes[0].run(tmp_path / "orders.py").splitlines()[-1] == "True"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,16 +21,6 @@ from tools.check.without_dsl import collected, compared
 pytestmark = pytest.mark.compile
 FIXTURES = ROOT / "tests" / "fixtures" / "programs"
 NAMES = ROOT / "cutlass_aot" / "programs" / "without_dsl" / "names-4.8.1.json"
-MANIFEST = """\
-[bundle]
-name = "three"
-version = "0.1.0"
-targets = ["sm_90a"]
-device = "h200"
-
-[[programs]]
-run = ["python", "three_packages.py"]
-"""
 
 
 def run(
@@ -84,18 +73,6 @@ def test_a_value_is_described_alike_or_refused(seed):
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("three")
-    shutil.copy(FIXTURES / "three_packages.py", folder)
-    (folder / "three.toml").write_text(MANIFEST)
-    done = run(
-        "-m", "cutlass_aot", "build", "three.toml", "--store", "store", "--out", "bundles", folder=folder
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
 def site_without_dsl(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which everything is installed but the DSL."""
     folder = tmp_path_factory.mktemp("site")
@@ -122,13 +99,13 @@ def test_a_bundle_answers_where_the_dsl_is_not_installed(three, site_without_dsl
     ]
 
 
-def test_what_was_not_recorded_is_missed_where_the_dsl_is_not_installed(three, site_without_dsl):
+def test_what_was_not_recorded_is_missed_where_the_dsl_is_not_installed(three, site_without_dsl, tmp_path):
     other = (FIXTURES / "three_packages.py").read_text().replace("torch.bfloat16", "torch.float16")
-    (three / "other.py").write_text(other)
+    (tmp_path / "other.py").write_text(other)
     script = str(SUPPORT / "serve_program.py")
     done = run(
-        "-S", script, "bundles/three", "sm_90a", "h200", "other.py", "without-dsl",
-        folder=three, environment=site_without_dsl,
+        "-S", script, str(three / "bundles/three"), "sm_90a", "h200", "other.py", "without-dsl",
+        folder=tmp_path, environment=site_without_dsl,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -154,31 +131,31 @@ except Exception as error:
 """
 
 
-def test_the_command_runs_a_program_without_the_dsl(three):
-    (three / "plain.py").write_text(PROGRAM)
+def test_the_command_runs_a_program_without_the_dsl(three, tmp_path):
+    (tmp_path / "plain.py").write_text(PROGRAM)
     done = run(
-        "-m", "cutlass_aot", "run", "--without-dsl", "--bundle", "bundles/three", "--",
-        sys.executable, "plain.py", folder=three,
+        "-m", "cutlass_aot", "run", "--without-dsl", "--bundle", str(three / "bundles/three"), "--",
+        sys.executable, "plain.py", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "version 4.8.1 None" in done.stdout
     assert "RequestNotFound no kernel for __main__:function" in done.stdout
 
 
-def test_under_policy_jit_a_miss_says_that_the_dsl_is_needed(three):
-    (three / "plain.py").write_text(PROGRAM)
+def test_under_policy_jit_a_miss_says_that_the_dsl_is_needed(three, tmp_path):
+    (tmp_path / "plain.py").write_text(PROGRAM)
     done = run(
-        "-m", "cutlass_aot", "run", "--without-dsl", "--policy", "jit", "--bundle", "bundles/three", "--",
-        sys.executable, "plain.py", folder=three,
+        "-m", "cutlass_aot", "run", "--without-dsl", "--policy", "jit",
+        "--bundle", str(three / "bundles/three"), "--", sys.executable, "plain.py", folder=tmp_path,
     )  # fmt: skip
     assert "DslNeeded cute.compile was called, and no bundle answered" in done.stdout
 
 
 @pytest.mark.parametrize("order", ["activate first", "serve first"])
-def test_the_order_of_serve_and_activate_does_not_matter(three, order):
-    lines = ["cutlass_aot.serve('bundles/three')", "without_dsl.activate()"]
+def test_the_order_of_serve_and_activate_does_not_matter(three, tmp_path, order):
+    lines = [f"cutlass_aot.serve({str(three / 'bundles/three')!r})", "without_dsl.activate()"]
     lines = lines if order == "serve first" else lines[::-1]
     text = "\n".join(["import cutlass_aot", "from cutlass_aot import without_dsl", *lines])
-    (three / "ordered.py").write_text(f"{text}\n{PROGRAM}")
-    done = run("ordered.py", folder=three)
+    (tmp_path / "ordered.py").write_text(f"{text}\n{PROGRAM}")
+    done = run("ordered.py", folder=tmp_path)
     assert "RequestNotFound no kernel for __main__:function" in done.stdout, done.stderr

@@ -111,11 +111,11 @@ def test_another_target_serves_where_the_best_one_has_nothing(use):
 
 def test_strides_give_the_layouts_and_an_extent_of_one_both(use):
     d = cutlass_aot.describe
-    kernels = list(jit._problems(query(d((1, 64), "f16"), d((64, 8), "f16"), d((1, 8), "f16"))))
+    kernels = list(jit.problems_of(query(d((1, 64), "f16"), d((64, 8), "f16"), d((1, 8), "f16"))))
     assert [problem.layouts for problem in kernels] == ["ttt", "ttn", "ntt", "ntn"]
-    assert list(jit._problems(query(*linear()))) == [jit.Problem("gemm", ("f16",) * 3, "tnt", "f32")]
-    assert not list(jit._problems(query(d((8, 8), "f16", strides=(16, 2)), *linear()[1:])))
-    (named,) = jit._problems(query(*linear(), accumulator="f16"))
+    assert list(jit.problems_of(query(*linear()))) == [jit.Problem("gemm", ("f16",) * 3, "tnt", "f32")]
+    assert not list(jit.problems_of(query(d((8, 8), "f16", strides=(16, 2)), *linear()[1:])))
+    (named,) = jit.problems_of(query(*linear(), accumulator="f16"))
     assert named.accumulator == "f16"
 
 

@@ -1,12 +1,10 @@
 """What stands for the DSL where it is not: names, and refusals that say what was requested.
 
-Each case is a process of its own: the names take the place of the DSL in all of it.
+Each case is a process of its own, or a fork of one: the names take the place of the DSL in all of it.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from cutlass_aot.errors import DslNeeded
 from cutlass_aot.programs.without_dsl import names
 from cutlass_aot.programs.without_dsl.layout import Layout
+from tests.support.forks import Forks
 
 BEGIN = """\
 from cutlass_aot import without_dsl
@@ -25,20 +24,31 @@ from cutlass_aot.programs.describe.values.describer import Describer
 """
 
 
-def printed(text: str, begin: str = BEGIN) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", begin + textwrap.dedent(text)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture(scope="module")
+def begun():
+    """A process where the names have taken that place."""
+    process = Forks(BEGIN)
+    yield process
+    process.close()
 
 
-def raised(expression: str) -> str:
-    return printed(
+@pytest.fixture(scope="module")
+def printed(begun):
+    return lambda text: begun.run(textwrap.dedent(text)).strip()
+
+
+def printed_anew(text: str) -> str:
+    """By a process that has not begun."""
+    process = Forks("")
+    try:
+        return process.run(textwrap.dedent(text)).strip()
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def raised(printed):
+    return lambda expression: printed(
         f"""
         try:
             {expression}
@@ -68,28 +78,23 @@ def raised(expression: str) -> str:
         ("isinstance(1, cutlass.base_dsl.typing.JitArgument)", "whether an object is a"),
     ],
 )
-def test_a_use_of_a_name_is_refused_with_the_name(expression, refusal):
+def test_a_use_of_a_name_is_refused_with_the_name(raised, expression, refusal):
     text = raised(expression)
     assert text.startswith("DslNeeded"), text
     assert refusal in text
     assert "pip install nvidia-cutlass-dsl" in text
 
 
-def test_names_that_the_dsl_does_not_have_are_absent():
+def test_names_that_the_dsl_does_not_have_are_absent(printed):
     assert printed("print(hasattr(cute, 'no_such_name'), hasattr(cutlass, 'Float32'))") == "False True"
-    begin = (
-        BEGIN
-        + "try:\n    from cutlass.cute import no_such_name\nexcept ImportError as error:\n    print(error)\n"
-    )
-    assert "no_such_name" in printed("", begin)
-    begin = (
-        BEGIN + "try:\n    import cutlass.no_such_module\nexcept ImportError as error:\n    print(error)\n"
-    )
-    assert "No module named 'cutlass.no_such_module'" in printed("", begin)
+    imported = "try:\n    {}\nexcept ImportError as error:\n    print(error)\n"
+    assert "no_such_name" in printed(imported.format("from cutlass.cute import no_such_name"))
+    absent = printed(imported.format("import cutlass.no_such_module"))
+    assert "No module named 'cutlass.no_such_module'" in absent
 
 
 def test_it_is_an_error_where_the_dsl_is_imported_already():
-    text = printed(
+    text = printed_anew(
         """
         import sys, types
         sys.modules["cutlass"] = types.ModuleType("cutlass")
@@ -98,25 +103,23 @@ def test_it_is_an_error_where_the_dsl_is_imported_already():
             without_dsl.activate()
         except Exception as error:
             print(type(error).__name__, error)
-        """,
-        begin="",
+        """
     )
     assert text.startswith("ProgramError the package cutlass is imported already")
 
 
-def test_a_second_activation_does_nothing():
+def test_a_second_activation_does_nothing(printed):
     assert printed("without_dsl.activate(); print(without_dsl.is_active())") == "True"
 
 
 def test_nothing_is_imported_until_the_program_imports_it():
-    text = printed(
+    text = printed_anew(
         """
         import sys
         from cutlass_aot import without_dsl
         without_dsl.activate("4.8.1 0123")
         print([name for name in sys.modules if name.partition(".")[0] in ("cutlass", "torch", "numpy")])
-        """,
-        begin="",
+        """
     )
     assert text == "[]"
 
@@ -130,7 +133,7 @@ def test_nothing_is_imported_until_the_program_imports_it():
         ("cutlass._mlir.ir.Value", "cutlass._mlir.ir.Value"),
     ],
 )
-def test_a_placeholder_in_a_key_is_refused(value, reason):
+def test_a_placeholder_in_a_key_is_refused(raised, value, reason):
     text = raised(f"print(Describer().argument('x', {value}))")
     assert text.startswith("RequestError x"), text
     assert reason in text
@@ -161,11 +164,11 @@ def test_a_placeholder_in_a_key_is_refused(value, reason):
         ),
     ],
 )
-def test_what_is_known_is_described_by_the_dsls_own_name(value, described):
+def test_what_is_known_is_described_by_the_dsls_own_name(printed, value, described):
     assert printed(f"print(Describer().argument('x', {value}))") == described
 
 
-def test_the_parameters_of_functions_that_programs_inspect_are_the_dsls():
+def test_the_parameters_of_functions_that_programs_inspect_are_the_dsls(printed):
     text = printed(
         """
         import inspect
@@ -184,7 +187,7 @@ def test_the_parameters_of_functions_that_programs_inspect_are_the_dsls():
     assert refusal.startswith("cutlass._mlir.dialects._nvvm_ops_gen.fmax was called")
 
 
-def test_the_cuda_version_of_the_dsl_is_compared():
+def test_the_cuda_version_of_the_dsl_is_compared(printed, raised):
     major, minor = names.cuda_version()
     later = f"{major + 1}.0"
     conditions = [
@@ -196,7 +199,7 @@ def test_the_cuda_version_of_the_dsl_is_compared():
     assert raised("cutlass.target_version()").startswith("DslNeeded target_version without a version")
 
 
-def test_what_decorates_a_class_is_described_by_the_types_of_its_fields():
+def test_what_decorates_a_class_is_described_by_the_types_of_its_fields(printed):
     code = """
         @cute.struct
         class Storage:
@@ -232,7 +235,7 @@ def test_the_order_of_modes_is_known_where_extents_of_1_take_no_part(shape, stri
         assert str(layout) == f"gmem o {found}"
 
 
-def test_a_class_of_the_programs_own_may_be_derived_from_one_of_the_dsls():
+def test_a_class_of_the_programs_own_may_be_derived_from_one_of_the_dsls(printed):
     text = printed(
         """
         import abc, dataclasses
@@ -255,7 +258,7 @@ def test_a_class_of_the_programs_own_may_be_derived_from_one_of_the_dsls():
 
 
 def test_the_fingerprint_is_that_of_the_bundles():
-    text = printed(
+    text = printed_anew(
         """
         from cutlass_aot import without_dsl
         from cutlass_aot.errors import DslNeeded
@@ -266,15 +269,14 @@ def test_the_fingerprint_is_that_of_the_bundles():
                 print(without_dsl.fingerprint())
             except DslNeeded as error:
                 print(error)
-        """,
-        begin="",
+        """
     ).splitlines()
     assert "serve a bundle" in text[0]
     assert "built by nvidia-cutlass-dsl 4.9.0, and the names known here are those of 4.8.1" in text[1]
     assert text[2] == "4.8.1 23"
 
 
-def test_a_setting_of_the_dsl_in_the_environment_is_refused():
+def test_a_setting_of_the_dsl_in_the_environment_is_refused(printed):
     text = printed(
         """
         import os

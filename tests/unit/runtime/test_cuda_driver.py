@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,9 +67,14 @@ class FakeDriver:
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
-    cuda_driver._initialise.cache_clear()
-    cuda_driver._facts.cache_clear()
+def forget() -> Iterator[None]:
+    """No test knows what the driver of another has said."""
+    remembered = (cuda_driver._library, cuda_driver._initialise, cuda_driver._facts)
+    for function in remembered:
+        function.cache_clear()
+    yield
+    for function in remembered:
+        function.cache_clear()
 
 
 @pytest.fixture
@@ -122,7 +128,6 @@ def test_what_the_driver_has_no_name_for(driver: FakeDriver, monkeypatch: pytest
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda_driver._library.cache_clear()
     monkeypatch.setattr(cuda_driver, "DRIVER_LIBRARY", "libcuda-of-no-machine.so.1")
     for ask in (
         cuda_driver.driver_version,
@@ -138,13 +143,9 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_driver_that_lacks_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda_driver._library.cache_clear()
     monkeypatch.setattr(cuda_driver, "DRIVER_LIBRARY", "libc.so.6")
-    try:
-        with pytest.raises(DeviceError, match="the GPU driver has no cuInit: install a newer driver"):
-            cuda_driver.device_count()
-    finally:
-        cuda_driver._library.cache_clear()
+    with pytest.raises(DeviceError, match="the GPU driver has no cuInit: install a newer driver"):
+        cuda_driver.device_count()
 
 
 def test_doctor_on_a_machine_with_a_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
