@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutlass_aot.builder.compile.estimates import expected_seconds
-from cutlass_aot.builder.compile.messages import problem_record
+from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
 from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
-from cutlass_aot.errors import CorruptFile, GeneratorError, StoreError
-from cutlass_aot.generators.device_profiles import DeviceProfile, device_record
+from cutlass_aot.errors import GeneratorError, StoreError
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import ScaleRequest
-from cutlass_aot.schema.codec import from_plain, to_plain
-from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
@@ -41,7 +39,7 @@ class Compilation:
 
 def enumerate_kernels(
     pool: Pool, questions: Sequence[Enumeration], devices: Mapping[str, DeviceProfile]
-) -> list[tuple[Enumeration, list[Kernel]]]:
+) -> list[tuple[Enumeration, Sequence[Kernel]]]:
     """Ask the generators, in workers; answers in the order of the questions.
 
     Args:
@@ -51,74 +49,58 @@ def enumerate_kernels(
     """
     jobs = [
         Job(
-            name=question.name,
-            request={
-                "do": "enumerate",
-                "generator": [question.generator.name, question.generator.location],
-                "problem": problem_record(question.problem),
-                "target": question.target,
-                "device": device_record(devices[question.target]),
-            },
+            question.name,
+            Enumerate(question.generator, question.problem, question.target, devices[question.target]),
             tag=index,
         )
         for index, question in enumerate(questions)
     ]
-    answers: dict[int, list[Kernel]] = {}
+    answers: dict[int, tuple[Kernel, ...]] = {}
     for result in pool.run(jobs):
-        if result.error:
-            question = questions[result.job.tag]
+        question, answer = questions[result.job.tag], result.answer
+        if not isinstance(answer, Enumerated):
             raise GeneratorError(
                 f"generator {question.generator.name!r} failed on {question.name}: {result.error}\n"
                 + result.log.rstrip()
             )
-        answers[result.job.tag] = _answer(
-            questions[result.job.tag], result.reply["kernels"], result.reply["design"]
-        )
+        _check_answer(question, answer)
+        answers[result.job.tag] = answer.kernels
     return [(question, answers[index]) for index, question in enumerate(questions)]
 
 
-def _answer(question: Enumeration, records: Sequence[bytes], declared: Container[str]) -> list[Kernel]:
-    """The kernels of an answer, checked against the question."""
+def _check_answer(question: Enumeration, answer: Enumerated) -> None:
+    """Refuse kernels that are not what was asked for, or cannot be told apart."""
     problem = question.problem
     count = len(problem.dtypes)
-    asked = (
+    expected = (
         problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator,
         problem.epilogue.formula if problem.epilogue else "", _scales(*problem.scales),
     )  # fmt: skip
-    kernels = []
-    for record in records:
-        try:
-            kernel = from_plain(Kernel, decode(record, "a kernel's record"), "a kernel record")
-        except CorruptFile as error:
-            raise GeneratorError(
-                f"generator {question.generator.name!r} on {question.name}: {error}"
-            ) from None
+    for kernel in answer.kernels:
         # A problem describes the first operands, or none of an operation that fixes them itself.
         dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
         layouts = kernel.layouts[:count]
         accumulator = kernel.accumulator if count else problem.accumulator
-        answered = (
+        found = (
             kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue,
-            _scales_of(kernel) if count else asked[-1],
+            _scales_of(kernel) if count else expected[-1],
         )  # fmt: skip
-        if answered != asked:
+        if found != expected:
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
             )
-        unknown = sorted(name for name, _ in kernel.design if name not in declared)
+        unknown = sorted(name for name, _ in kernel.design if name not in answer.design)
         if unknown:
             raise GeneratorError(
                 f"generator {question.generator.name!r} does not declare {', '.join(unknown)} in its "
                 f"`design`, and {kernel.name} has it"
             )
-        kernels.append(kernel)
-    if len(set(records)) != len(kernels):
+    if len({kernel.digest for kernel in answer.kernels}) != len(answer.kernels):
         raise GeneratorError(
             f"generator {question.generator.name!r} answered {question.name} with equal records twice: "
             "whatever tells two kernels apart has to be in their `design`"
         )
-    return kernels
 
 
 def _scales(a: ScaleRequest | None, b: ScaleRequest | None) -> dict[str, ScaleRequest]:
@@ -164,10 +146,8 @@ def compile_missing(
     known = {item.kernel.digest: item.artifact.seconds for item in planned if item.artifact is not None}
     known.update(durations(store))
     seconds = expected_seconds([item.kernel for item in missing], known, [item.kernel for item in present])
-    jobs = [
-        _job(item, sources, workspace / f"{index}.o", seconds[index]) for index, item in enumerate(missing)
-    ]
-    work = _Work(store, tell, versions)
+    work = _Work(sources, store, workspace, tell, versions)
+    jobs = [work.job(item, expected) for item, expected in zip(missing, seconds, strict=True)]
     try:
         for result in executor.run(jobs, work.admit):
             work.settle(result)
@@ -185,7 +165,9 @@ def compile_missing(
 class _Work:
     """What has come of compiling so far."""
 
+    sources: Sources
     store: Store
+    workspace: Path
     tell: Listener
     versions: Mapping[str, str]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -193,6 +175,18 @@ class _Work:
     failures: dict[str, Failure] = field(default_factory=dict)
     compiled: int = 0
     _locked: set[str] = field(default_factory=set)
+
+    def job(self, item: PlannedKernel, seconds: float) -> Job:
+        """What a worker is to do, and how long that is expected to take."""
+        kernel = item.kernel
+        reference = self.sources.references[kernel.generator]
+        return Job(
+            name=kernel.name,
+            request=Compile(reference, kernel, str(self._object(item))),
+            tag=item,
+            group=f"{kernel.group_name} {kernel.generator}",
+            seconds=seconds,
+        )
 
     def admit(self, job: Job, now: bool) -> bool | None:
         """Whether a kernel is to be compiled here; see :data:`~cutlass_aot.builder.compile.pool.Admit`."""
@@ -214,7 +208,13 @@ class _Work:
     def settle(self, result: Result) -> None:
         """Keep what came of a kernel."""
         item: PlannedKernel = result.job.tag
-        if result.error:
+        if isinstance(result.answer, Artifact):
+            keep_artifact(self.store, item.key, item.kernel, result.answer, self._object(item))
+            self.artifacts[item.key] = result.answer
+            self.seconds[item.kernel.digest] = result.answer.seconds
+            self.compiled += 1
+            self.tell(Compiled(item.kernel, result.answer))
+        else:
             text = _log_text(item, result.error, result.log)
             if result.machine:
                 log = self.store.put_log(item.key, text)
@@ -223,37 +223,15 @@ class _Work:
             failure = Failure(item.kernel, result.error, log, result.machine)
             self.failures[item.key] = failure
             self.tell(Failed(failure))
-        else:
-            artifact = from_plain(Artifact, result.reply, "the answer of a worker")
-            file = Path(result.job.request["object"])
-            keep_artifact(self.store, item.key, item.kernel, artifact, file)
-            self.artifacts[item.key] = artifact
-            self.seconds[item.kernel.digest] = artifact.seconds
-            self.compiled += 1
-            self.tell(Compiled(item.kernel, artifact))
         self._unlock(item.key)
+
+    def _object(self, item: PlannedKernel) -> Path:
+        return self.workspace / f"{item.key}.o"
 
     def _unlock(self, key: str) -> None:
         if key in self._locked:
             self._locked.remove(key)
             self.store.unlock(key)
-
-
-def _job(item: PlannedKernel, sources: Sources, object_path: Path, seconds: float) -> Job:
-    kernel = item.kernel
-    reference = sources.references[kernel.generator]
-    return Job(
-        name=kernel.name,
-        request={
-            "do": "compile",
-            "generator": [reference.name, reference.location],
-            "kernel": to_plain(kernel),
-            "object": str(object_path),
-        },
-        tag=item,
-        group=f"{kernel.group_name} {kernel.generator}",
-        seconds=seconds,
-    )
 
 
 def _log_text(item: PlannedKernel, error: str, log: str) -> str:

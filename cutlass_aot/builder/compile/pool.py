@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from cutlass_aot.builder.compile import messages
-from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
+from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
+from cutlass_aot.builder.compile.messages import Answer, Reply, WorkerFailure
 from cutlass_aot.builder.compile.schedule import Job, Queue
+from cutlass_aot.errors import CorruptFile
 
 __all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
 
@@ -40,14 +42,14 @@ class Result:
 
     Attributes:
         job: the job.
-        reply: the worker's answer; empty if it failed.
+        answer: what the worker replied; None if it failed.
         error: why it failed, or ``""``.
         log: what the compiler printed, and the traceback.
         machine: whether the failure is the machine's (memory, disk, time, a signal) and may not come again.
     """
 
     job: Job
-    reply: dict[str, Any]
+    answer: Answer | None
     error: str = ""
     log: str = ""
     machine: bool = False
@@ -167,7 +169,7 @@ class Pool:
         worker.deadline = time.monotonic() + self.timeout
         # A worker that died while it was idle shows as a closed channel when its answer is awaited.
         with contextlib.suppress(OSError):
-            messages.send(worker.channel, {**job.request, "log": str(worker.log)})
+            messages.send(worker.channel, job.request)
 
     def _collect(self) -> list[Result]:
         """Wait for answers for a moment; then end workers past their time."""
@@ -197,25 +199,29 @@ class Pool:
         return _failed(job, _crash(status), log)
 
     def _finish(self, worker: _Worker) -> Result:
-        reply = messages.receive(worker.channel)
         job, worker.job = worker.job, None
         if job is None:
             raise RuntimeError("a worker without a job was collected")
+        try:
+            reply: Reply | None = messages.receive(worker.channel, Reply)
+        except CorruptFile as error:
+            # A generator may give kernels that cannot be read back.
+            failure = WorkerFailure(raised=("CorruptFile",), message=str(error))
+            return _failed(job, failure, read_log(worker.log))
         log = read_log(worker.log)
         if reply is None:
             return _failed(job, _crash(self._retire(worker)), log)
-        if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES:
+        if reply.peak_bytes > MAX_RESIDENT_BYTES:
             self._retire(worker)
-        if "error" in reply:
-            failure = WorkerFailure(raised=tuple(reply["raised"]), message=str(reply["error"]))
-            return _failed(job, failure, log + str(reply["traceback"]))
-        return Result(job, reply, log=log)
+        if isinstance(reply.result, WorkerFailure):
+            return _failed(job, reply.result, log)
+        return Result(job, reply.result, log=log)
 
     def _new_worker(self) -> _Worker:
         fork_server = self._started_fork_server()
-        child = fork_server.fork()
         self._started += 1
-        worker = _Worker(child.pid, child.channel, fork_server.directory / f"worker-{self._started}.log")
+        log = fork_server.directory / f"worker-{self._started}.log"
+        worker = _Worker(*fork_server.fork(log), log)
         self._workers.append(worker)
         return worker
 
@@ -234,7 +240,7 @@ class Pool:
 
 
 def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:
-    return Result(job, {}, failure.reason, log, is_machine_failure(failure, log))
+    return Result(job, None, reason_of(failure), log, is_machine_failure(failure, log))
 
 
 def _crash(status: int) -> WorkerFailure:

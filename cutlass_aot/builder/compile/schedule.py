@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from cutlass_aot.builder.compile.messages import Request
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
@@ -15,14 +17,14 @@ class Job:
 
     Attributes:
         name: what it is called in messages.
-        request: the message, without its log.
+        request: what the worker is to do.
         tag: the caller's own, handed back with the result.
         group: jobs of one group share what a worker keeps once it has done one of them.
         seconds: how long it is expected to take.
     """
 
     name: str
-    request: dict[str, Any]
+    request: Request
     tag: Any = None
     group: str = ""
     seconds: float = 1.0

@@ -20,9 +20,10 @@ from cutlass_aot.builder.plan.recipe import Origins
 from cutlass_aot.builder.records import Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.generators.device_profiles import DeviceProfile, device_record, load_profile
+from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
 from cutlass_aot.generators.registry import package_folders, source_digests, source_of
 from cutlass_aot.manifest.model import Manifest, load_manifest
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import GENERATOR, REQUEST_SCHEMA
 from cutlass_aot.store.build_state import read_state, write_state
@@ -100,8 +101,7 @@ class Inputs:
             "the manifest": {name: digest(encode(value)) for name, value in sorted(named.items())},
             "a file that [select] names": dict(sorted(self.manifest.select.inputs.items())),
             "the device profile": {
-                target: digest(encode(device_record(device)))
-                for target, device in sorted(self.devices.items())
+                target: digest(encode(to_plain(device))) for target, device in sorted(self.devices.items())
             },
             "a plugin": {module: self._plugin(module) for module in sorted(self.manifest.plugins)},
             "a generator": {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
-from cutlass_aot.builder.compile.messages import problem_record
+from cutlass_aot.builder.compile.messages import Rank
 from cutlass_aot.builder.compile.pool import Job, Pool
 from cutlass_aot.builder.records import Selection, Sources
 from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
@@ -16,7 +15,6 @@ from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
 from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
-from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.targets import Target
@@ -219,48 +217,46 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
     """Have the generators answer, in workers; answers in the order of the questions."""
     jobs = [
         Job(
-            name=question.name,
-            request={
-                "do": "rank",
-                "generator": [question.generator, sources.references[question.generator].location],
-                "problem": problem_record(question.problem),
-                "target": question.target,
-                "kernels": [to_plain(kernel) for kernel in question.kernels],
-                "shapes": [[shape.batch, shape.m, shape.n, shape.k] for shape in question.shapes],
-                "heuristic": model.name,
-                "gpu": model.gpus[question.target],
-            },
+            question.name,
+            Rank(
+                sources.references[question.generator],
+                question.problem,
+                question.target,
+                question.kernels,
+                question.shapes,
+                model.name,
+                model.gpus[question.target],
+            ),
             tag=index,
         )
         for index, question in enumerate(questions)
     ]
     answers: dict[int, Ranked] = {}
     for result in pool.run(jobs):
-        question = questions[result.job.tag]
-        if result.error:
+        question, answer = questions[result.job.tag], result.answer
+        if not isinstance(answer, Ranked):
             raise GeneratorError(
                 f"generator {question.generator!r} failed to rank {question.name}: {result.error}\n"
                 + result.log.rstrip()
             )
-        answers[result.job.tag] = read_answer(question, result.reply)
+        check_answer(question, answer)
+        answers[result.job.tag] = answer
     return [answers[index] for index in range(len(questions))]
 
 
-def read_answer(question: Question, reply: Mapping[str, Any]) -> Ranked:
-    """A generator's answer, checked against the question."""
+def check_answer(question: Question, answer: Ranked) -> None:
+    """Refuse an answer that does not fit its question."""
     own = {kernel.digest for kernel in question.kernels}
-    modelled = frozenset(reply["modelled"])
-    problems = tuple(tuple(tuple(equal) for equal in problem) for problem in reply["problems"])
-    sound = len(problems) == len(question.shapes) and modelled <= own
-    for problem in problems:
+    sound = len(answer.problems) == len(question.shapes) and answer.modelled <= own
+    for problem in answer.problems:
         digests = [digest for equal in problem for digest in equal]
-        sound = sound and len(set(digests)) == len(digests) and modelled.issuperset(digests) and all(problem)
+        named_once = len(set(digests)) == len(digests)
+        sound = sound and named_once and answer.modelled.issuperset(digests) and all(problem)
     if not sound:
         raise GeneratorError(
             f"generator {question.generator!r} ranked {question.name} wrongly: expected an answer to each of "
             f"{len(question.shapes)} problems that names kernels of the question, each once, all modelled"
         )
-    return Ranked(modelled, problems, str(reply["reason"]))
 
 
 def best_first(

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
+from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, read_log
+from cutlass_aot.builder.compile.messages import WorkerFailure
 from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.inputs.file_digests import from_rows, to_rows
 from cutlass_aot.builder.inputs.inputs import Inputs
@@ -32,16 +33,14 @@ from cutlass_aot.builder.link.packages import license_notices
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
-from cutlass_aot.generators.device_profiles import device_record
 from cutlass_aot.manifest.programs import ProgramTable
 from cutlass_aot.programs.describe.distributions import DSL
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import plan_of
 from cutlass_aot.programs.start.environment import program_environment
-from cutlass_aot.programs.start.files import read_whole, refusals
+from cutlass_aot.programs.start.files import RequestResult, read_whole, refusals
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
-from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import key
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import (
@@ -207,7 +206,7 @@ def _state_name(program: Program, inputs: Inputs) -> str:
                 "run": table.run,
                 "folder": os.fspath(inputs.manifest.path.parent.absolute()),
                 "target": program.target,
-                "device": device_record(inputs.devices[program.target]),
+                "device": to_plain(inputs.devices[program.target]),
                 "fake_tensors": table.fake_tensors,
                 "environment": dict(table.environment),
                 "toolchain": inputs.tools.origins.toolchain,
@@ -299,7 +298,7 @@ class _Run:
             self.inputs.devices[self.program.target],
         )
         plan = plan_of(
-            found, target, device_record(profile), sorted(self.known), fake_tensors=table.fake_tensors,
+            found, target, to_plain(profile), sorted(self.known), fake_tensors=table.fake_tensors,
             compiler=COMPILER, jobs=self.jobs, timeout=self.settings.timeout,
         )  # fmt: skip
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -377,37 +376,29 @@ class _Run:
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
         """Take what a request compiled to into the store; says how the compiled function is called."""
-        result = path.with_suffix(".result")
-        body = decode(read_whole(result, 1 << 20), result.name)
-        call = body.pop("call")
-        artifact = from_plain(Artifact, body, result.name)
+        file = path.with_suffix(".result")
+        result = from_plain(RequestResult, decode(read_whole(file, 1 << 20), file.name), file.name)
         with self.lock:
             name = kernel_key(request, self.inputs)
-            keep_artifact(self.store, name, request.kernel, artifact, path.with_suffix(".object"))
-        return None if call is None else from_plain(CallByName, call, result.name)
+            keep_artifact(self.store, name, request.kernel, result.artifact, path.with_suffix(".object"))
+        return result.call
 
     def _failure(self, request: Request, path: Path) -> Failure:
         try:
-            body = decode(read_whole(path.with_suffix(".failure"), 1 << 20), path.name)
+            data = read_whole(path.with_suffix(".failure"), 1 << 20)
+            failure = from_plain(WorkerFailure, decode(data, path.name), path.name)
         except OSError:
-            body = {}
-        failure = WorkerFailure(
-            timed_out=float(body.get("timed_out", 0.0)), signal=int(body.get("signal", 0)),
-            status=int(body.get("status", 1)), raised=tuple(map(str, body.get("raised", ()))),
-            message=str(body.get("message", "")),
-        )  # fmt: skip
+            failure = WorkerFailure(status=1)
         words = read_log(path.with_suffix(".log"))
-        kernel, machine = request.kernel, is_machine_failure(failure, words)
-        text = f"{kernel.name}\n{failure.reason}\n\n{words.rstrip()}\n"
+        kernel, reason, machine = request.kernel, reason_of(failure), is_machine_failure(failure, words)
+        text = f"{kernel.name}\n{reason}\n\n{words.rstrip()}\n"
         name = kernel_key(request, self.inputs)
         with self.lock:
             if machine:
                 log = self.store.put_log(name, text)
             else:
-                log = keep_failure(
-                    self.store, name, kernel, failure.reason, text, self.inputs.tools.origins.versions
-                )
-        return Failure(kernel, failure.reason, log, machine)
+                log = keep_failure(self.store, name, kernel, reason, text, self.inputs.tools.origins.versions)
+        return Failure(kernel, reason, log, machine)
 
     def _remember(self, recording: Recording, files: Sequence[str]) -> None:
         with self.lock:

@@ -23,11 +23,11 @@ from cutlass_aot.builder.plan.rank import (
     Model,
     Question,
     best_first,
+    check_answer,
     choose,
     find_model,
     questions_of,
     rank,
-    read_answer,
     supported,
 )
 from cutlass_aot.builder.records import Selection
@@ -221,17 +221,17 @@ def test_what_is_no_gemm_has_no_shapes():
 def test_an_answer_that_cannot_be_is_refused(wrong):
     members = kernels(("Known", (64, 64), "clc"), ("Known", (128, 64), "clc"))
     one, two = (kernel.digest for kernel in members)
-    reply = {"modelled": [one, two], "problems": [[[one], [two]]], "reason": ""}
-    assert read_answer(question(members), reply) == Ranked(frozenset({one, two}), (((one,), (two,)),))
-    reply |= {
-        "few": {"problems": []},
-        "foreign": {"modelled": [one, two, "x"]},
-        "unmodelled": {"modelled": [one]},
-        "twice": {"problems": [[[one], [one]]]},
-        "empty tie": {"problems": [[[one], []]]},
+    answer = Ranked(frozenset({one, two}), (((one,), (two,)),))
+    check_answer(question(members), answer)
+    changes = {
+        "few": {"problems": ()},
+        "foreign": {"modelled": answer.modelled | {"x"}},
+        "unmodelled": {"modelled": frozenset({one})},
+        "twice": {"problems": (((one,), (one,)),)},
+        "empty tie": {"problems": (((one,), ()),)},
     }[wrong]
     with pytest.raises(GeneratorError, match=r"generator 'ranking' ranked gemm.* wrongly"):
-        read_answer(question(members), reply)
+        check_answer(question(members), dataclasses.replace(answer, **changes))
 
 
 def test_of_kernels_that_tie_the_first_in_the_default_order_stands_for_all():
