@@ -27,13 +27,13 @@ class Compilation:
     """What came of compiling.
 
     Attributes:
-        artifacts: by key; what was compiled, and what another builder had stored by then.
-        failures: in the plan's order.
-        compiled: number of kernels compiled here.
+        artifacts: by key, also those that were there already.
+        failures: kernels that did not compile.
+        compiled: number of kernels compiled now.
     """
 
     artifacts: dict[str, Artifact]
-    failures: list[Failure]
+    failures: tuple[Failure, ...]
     compiled: int
 
 
@@ -157,8 +157,8 @@ def compile_missing(
         with contextlib.suppress(StoreError):
             if work.seconds:
                 remember_durations(store, work.seconds)
-    ordered = [work.failures[item.key] for item in planned if item.key in work.failures]
-    return Compilation(work.artifacts, ordered, work.compiled)
+    failures = tuple(work.failures[item.key] for item in planned if item.key in work.failures)
+    return Compilation(work.artifacts, failures, work.compiled)
 
 
 @dataclass(slots=True)
@@ -215,12 +215,9 @@ class _Work:
             self.compiled += 1
             self.tell(Compiled(item.kernel, result.answer))
         else:
-            text = _log_text(item, result.error, result.log)
-            if result.machine:
-                log = self.store.put_log(item.key, text)
-            else:
-                log = keep_failure(self.store, item.key, item.kernel, result.error, text, self.versions)
-            failure = Failure(item.kernel, result.error, log, result.machine)
+            failure = keep_what_failed(
+                self.store, item.key, item.kernel, result.error, result.log, self.versions, result.machine
+            )
             self.failures[item.key] = failure
             self.tell(Failed(failure))
         self._unlock(item.key)
@@ -234,5 +231,26 @@ class _Work:
             self.store.unlock(key)
 
 
-def _log_text(item: PlannedKernel, error: str, log: str) -> str:
-    return f"{item.kernel.name}\nkey {item.key}\n{error}\n\n{log.rstrip()}\n"
+def keep_what_failed(
+    store: Store,
+    key: str,
+    kernel: Kernel,
+    reason: str,
+    log: str,
+    versions: Mapping[str, str],
+    machine: bool,
+) -> Failure:
+    """Keep the log of a kernel that did not compile, and a record unless the machine is to blame.
+
+    Args:
+        store: takes both.
+        key: the kernel's key.
+        kernel: its record.
+        reason: one line.
+        log: the compiler's own words.
+        versions: what is installed, package to version.
+        machine: whether the failure may not come again.
+    """
+    text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"
+    path = store.put_log(key, text) if machine else keep_failure(store, key, kernel, reason, text, versions)
+    return Failure(kernel, reason, path, machine)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from cutlass_aot.builder.inputs.inputs import Inputs, Parts
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.roots import Reference
 from cutlass_aot.store.store import Store
 
 _DIGEST_LENGTH = 64
+
+
+class _Kept(NamedTuple):
+    """What the last build followed from, in the store."""
+
+    parts: Parts
 
 
 def explain(inputs: Inputs, store: Store | None) -> str:
@@ -50,7 +57,7 @@ def _change(name: str, old: str | None, new: str | None) -> str:
 def keep_parts(store: Store, inputs: Inputs) -> None:
     """Keep what a build follows from, for the explanation of the next one."""
     if _read(store, inputs.manifest.name) != inputs.parts:
-        store.put_record(*parts_reference(inputs), {"parts": inputs.parts})
+        store.put_record(*parts_reference(inputs), to_plain(_Kept(inputs.parts)))
 
 
 def parts_reference(inputs: Inputs) -> Reference:
@@ -63,10 +70,7 @@ def _reference(name: str) -> Reference:
 
 
 def _read(store: Store, name: str) -> Parts | None:
-    record = store.get_record(*_reference(name))
-    parts: Any = record.get("parts") if isinstance(record, dict) else None
-    sound = isinstance(parts, Mapping) and all(
-        isinstance(values, Mapping) and all(isinstance(value, str) for value in values.values())
-        for values in parts.values()
-    )
-    return parts if sound else None
+    try:
+        return from_plain(_Kept, store.get_record(*_reference(name)), "the inputs of a build").parts
+    except CorruptFile:
+        return None

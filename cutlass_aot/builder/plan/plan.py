@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
-from cutlass_aot.builder.plan.recipe import Origins
+from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
@@ -270,7 +270,7 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
     return planned
 
 
-def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> list[str]:
+def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> tuple[str, ...]:
     """The key of each kernel in the store.
 
     Args:
@@ -287,23 +287,19 @@ def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: st
                 "not name: a generator writes its own name into its kernels"
             )
         keys.append(key(kernel, version, toolchain))
-    return keys
+    return tuple(keys)
 
 
 def kernel_entries(
-    kernels: Sequence[Kernel],
-    keys: Sequence[str],
+    planned: PlannedBundle,
     artifacts: Mapping[str, Artifact],
-    origins: Origins,
     packed: Callable[[Kernel], tuple[CodeSpan, int]],
 ) -> list[KernelEntry]:
     """What a bundle's catalog says of each kernel.
 
     Args:
-        kernels: the kernels.
-        keys: their keys, in their order.
+        planned: the bundle.
         artifacts: by key.
-        origins: what they come from.
         packed: where a kernel's GPU code is, and in which of its group's libraries its host code.
     """
     return [
@@ -313,12 +309,12 @@ def kernel_entries(
             facts=artifacts[kernel_key].facts,
             provenance={
                 "generator": kernel.generator,
-                "generator_version": origins.generators[kernel.generator],
-                "toolchain": origins.toolchain,
+                "generator_version": planned.origins.generators[kernel.generator],
+                "toolchain": planned.origins.toolchain,
             },
             code=span,
             library=library,
         )
-        for kernel, kernel_key in zip(kernels, keys, strict=True)
+        for kernel, kernel_key in zip(planned.selection.kernels, planned.keys, strict=True)
         for span, library in (packed(kernel),)
     ]

@@ -99,7 +99,7 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "body", [None, [], {}, {"files": 1}, {"files": [["a"]], "search": [], "folders": []}]
+    "body", [None, [], {}, {"files": 1}, {"files": {"a": ["b"]}, "search": {}, "folders": {}}]
 )
 def test_a_note_that_is_something_else_answers_nothing(built, body):
     (name,) = (path.name for path in (built / "store" / "build_state").iterdir())
@@ -134,6 +134,7 @@ def test_answering_imports_next_to_nothing():
         "cutlass_aot.builder.inputs.file_digests",
         "cutlass_aot.errors",
         "cutlass_aot.schema",
+        "cutlass_aot.schema.codec",
         "cutlass_aot.schema.encoding",
         "cutlass_aot.store",
         "cutlass_aot.store.build_state",
