@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import cutlass_aot
 from cutlass_aot.builder.assemble import assemble
@@ -52,10 +52,11 @@ from cutlass_aot.builder.settings import Settings
 from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
 from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.bundle.write import bundle_is
-from cutlass_aot.errors import CutlassAotError, ToolchainError
+from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
 from cutlass_aot.runtime.files.verified_read import read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -70,7 +71,7 @@ class BuildResult:
 
     Attributes:
         bundle: its directory, or the shard's.
-        kernels: number of kernels asked for.
+        kernels: number of kernels requested.
         compiled: how many were compiled now.
         failures: what failed; the bundle is written only if nothing did.
         written: whether the directory was written, False if it was up to date.
@@ -288,6 +289,18 @@ def _check_same_builder(origins: Origins, linkers: Mapping[str, LinkToolchain]) 
         )
 
 
+class _Built(NamedTuple):
+    """What the store remembers of a bundle, by the digest of its plan.
+
+    Attributes:
+        catalog_sha256: digest of its catalog.
+        references: records of the store that it is made of.
+    """
+
+    catalog_sha256: str
+    references: tuple[Reference, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Making:
     """One bundle in the making.
@@ -312,16 +325,15 @@ class _Making:
         """Compile what the store lacks, link, write."""
         planned, recipe, tell = self.planned, self.planned.recipe, self.settings.tell
         bundle, name, count = output / recipe.name, planned.digest, len(planned.keys)
-        record = self.store.get_record("bundle", name)
-        known: dict[str, Any] = record if isinstance(record, dict) else {}
-        catalog = str(known.get("catalog_sha256", ""))
-        if not self.failed and not self.settings.whole and bundle_is(bundle, catalog):
+        try:
+            before = from_plain(_Built, self.store.get_record("bundle", name), "a bundle's record")
+        except CorruptFile:
+            before = _Built("", ())
+        if not self.failed and not self.settings.whole and bundle_is(bundle, before.catalog_sha256):
             # Another manifest's bundle of this name may have taken the root.
-            references = known.get("references")
-            if isinstance(references, list) and references:
-                keep_root(self.store, recipe.name, [*references, *self.planned_by])
+            keep_root(self.store, recipe.name, [*before.references, *self.planned_by])
             tell(UpToDate(count))
-            return _finish(BuildResult(bundle, count, 0, (), False, catalog), tell)
+            return _finish(BuildResult(bundle, count, 0, (), False, before.catalog_sha256), tell)
         linkers, jobs = self.tools.linkers, self.settings.jobs
         # From here on no collection takes what the store has: see Store.workspace.
         with (
@@ -334,10 +346,9 @@ class _Making:
                 return _finish(BuildResult(bundle, kernels, done.compiled, done.failures, False), tell)
             linker = linkers[recipe.hosts[0]]
             outcome, made_of = assemble(planned, done.artifacts, libraries, linker, bundle)
-            references = [*made_of, ("bundle", name)]
-            record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
-            self.store.put_record("bundle", name, record)
-            set_root(self.store, recipe.name, [*references, *self.planned_by])
+            built = _Built(outcome.catalog_sha256, (*made_of, ("bundle", name)))
+            self.store.put_record("bundle", name, to_plain(built))
+            set_root(self.store, recipe.name, [*built.references, *self.planned_by])
         result = BuildResult(bundle, count, done.compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
 

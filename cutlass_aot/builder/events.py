@@ -141,7 +141,7 @@ class Finished:
 
     Attributes:
         bundle: the bundle's directory.
-        kernels: number of kernels asked for.
+        kernels: number of kernels requested.
         compiled: how many were compiled now.
         failed: how many failed; no bundle was written if any did.
         written: whether the bundle's directory was written.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cutlass_aot.builder.compile.estimates import expected_seconds
 from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
-from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result
+from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result, ask_generators
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import GeneratorError, StoreError
@@ -48,28 +48,17 @@ def enumerate_kernels(
         devices: target to device profile.
     """
     jobs = [
-        Job(
-            question.name,
-            Enumerate(question.generator, question.problem, question.target, devices[question.target]),
-            tag=index,
-        )
-        for index, question in enumerate(questions)
+        Job(item.name, Enumerate(item.generator, item.problem, item.target, devices[item.target]))
+        for item in questions
     ]
-    answers: dict[int, tuple[Kernel, ...]] = {}
-    for result in pool.run(jobs):
-        question, answer = questions[result.job.tag], result.answer
-        if not isinstance(answer, Enumerated):
-            raise GeneratorError(
-                f"generator {question.generator.name!r} failed on {question.name}: {result.error}\n"
-                + result.log.rstrip()
-            )
+    answers = ask_generators(pool, jobs, Enumerated)
+    for question, answer in zip(questions, answers, strict=True):
         _check_answer(question, answer)
-        answers[result.job.tag] = answer.kernels
-    return [(question, answers[index]) for index, question in enumerate(questions)]
+    return [(question, answer.kernels) for question, answer in zip(questions, answers, strict=True)]
 
 
 def _check_answer(question: Enumeration, answer: Enumerated) -> None:
-    """Refuse kernels that are not what was asked for, or cannot be told apart."""
+    """Refuse kernels that are not what was requested, or cannot be told apart."""
     problem = question.problem
     count = len(problem.dtypes)
     expected = (
@@ -240,17 +229,7 @@ def keep_what_failed(
     versions: Mapping[str, str],
     machine: bool,
 ) -> Failure:
-    """Keep the log of a kernel that did not compile, and a record unless the machine is to blame.
-
-    Args:
-        store: takes both.
-        key: the kernel's key.
-        kernel: its record.
-        reason: one line.
-        log: the compiler's own words.
-        versions: what is installed, package to version.
-        machine: whether the failure may not come again.
-    """
+    """Keep the log of a kernel that did not compile, and a record unless the machine is to blame."""
     text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"
     path = store.put_log(key, text) if machine else keep_failure(store, key, kernel, reason, text, versions)
     return Failure(kernel, reason, path, machine)

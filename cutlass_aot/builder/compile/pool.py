@@ -10,30 +10,31 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
 from cutlass_aot.builder.compile.messages import Answer, Reply, WorkerFailure
 from cutlass_aot.builder.compile.schedule import Job, Queue
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import CorruptFile, GeneratorError
 
-__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
+__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result", "ask_generators"]
 
 MAX_RESIDENT_BYTES = 1000 << 20
 """A worker that has held more memory than this is replaced after its job: every compile leaves some behind.
 One job more needs some 50 MB, so that a worker stays below 1.2 GB."""
 
 _POLL_SECONDS = 0.2
+_AnswerType = TypeVar("_AnswerType", bound=Answer)
 
 Admit = Callable[[Job, bool], "bool | None"]
-"""Asked just before a job starts: True to run it, False to drop it, None to ask later. The second argument
-says that it was asked for long enough, and that True or False is wanted now."""
+"""Called just before a job starts: True to run it, False to drop it, None to be called again later. The
+second argument says that it has to decide now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ class Pool:
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
 
-        A job that ``admit`` puts off is asked for again whenever there is nothing else to do. After it has
-        been put off for the time that a job may take, it is asked for with True.
+        A job that ``admit`` puts off is offered again whenever there is nothing else to do. After it has been
+        put off for the time that a job may take, ``admit`` has to decide.
 
         Args:
             jobs: to run.
@@ -142,7 +143,7 @@ class Pool:
             yield from done
 
     def _fill(self, queue: Queue, put_off: dict[Job, float], admit: Admit) -> None:
-        """Give every idle worker a job; start workers while there are fewer than wanted."""
+        """Give every idle worker a job; start workers while there are too few."""
         for worker in [worker for worker in self._workers if worker.job is None and _has_ended(worker)]:
             self._retire(worker)
         retried = iter(list(put_off))
@@ -237,6 +238,19 @@ class Pool:
         self._workers.remove(worker)
         worker.channel.close()
         return self._started_fork_server().reap(worker.pid)
+
+
+def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType]) -> list[_AnswerType]:
+    """Have workers do jobs that must not fail; answers in the order of the jobs."""
+    answers: dict[Job, _AnswerType] = {}
+    for result in pool.run(jobs):
+        if not isinstance(result.answer, expected):
+            raise GeneratorError(
+                f"generator {result.job.request.generator.name!r} failed on {result.job.name}: "
+                f"{result.error}\n{result.log.rstrip()}"
+            )
+        answers[result.job] = result.answer
+    return [answers[job] for job in jobs]
 
 
 def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:

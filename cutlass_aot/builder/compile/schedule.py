@@ -82,7 +82,7 @@ class Queue:
             jobs.reverse()
             group = _Group(name, order, jobs, list(accumulate(job.seconds for job in jobs)))
             self._groups[name] = group
-            self._note(group)
+            self._push(group)
 
     def __len__(self) -> int:
         return self._count
@@ -132,14 +132,14 @@ class Queue:
         job = group.jobs.pop()
         group.sums.pop()
         if group.jobs:
-            self._note(group)
+            self._push(group)
         else:
             del self._groups[group.name]
         self._left -= job.seconds
         self._count -= 1
         return job
 
-    def _note(self, group: _Group) -> None:
+    def _push(self, group: _Group) -> None:
         length = len(group.jobs)
         heapq.heappush(self._longest, (-group.seconds, group.order, group.name, length))
         heapq.heappush(self._most, (-group.sums[-1], group.order, group.name, length))

@@ -24,7 +24,7 @@ def explain(inputs: Inputs, store: Store | None) -> str:
     """Why a build of these inputs plans again, in words; ``""`` if it does not."""
     if store is None:
         return "there is no store yet"
-    before = _read(store, inputs.manifest.name)
+    before = _kept_parts(store, inputs)
     if before is None:
         return f"the store knows no earlier build of a bundle named {inputs.manifest.name!r}"
     difference = first_difference(before, inputs.parts)
@@ -56,21 +56,17 @@ def _change(name: str, old: str | None, new: str | None) -> str:
 
 def keep_parts(store: Store, inputs: Inputs) -> None:
     """Keep what a build follows from, for the explanation of the next one."""
-    if _read(store, inputs.manifest.name) != inputs.parts:
+    if _kept_parts(store, inputs) != inputs.parts:
         store.put_record(*parts_reference(inputs), to_plain(_Kept(inputs.parts)))
 
 
 def parts_reference(inputs: Inputs) -> Reference:
     """Kind and key of the record that :func:`keep_parts` keeps."""
-    return _reference(inputs.manifest.name)
+    return "inputs", digest(inputs.manifest.name.encode())
 
 
-def _reference(name: str) -> Reference:
-    return "inputs", digest(name.encode())
-
-
-def _read(store: Store, name: str) -> Parts | None:
+def _kept_parts(store: Store, inputs: Inputs) -> Parts | None:
     try:
-        return from_plain(_Kept, store.get_record(*_reference(name)), "the inputs of a build").parts
+        return from_plain(_Kept, store.get_record(*parts_reference(inputs)), "the inputs of a build").parts
     except CorruptFile:
         return None

@@ -54,7 +54,7 @@ class Files:
     def __init__(self, remembered: Mapping[str, Seen] | None = None) -> None:
         self._remembered = dict(remembered or {})
         self.used: dict[str, Seen] = {}
-        """Every file asked for, by its absolute path."""
+        """Every file looked at, by its absolute path."""
 
     def digest(self, path: Path) -> str:
         """SHA-256 of a file's bytes, in hexadecimal; :data:`MISSING` if there is no such file."""

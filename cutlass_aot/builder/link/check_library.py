@@ -1,4 +1,4 @@
-"""Is a linked library what was asked for? What it exports, and what it needs."""
+"""Check a linked library: what it exports, and what it requires."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
     exported, needed = library.exported, set(library.needed)
     if exported != expected:
         raise LinkError(
-            f"{path.name}: exported symbols are not those asked for; missing: "
+            f"{path.name}: exported symbols are not those expected; missing: "
             f"{few(sorted(expected - exported), 8)}; not expected: {few(sorted(exported - expected), 8)}"
         )
     allowed = _NEEDED | {_LOADERS[host]}

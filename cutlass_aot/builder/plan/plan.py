@@ -172,13 +172,13 @@ def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
 
 
 def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
-    def wanted(kernel: Kernel) -> bool:
+    def accepted(kernel: Kernel) -> bool:
         design = dict(kernel.design + kernel.parameters)
         if not all(design_filter.accepts(design) for design_filter in table.filters):
             return False
         return not any(all(f.accepts(design) for f in group) for group in table.exclude)
 
-    return [kernel for kernel in kernels if wanted(kernel)]
+    return [kernel for kernel in kernels if accepted(kernel)]
 
 
 def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
@@ -215,8 +215,8 @@ def _reason(
     found: Sequence[Kernel],
 ) -> str:
     if not found:
-        asked = "; ".join(question.name for question, _ in own)
-        return f"generator {table.generator!r} has none for {asked}"
+        questions = "; ".join(question.name for question, _ in own)
+        return f"generator {table.generator!r} has none for {questions}"
     left = list(found)
     for design_filter in table.filters:
         matching = [

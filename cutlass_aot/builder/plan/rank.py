@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from cutlass_aot.builder.compile.messages import Rank
-from cutlass_aot.builder.compile.pool import Job, Pool
+from cutlass_aot.builder.compile.pool import Job, Pool, ask_generators
 from cutlass_aot.builder.records import Selection, Sources
 from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
 from cutlass_aot.generators.device_profiles import DeviceProfile
@@ -102,13 +102,13 @@ def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, Devic
 
 
 def _gpu(
-    target: str, wanted: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
+    target: str, requested: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
 ) -> tuple[str, str]:
     """The GPU model to rank for on a target, or ``""`` with a warning that says why there is none."""
-    if wanted is not None:
-        if wanted not in known:
-            raise ManifestError(unknown(f"select.gpu.{target}", wanted, sorted(known)))
-        return wanted, ""
+    if requested is not None:
+        if requested not in known:
+            raise ManifestError(unknown(f"select.gpu.{target}", requested, sorted(known)))
+        return requested, ""
     listed = ", ".join(f"{name} ({title})" for name, title in sorted(known.items()))
     named = [name for name, title in sorted(known.items()) if title == device.gpu]
     if not named:
@@ -157,7 +157,7 @@ def _check_installed(heuristic: Heuristic) -> None:
 def questions_of(
     kernels: Iterable[Kernel], shapes: Sequence[Extents], model: Model
 ) -> tuple[list[Question], list[str]]:
-    """What to ask about some kernels, by the names of their groups, and warnings about what is not asked."""
+    """What to ask about some kernels, by the names of their groups, and warnings about the others."""
     groups: dict[str, dict[str, list[Kernel]]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.group, {}).setdefault(kernel.generator, []).append(kernel)
@@ -217,31 +217,18 @@ def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Questio
     """Have the generators answer, in workers; answers in the order of the questions."""
     jobs = [
         Job(
-            question.name,
+            f"the ranking of {question.name}",
             Rank(
-                sources.references[question.generator],
-                question.problem,
-                question.target,
-                question.kernels,
-                question.shapes,
-                model.name,
-                model.gpus[question.target],
+                sources.references[question.generator], question.problem, question.target,
+                question.kernels, question.shapes, model.name, model.gpus[question.target],
             ),
-            tag=index,
         )
-        for index, question in enumerate(questions)
-    ]
-    answers: dict[int, Ranked] = {}
-    for result in pool.run(jobs):
-        question, answer = questions[result.job.tag], result.answer
-        if not isinstance(answer, Ranked):
-            raise GeneratorError(
-                f"generator {question.generator!r} failed to rank {question.name}: {result.error}\n"
-                + result.log.rstrip()
-            )
+        for question in questions
+    ]  # fmt: skip
+    answers = ask_generators(pool, jobs, Ranked)
+    for question, answer in zip(questions, answers, strict=True):
         check_answer(question, answer)
-        answers[result.job.tag] = answer
-    return [answers[index] for index in range(len(questions))]
+    return answers
 
 
 def check_answer(question: Question, answer: Ranked) -> None:

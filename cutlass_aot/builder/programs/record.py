@@ -270,15 +270,15 @@ class _Run:
             if read_artifact(self.store, kernel_key(item.request, self.inputs), kernel)[0] is not None:
                 self.known[item.request.digest] = item.call
         with tempfile.TemporaryDirectory(prefix="cutlass-aot-program-", ignore_cleanup_errors=True) as folder:
-            found = Path(folder) / "found"
-            found.mkdir()
+            results = Path(folder) / "results"
+            results.mkdir()
             output = Path(folder) / "output"
-            problem = self._run(found, output)
-            recorded = self._collect(found)
+            problem = self._run(results, output)
+            recorded = self._collect(results)
             if problem is None and not recorded.recording.requests and not recorded.failures:
                 problem = self._nothing(recorded.recording) + _tail(output)
-            # A run that failed is noted without its files, so that there is another one.
-            self._remember(recorded.recording, () if problem or recorded.failures else _files(found))
+            # A run that failed is remembered without its files, so that there is another one.
+            self._remember(recorded.recording, () if problem or recorded.failures else _files(results))
             if problem is not None:
                 kept = len(recorded.recording.requests)
                 raise ProgramError(
@@ -291,18 +291,18 @@ class _Run:
                 self.settings.tell(Ran(table.command, self.program.target, *counts, len(recorded.failures)))
             return recorded
 
-    def _run(self, found: Path, output: Path) -> str | None:
+    def _run(self, results: Path, output: Path) -> str | None:
         """Run the program to its end; says what went wrong, None if nothing did."""
         table, target = self.program.table, self.program.target
         profile = self.inputs.devices[target]
         plan = plan_of(
-            found, target, to_plain(profile), sorted(self.known), fake_tensors=table.fake_tensors,
+            results, target, to_plain(profile), sorted(self.known), fake_tensors=table.fake_tensors,
             compiler=COMPILER, jobs=self.jobs, timeout=self.settings.timeout,
         )  # fmt: skip
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         # The order of sets must not decide what a program compiles, nor in which order.
         own |= {"PYTHONHASHSEED": "0", **pretend_gpu.environment(profile, target), **dict(table.environment)}
-        environment = program_environment(plan, found.parent, own)
+        environment = program_environment(plan, results.parent, own)
         command = [sys.executable if table.run[0] in ("python", "python3") else table.run[0], *table.run[1:]]
         folder = self.inputs.manifest.path.parent
         # Whoever writes to it still holds the other end: the program, its children, and its compiling forks.
@@ -326,8 +326,8 @@ class _Run:
                 output
             )
         # It may crash as Python takes down what packages hold, when all is done.
-        came_to_its_end = (found / f"{process.pid}.imported").exists()
-        if status < 0 and (not came_to_its_end or (found / f"{process.pid}.status").exists()):
+        came_to_its_end = (results / f"{process.pid}.imported").exists()
+        if status < 0 and (not came_to_its_end or (results / f"{process.pid}.status").exists()):
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
@@ -352,10 +352,10 @@ class _Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _collect(self, found: Path) -> Recorded:
-        """Take what was found into the store."""
+    def _collect(self, results: Path) -> Recorded:
+        """Take what the program's forks wrote into the store."""
         requests, failures, compiled = [], [], 0
-        paths = sorted(found.glob("*.request"))
+        paths = sorted(results.glob("*.request"))
         if len(paths) > _MAX_REQUESTS:
             raise ProgramError(
                 f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}"
@@ -369,7 +369,7 @@ class _Run:
                 requests.append(CompiledRequest(request, self.known[request.digest]))
             else:
                 failures.append(self._failure(request, path))
-        recording = Recording(tuple(requests), tuple(refusals(found)))
+        recording = Recording(tuple(requests), tuple(refusals(results)))
         return Recorded(self.program, recording, tuple(failures), compiled)
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
@@ -419,23 +419,23 @@ def _tail(output: Path) -> str:
     return ". Its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else " and said nothing"
 
 
-def _files(found: Path) -> list[str]:
+def _files(results: Path) -> list[str]:
     """Files that the program's processes had imported, and the lists of what their distributions
     installed."""
     names: set[str] = set()
-    for path in sorted(found.glob("*.imported")):
+    for path in sorted(results.glob("*.imported")):
         names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
     return sorted(name for name in names if name)
 
 
 def warnings(recorded: Sequence[Recorded]) -> list[str]:
-    """What programs asked for and will not get, and what the bundle lacks, in sentences without a full
+    """What programs requested and will not get, and what the bundle lacks, in sentences without a full
     stop."""
-    found = [
+    refused = [
         f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
     ]
     requests = [item.request for one in recorded for item in one.recording.requests]
-    return found + [
+    return refused + [
         f"the bundle has no licence notice of {name} {version}, which is not installed here or carries none"
         for name, version in sorted({pair for item in requests for pair in item.distributions.items()})
         if name != DSL and not license_notices(name, version)

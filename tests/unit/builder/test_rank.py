@@ -1,4 +1,4 @@
-"""Ranking a selection: which GPU is modelled, what is asked, how ties are broken, what stays."""
+"""Ranking a selection: which GPU is modelled, which questions are made, how ties are broken, what stays."""
 
 from __future__ import annotations
 
@@ -157,22 +157,22 @@ def test_cutlass_operators_is_a_ranker_and_others_are_none():
         find_model(parsed, sources, devices)
 
 
-# --- what is asked
+# --- which questions are made
 
 
 def test_a_group_is_asked_for_the_shapes_it_supports():
     members = kernels(("Known", (64, 64), "clc"), ("Known", (128, 64), "clc"))
     odd = Extents(1, 64, 64, 60)
-    (asked,), warnings = questions_of(members, [SHAPE, odd], MODEL)
-    assert asked == question(members, listed=2)
+    (only,), warnings = questions_of(members, [SHAPE, odd], MODEL)
+    assert only == question(members, listed=2)
     assert warnings == []
 
 
 def test_what_is_not_asked_is_warned_of():
     foreign = gemm(generator="other", dtypes=("bf16", "bf16", "bf16"))
     members = [*kernels(("Known", (64, 64), "clc")), foreign]
-    asked, warnings = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)
-    assert asked == []
+    questions, warnings = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)
+    assert questions == []
     assert warnings == [
         "select: gemm-f16.f16.f16-f32-tnt-sm_90a is not ranked and stays whole: it supports none of 1 shapes",
         "select: generator 'other' has no heuristic 'by_tile': its kernels stay",
@@ -182,8 +182,8 @@ def test_what_is_not_asked_is_warned_of():
 def test_two_rankings_of_one_group_are_not_mixed():
     members = [gemm(generator="ranking"), gemm(generator="second")]
     model = dataclasses.replace(MODEL, heuristics={"ranking": BY_TILE, "second": BY_TILE})
-    asked, warnings = questions_of(members, [SHAPE], model)
-    assert asked == []
+    questions, warnings = questions_of(members, [SHAPE], model)
+    assert questions == []
     assert "the rankings of ranking and second cannot be compared" in warnings[0]
 
 
@@ -262,15 +262,15 @@ def test_keep_leaves_out_what_is_modelled_and_nowhere_among_the_best(problems, k
     shapes = tuple(Extents(1, 64 * (index + 1), 64, 64) for index in range(len(problems)))
     selection = Selection(tuple(POOL), ("before",))
     answer = Ranked(frozenset(DIGESTS), tuple(problems), "why")
-    asked = [question(POOL, shapes)]
+    questions = [question(POOL, shapes)]
     if not any(problems):
         if keep is None:
-            assert choose(selection, asked, [answer], MODEL, DEVICES, keep).rankings == ()
+            assert choose(selection, questions, [answer], MODEL, DEVICES, keep).rankings == ()
         else:
             with pytest.raises(ManifestError, match=r"select.keep: no kernel can be ranked, .* whole: why"):
-                choose(selection, asked, [answer], MODEL, DEVICES, keep)
+                choose(selection, questions, [answer], MODEL, DEVICES, keep)
         return
-    result = choose(selection, asked, [answer], MODEL, DEVICES, keep)
+    result = choose(selection, questions, [answer], MODEL, DEVICES, keep)
     by_digest = {kernel.digest: kernel for kernel in POOL}
     best = [best_first(tied, by_digest, shape, 132) for tied, shape in zip(problems, shapes, strict=True)]
     left = {kernel.digest for kernel in result.kernels}
@@ -305,8 +305,8 @@ def test_shapes_that_do_not_fit_are_told():
     members = kernels(("Known", (64, 64), "clc"))
     digest = members[0].digest
     answer = Ranked(frozenset({digest}), (((digest,),),))
-    asked = question(members, listed=3)
-    (warning,) = choose(Selection(tuple(members), ()), [asked], [answer], MODEL, DEVICES, None).warnings
+    listed = question(members, listed=3)
+    (warning,) = choose(Selection(tuple(members), ()), [listed], [answer], MODEL, DEVICES, None).warnings
     assert warning.endswith("1 of 3 shapes ranked for GOOD (2 not divisible as its operands have to be)")
 
 
@@ -363,7 +363,10 @@ def test_without_keep_everything_stays(tmp_path):
     ("gpu", "message"),
     [
         ("LIAR", "generator 'ranking' ranked gemm-f16.f16.f16-f32-tnt-sm_90a wrongly"),
-        ("RAISES", "generator 'ranking' failed to rank gemm.*RuntimeError: no such model\n(.|\n)*Traceback"),
+        (
+            "RAISES",
+            "'ranking' failed on the ranking of gemm.*RuntimeError: no such model\n(.|\n)*Traceback",
+        ),
     ],
 )
 def test_a_generator_that_ranks_wrong_is_named(tmp_path, gpu, message):
