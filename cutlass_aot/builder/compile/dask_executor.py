@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cutlass_aot.builder.compile import messages
@@ -83,12 +82,7 @@ class DaskExecutor:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(*_NO_SCHEDULER, CancelledError):
             self._client.cancel(list(self._running), force=True)
         self._running.clear()

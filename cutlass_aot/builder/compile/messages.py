@@ -245,25 +245,12 @@ _Message: Any = (
 
 
 def to_bytes(message: Any) -> bytes:
-    """One message as bytes.
-
-    Raises:
-        TypeError: if it holds something that has no encoding.
-        OverflowError: if a number does not fit into 64 bits.
-    """
+    """One message as bytes; TypeError or OverflowError if it holds what has no encoding."""
     return encode(codec_of(_Message).to_plain(message))
 
 
 def from_bytes(data: bytes, *expected: type) -> Any:
-    """Read what :func:`to_bytes` gave: a message of one of the classes expected.
-
-    Args:
-        data: of another process, or of another machine.
-        expected: classes of messages.
-
-    Raises:
-        CorruptFile: if it is anything else.
-    """
+    """Read what :func:`to_bytes` gave; CorruptFile if it is no message of the classes expected."""
     names = " or ".join(kind.__name__ for kind in expected)
     what = f"a message where {names} was expected"
     advice = "have the same cutlass-aot on both sides"
@@ -274,21 +261,14 @@ def from_bytes(data: bytes, *expected: type) -> Any:
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send one message.
-
-    Raises:
-        OSError: if the other side is gone.
-    """
+    """Send one message; OSError if the other side is gone."""
     data = to_bytes(message)
     channel.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive(channel: socket.socket, *expected: type) -> Any:
-    """Receive one message; None if the other side has closed the channel, also in the middle of one.
-
-    Raises:
-        CorruptFile: if it is none of the classes expected.
-    """
+    """Receive one message of the classes expected, or None if the other side has closed the channel, also in
+    the middle of one."""
     header = _exactly(channel, _LENGTH.size)
     if header is None:
         return None
