@@ -10,23 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cutlass_aot
+from cutlass_aot.builder import events
 from cutlass_aot.builder.assemble import assemble
 from cutlass_aot.builder.compile import compile as compiling
 from cutlass_aot.builder.compile.compile import Compilation
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.compile.pool import Executor, Pool
-from cutlass_aot.builder.events import (
-    Compiled,
-    Enumerating,
-    Event,
-    Failed,
-    Finished,
-    Listener,
-    Planned,
-    Ranking,
-    Shared,
-    UpToDate,
-)
+from cutlass_aot.builder.events import Event, Listener
 from cutlass_aot.builder.inputs.explain import explain, keep_parts, parts_reference
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.inputs.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
@@ -332,7 +322,7 @@ class _Making:
         if not self.failed and not self.settings.whole and bundle_is(bundle, before.catalog_sha256):
             # Another manifest's bundle of this name may have taken the root.
             keep_root(self.store, recipe.name, [*before.references, *self.planned_by])
-            tell(UpToDate(count))
+            tell(events.UpToDate(count))
             return _finish(BuildResult(bundle, count, 0, (), False, before.catalog_sha256), tell)
         linkers, jobs = self.tools.linkers, self.settings.jobs
         # From here on no collection takes what the store has: see Store.workspace.
@@ -379,7 +369,7 @@ class _Making:
 
         def tell(event: Event) -> None:
             settings.tell(event)
-            if isinstance(event, (Compiled, Shared)):
+            if isinstance(event, (events.Compiled, events.Shared)):
                 add(event.kernel, event.artifact.object_sha256, True)
 
         selection = self.planned.selection
@@ -387,13 +377,13 @@ class _Making:
         planned = planning.against_store(selection, self.planned.keys, self.store)
         if required is not None:
             planned = [item for item in planned if item.key in required]
-        settings.tell(Planned(tuple(planned), selection.warnings))
+        settings.tell(events.Planned(tuple(planned), selection.warnings))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:
                 add(item.kernel, item.artifact.object_sha256, False)
         for failure in self.failed:
-            settings.tell(Failed(failure))
+            settings.tell(events.Failed(failure))
         failures = self.failed if settings.retry else (*self._failed_before(planned), *self.failed)
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):
@@ -440,12 +430,13 @@ class _Making:
             Failure(item.kernel, item.failed, log(item.key), before=True) for item in planned if item.failed
         ]
         for failure in failures:
-            self.settings.tell(Failed(failure))
+            self.settings.tell(events.Failed(failure))
         return tuple(failures)
 
 
 def _finish(result: BuildResult, tell: Listener) -> BuildResult:
-    tell(Finished(result.bundle, result.kernels, result.compiled, len(result.failures), result.written))
+    failed = len(result.failures)
+    tell(events.Finished(result.bundle, result.kernels, result.compiled, failed, result.written))
     return result
 
 
@@ -464,12 +455,12 @@ def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     if not inputs.manifest.tables:
         return Selection((), ())
     questions = planning.enumerations(inputs.manifest, tools.sources)
-    settings.tell(Enumerating(len(questions)))
+    settings.tell(events.Enumerating(len(questions)))
     answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
     with naming(inputs.manifest.path):
         versions = tools.compiler.versions
         selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
         if inputs.model is None:
             return selection
-        settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
+        settings.tell(events.Ranking(len(inputs.manifest.select.shapes.extents)))
         return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)

@@ -155,20 +155,8 @@ class Finished:
 
 
 Event = (
-    Enumerating
-    | Ranking
-    | Running
-    | Ran
-    | Planned
-    | UpToDate
-    | Started
-    | Compiled
-    | Shared
-    | Failed
-    | Linking
-    | Linked
-    | Notice
-    | Finished
-)
+    Enumerating | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled | Shared | Failed
+    | Linking | Linked | Notice | Finished
+)  # fmt: skip
 Listener = Callable[[Event], None]
 """Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

@@ -90,7 +90,7 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     ]
     # Twice: a value that is set instead of none may be the one that the kernel takes by default.
     turns = [_differences(plain, first, value) for value in ("1", "0")]
-    if not _differing(run, [_together(plain, turn) for turn in turns], first):
+    if not _differing(run, [functools.reduce(_merged, turn, plain) for turn in turns], first):
         return findings
     first_turn, second_turn = turns
     differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
@@ -124,12 +124,8 @@ def _differences(plain: _Trace, first: TraceReply, value: str) -> list[_Trace]:
     ]
 
 
-def _together(plain: _Trace, differences: Sequence[_Trace]) -> _Trace:
-    """One trace with all differences."""
-    return functools.reduce(_merged, differences, plain)
-
-
 def _merged(one: _Trace, other: _Trace) -> _Trace:
+    """A trace with the differences of both."""
     return _Trace(
         combinations=max(one.combinations, other.combinations),
         environment={**one.environment, **other.environment},

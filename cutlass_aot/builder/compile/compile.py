@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutlass_aot.builder.compile.estimates import expected_seconds
 from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
 from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result, ask_generators
+from cutlass_aot.builder.compile.schedule import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
 from cutlass_aot.errors import GeneratorError, StoreError
@@ -221,13 +221,7 @@ class _Work:
 
 
 def keep_what_failed(
-    store: Store,
-    key: str,
-    kernel: Kernel,
-    reason: str,
-    log: str,
-    versions: Mapping[str, str],
-    machine: bool,
+    store: Store, key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str], machine: bool
 ) -> Failure:
     """Keep the log of a kernel that did not compile, and a record unless the machine is to blame."""
     text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"

@@ -12,22 +12,12 @@ import time
 import traceback
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
-from cutlass_aot.builder.compile.messages import (
-    Answer,
-    Compile,
-    Enumerate,
-    Enumerated,
-    FindVersion,
-    Rank,
-    Reply,
-    Request,
-    Version,
-    WorkerFailure,
-)
+from cutlass_aot.builder.compile.messages import Answer, Reply, Request
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
 from cutlass_aot.schema.encoding import digest
@@ -49,7 +39,7 @@ def serve(channel: socket.socket, log: str) -> None:
     gc.disable()
     done = 0
     request: Request | None
-    while (request := messages.receive(channel, Enumerate, Rank, Compile, FindVersion)) is not None:
+    while (request := messages.receive(channel, *get_args(Request))) is not None:
         with Path(log).open("wb", buffering=0) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -67,7 +57,8 @@ def _reply(channel: socket.socket, request: Request) -> None:
         messages.send(channel, Reply(answer, _memory_bytes()))
     except BaseException as error:
         raised = tuple(kind.__name__ for kind in type(error).__mro__)
-        failure = WorkerFailure(raised=raised, message=_encodable(f"{type(error).__name__}: {error}"))
+        message = _encodable(f"{raised[0]}: {error}")
+        failure = messages.WorkerFailure(raised=raised, message=message)
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
         _flush()
@@ -99,21 +90,21 @@ def _loaded(reference: GeneratorReference) -> Generator:
 def _answer(request: Request) -> Answer:
     generator = _loaded(request.generator)
     match request:
-        case Enumerate():
+        case messages.Enumerate():
             kernels = tuple(generator.enumerate(request.problem, request.target, request.device))
-            return Enumerated(kernels, tuple(sorted(generator.design)))
-        case Rank():
+            return messages.Enumerated(kernels, tuple(sorted(generator.design)))
+        case messages.Rank():
             if not isinstance(generator, Ranker):
                 raise TypeError(f"generator {generator.name!r} cannot rank its kernels")
             return generator.rank(
                 request.problem, request.target, request.kernels, request.shapes,
                 heuristic=request.heuristic, gpu=request.gpu,
             )  # fmt: skip
-        case Compile():
+        case messages.Compile():
             return _compile(generator, request.kernel, Path(request.object))
-        case FindVersion():
+        case messages.FindVersion():
             digests = {Path(path): sha256 for path, sha256 in request.digests.items()}
-            return Version(version_of(generator, digests.__getitem__))
+            return messages.Version(version_of(generator, digests.__getitem__))
 
 
 def _compile(generator: Generator, kernel: Kernel, path: Path) -> Artifact:

@@ -210,9 +210,7 @@ def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _reason(
-    table: KernelTable,
-    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
-    found: Sequence[Kernel],
+    table: KernelTable, own: Sequence[tuple[Enumeration, Sequence[Kernel]]], found: Sequence[Kernel]
 ) -> str:
     if not found:
         questions = "; ".join(question.name for question, _ in own)

@@ -202,8 +202,9 @@ def check_answer(request: Rank, answer: Ranked) -> None:
         sound = sound and named_once and answer.modelled.issuperset(digests) and all(problem)
     if not sound:
         raise GeneratorError(
-            f"generator {request.generator.name!r} ranked {_name(request)} wrongly: expected an answer to each "
-            f"of {len(request.shapes)} problems that names kernels of the request, each once, all modelled"
+            f"generator {request.generator.name!r} ranked {_name(request)} wrongly: expected an answer to "
+            f"each of {len(request.shapes)} problems that names kernels of the request, each once, all "
+            "modelled"
         )
 
 

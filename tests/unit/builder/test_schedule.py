@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from cutlass_aot.builder.compile.estimates import expected_seconds
 from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.messages import WorkerFailure
-from cutlass_aot.builder.compile.schedule import Job, Queue
+from cutlass_aot.builder.compile.schedule import Job, Queue, expected_seconds
 from tests.support.kernels import gemm
 
 
