@@ -6,6 +6,7 @@ import hashlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from cutlass_aot.builder.compile import compile as compiling
 from cutlass_aot.builder.compile import pool as pool_module
-from cutlass_aot.builder.compile.messages import Compile
+from cutlass_aot.builder.compile.messages import Compile, Forked, send
 from cutlass_aot.builder.compile.pool import Job, Pool
 from cutlass_aot.builder.events import Failed, Started
 from cutlass_aot.builder.inputs.inputs import load_inputs
@@ -303,6 +304,17 @@ def test_a_dead_fork_server_is_an_error_with_a_reason(tmp_path):
         _wait_until_gone(pool._workers[0].pid)
         with pytest.raises(ToolchainError, match=r"forks workers died \(exit status -9"):
             list(pool.run([job("raise", tmp_path)]))
+
+
+def test_a_reply_of_another_shape_fails_its_job(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = pool_module._Worker(1, ours, tmp_path / "log", job("raise", tmp_path))
+        send(theirs, Forked(1))
+        result = pool_of(1)._finish(worker)
+    assert result.answer is None
+    assert result.error.startswith("found a message Forked, expected Reply")
+    assert not result.machine
 
 
 def test_an_error_that_has_no_encoding_keeps_its_reason(tmp_path):
