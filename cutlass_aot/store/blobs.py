@@ -12,7 +12,7 @@ from cutlass_aot.schema.compression import compress, decompress
 from cutlass_aot.store.layout import MAX_BLOB_BYTES
 
 OBJECT_LEVEL = 15
-"""For objects of some 60 KB: 5 ms each. ``tools/bench/store.py`` prints what each level comes to."""
+"""For objects of some 60 KB: 5 ms each. ``tools/bench/size.py --part levels`` prints what each comes to."""
 PACKED_LEVEL = 1
 """For what is compressed already: code and libraries as bundles have them."""
 

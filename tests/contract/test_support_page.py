@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -21,13 +18,10 @@ PAGES = (
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(os.fspath(REPOSITORY / "tools"))
+def tables() -> ModuleType:
     from tools.check import support_tables
 
-    yield support_tables
-    for name in ("support_tables", "epilogue_classes"):
-        sys.modules.pop(name, None)
+    return support_tables
 
 
 def anchors(text: str) -> set[str]:

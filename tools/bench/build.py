@@ -5,7 +5,7 @@
 
 Prints one Markdown table, with the machine, the date and the versions; it needs the build extra and no GPU.
 Figures that are compared are measured in turns, each in a fresh process; the table has medians. ``-o``
-writes the numbers as JSON as well, for tools/bench/report.py.
+writes the numbers as JSON as well.
 
 ``compile`` builds sixty mixed SM100 kernels into an empty store, with one worker and with two, against a loop
 of ``operator.compile()`` and ``export_to_c()`` over the same sixty in one process, as a user writes it.
@@ -26,20 +26,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tools.bench.machine import about
-from tools.bench.process import Numbers, Worker, environment, in_fresh_process, medians, work
-from tools.bench.report import Row, table, write_record
+from tools.bench.command import Part, Result, Row, parser, run
+from tools.bench.process import MemoryWatch, Numbers, Worker, environment, in_fresh_process, medians, timed
 
 _HEAD = """[bundle]
 name = "{name}"
@@ -187,8 +183,8 @@ def worker_catalogue(target: str) -> Numbers:
     """Enumerate a target's whole catalogue."""
     import cutlass.operators
 
-    found = len(cutlass.operators.get_operators(target_sm=target))
-    return {"operators": found, "all": _age()}
+    count = len(cutlass.operators.get_operators(target_sm=target))
+    return {"operators": count, "all": _age()}
 
 
 def _age() -> float:
@@ -214,28 +210,23 @@ def command(*words: object) -> tuple[float, str]:
     Raises:
         RuntimeError: with the end of what it wrote, if it fails.
     """
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "cutlass_aot", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
+    command = [sys.executable, "-m", "cutlass_aot", *map(str, words)]
+    seconds, done = timed(
+        lambda: subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     )
-    seconds = time.perf_counter() - start
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or done.stdout.strip())[-300:])
     return seconds, done.stdout
 
 
 def planned(path: Path) -> set[str]:
-    """Names of the kernels that a manifest asks for."""
+    """Names of the kernels that a manifest lists."""
     with tempfile.TemporaryDirectory() as store:
         listed = json.loads(command("plan", path, "--store", store, "--json")[1])
     return {item["name"] for item in listed["kernels"]}
 
 
-def part_compile(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_compile(arguments: argparse.Namespace) -> Result:
     """Sixty kernels, with one worker and two, against a loop."""
     tables = (
         SIXTY if not arguments.small else [SIXTY[0].replace('"f16", "bf16", ', "").replace('"128x64", ', "")]
@@ -254,13 +245,13 @@ def part_compile(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, An
                 runs[jobs].append(
                     in_fresh_process(__file__, "build", path, own / "store", own / "bundles", jobs)
                 )
-    found = {name: medians(own) for name, own in runs.items()}
-    if not found["loop"]["kernels"] == found["1"]["kernels"] == found["2"]["kernels"]:
+    figures = {name: medians(own) for name, own in runs.items()}
+    if not figures["loop"]["kernels"] == figures["1"]["kernels"] == figures["2"]["kernels"]:
         raise RuntimeError("the loop and the build did not compile the same kernels")
-    loop = found["loop"]
+    loop = figures["loop"]
     rows = []
     for jobs, goal in (("1", 1.25), ("2", 2.3)):
-        ours = found[jobs]
+        ours = figures[jobs]
         ratio, whole = loop["compile"] / ours["compile"], loop["all"] / ours["all"]
         workers = "one worker" if jobs == "1" else "two workers"
         rows += [
@@ -276,10 +267,10 @@ def part_compile(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, An
                 f"{ours['all']:.1f} s against {loop['all']:.1f} s: {whole:.2f}x",
             ),
         ]
-    return rows, found
+    return Result(rows, figures)
 
 
-def part_plan(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_plan(arguments: argparse.Namespace) -> Result:
     """Plan 10,000 kernels, against the whole catalogue."""
     tables = [TEN_THOUSAND[0].replace('"tnt", "ttt", "nnt"', '"tnt"')] if arguments.small else TEN_THOUSAND
     target = "90a" if arguments.small else "100a"
@@ -291,19 +282,19 @@ def part_plan(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]
             ours, _ = command("plan", path, "--store", Path(name) / "none", "--json")
             theirs = in_fresh_process(__file__, "catalogue", target)
             runs.append({"ours": ours, "theirs": theirs["all"], "operators": theirs["operators"]})
-    found = medians(runs) | {"kernels": float(count)}
-    ratio = found["theirs"] / found["ours"]
+    figures = medians(runs) | {"kernels": float(count)}
+    ratio = figures["theirs"] / figures["ours"]
     row = Row(
         f"plan {count:,} kernels from descriptions of operands, against enumerating all of sm_{target} "
-        f"({found['operators']:,.0f}), imports in",
-        f"{found['ours']:.2f} s against {found['theirs']:.1f} s: {ratio:.1f}x",
+        f"({figures['operators']:,.0f}), imports in",
+        f"{figures['ours']:.2f} s against {figures['theirs']:.1f} s: {ratio:.1f}x",
         "≥ 5x",
         ratio >= 5,
     )
-    return [row], found
+    return Result([row], figures)
 
 
-def part_changed(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_changed(arguments: argparse.Namespace) -> Result:
     """Change one of ten tables: what was not there before is compiled, and nothing else."""
     tiles = ("128x64", "128x128") if arguments.small else (
         "64x32", "64x64", "64x128", "64x256", "128x64", "128x128", "128x256", "256x64", "256x128", "256x256",
@@ -330,7 +321,8 @@ def part_changed(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, An
         "exactly what changed",
         first == len(before) and compiled == expected > 0,
     )
-    return [row], {"first": first, "expected": expected, "compiled": compiled, "seconds": seconds}
+    numbers = {"first": first, "expected": expected, "compiled": compiled, "seconds": seconds}
+    return Result([row], numbers)
 
 
 def _compiled(text: str) -> int:
@@ -338,21 +330,22 @@ def _compiled(text: str) -> int:
     return int(text.rpartition(" compiled")[0].rpartition(", ")[2])
 
 
-def part_thousand(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_thousand(arguments: argparse.Namespace) -> Result:
     """A thousand kernels: memory while they are built, then nothing to do, then the store's size."""
     tables = THOUSAND if not arguments.small else [SIXTY[1].replace('"f16", "bf16", ', "")]
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.store or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "thousand.toml"
-        wanted = manifest(Path(name), "thousand", tables)
-        if not path.is_file() or path.read_bytes() != wanted.read_bytes():
-            path.write_bytes(wanted.read_bytes())
+        text = manifest(Path(name), "thousand", tables).read_bytes()
+        # An unchanged manifest keeps its date, by which a build sees that it has nothing to do.
+        if not path.is_file() or path.read_bytes() != text:
+            path.write_bytes(text)
         words = ("build", path, "--store", folder / "store", "--out", folder / "bundles")
-        with _Watch() as watch:
-            seconds, text = command(*words)
-        compiled = _compiled(text)
-        kernels = int(text.rpartition(" kernels,")[0].rpartition(" ")[2])
+        with MemoryWatch() as watch:
+            seconds, printed = command(*words)
+        compiled = _compiled(printed)
+        kernels = int(printed.rpartition(" kernels,")[0].rpartition(" ")[2])
         idle = [(command(*words)[0], _import_seconds()) for _turn in range(2 * arguments.repeat + 1)]
         size, objects = _sizes(folder / "store")
     nothing, imports = (statistics.median(column) for column in zip(*idle, strict=True))
@@ -361,10 +354,9 @@ def part_thousand(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, A
         rows.append(
             Row(
                 f"memory of any worker over {compiled:,} compiles",
-                f"{watch.peak / 1e9:.2f} GB, {watch.workers} workers one after the other or at once, "
-                f"{seconds:.0f} s",
+                f"{watch.largest_bytes / 1e9:.2f} GB, {watch.workers} workers, {seconds:.0f} s",
                 "≤ 1.2 GB",
-                watch.peak <= MEMORY_LIMIT,
+                watch.largest_bytes <= MEMORY_LIMIT,
             )
         )
     rows += [
@@ -382,16 +374,15 @@ def part_thousand(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, A
         ),
     ]
     numbers = {
-        "kernels": kernels, "compiled": compiled, "seconds": seconds, "peak_bytes": watch.peak,
+        "kernels": kernels, "compiled": compiled, "seconds": seconds, "peak_bytes": watch.largest_bytes,
         "workers": watch.workers, "nothing": nothing, "imports": imports, "size": size, "objects": objects,
     }  # fmt: skip
-    return rows, numbers
+    return Result(rows, numbers)
 
 
 def _import_seconds() -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import click, msgpack"], check=True, env=environment())
-    return time.perf_counter() - start
+    words = [sys.executable, "-c", "import click, msgpack"]
+    return timed(lambda: subprocess.run(words, check=True, env=environment()))[0]
 
 
 def _sizes(root: Path) -> tuple[int, int]:
@@ -412,69 +403,7 @@ def _sizes(root: Path) -> tuple[int, int]:
     return size, objects
 
 
-class _Watch(threading.Thread):
-    """Within: the largest resident size of any process that was forked to compile."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self._seen: set[int] = set()
-        self._done = threading.Event()
-
-    @property
-    def workers(self) -> int:
-        """How many there were."""
-        return len(self._seen)
-
-    def __enter__(self) -> _Watch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self.join()
-
-    def run(self) -> None:
-        """Look five times a second."""
-        while not self._done.wait(0.2):
-            for pid in _forked_workers(os.getpid()):
-                self._seen.add(pid)
-                self.peak = max(self.peak, _peak_bytes(pid))
-
-
-def _forked_workers(ancestor: int) -> list[int]:
-    """Descendants of a process whose parent runs the same program as they do: workers, and no fork server."""
-    parents: dict[int, int] = {}
-    programs: dict[int, bytes] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            programs[int(path.name)] = (path / "cmdline").read_bytes()
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-
-    def descends(pid: int) -> bool:
-        return pid == ancestor or (pid in parents and descends(parents[pid]))
-
-    return [
-        pid
-        for pid, parent in parents.items()
-        if b"cutlass_aot.builder.compile.fork_server" in programs[pid]
-        and programs.get(parent) == programs[pid]
-        and descends(parent)
-    ]
-
-
-def _peak_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else 0
-
-
-PARTS = {
+PARTS: dict[str, Part] = {
     "compile": part_compile,
     "plan": part_plan,
     "changed": part_changed,
@@ -484,32 +413,10 @@ PARTS = {
 
 def main() -> None:
     """Measure, and print the table."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each figure")
-    parser.add_argument("--store", type=Path, help="where the thousand kernels are, or are to be kept")
-    parser.add_argument("--small", action="store_true", help="a few kernels instead, to try this script")
-    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        work(WORKERS, arguments.worker)
-        return
-    machine = about()
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
-    failed = False
-    for name in arguments.part or PARTS:
-        try:
-            found, numbers[name] = PARTS[name](arguments)
-        except RuntimeError as error:
-            found, failed = [Row(f"`--part {name}`", f"not measured: {error}")], True
-        rows += found
-    print(machine.markdown(), table(rows), sep="\n\n")
-    if arguments.output:
-        write_record(arguments.output, machine, rows, numbers)
-    sys.exit(1 if failed else 0)
+    made = parser(__doc__, PARTS, repeat=3)
+    made.add_argument("--store", type=Path, help="where the thousand kernels are, or are to be kept")
+    made.add_argument("--small", action="store_true", help="a few kernels instead, to try this script")
+    run(made.parse_args(), PARTS, WORKERS)
 
 
 if __name__ == "__main__":

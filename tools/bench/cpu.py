@@ -5,7 +5,7 @@
 
 Prints one Markdown table, with the machine, the date and the versions. Every figure is the median over fresh
 processes, one measurement each, with files in the page cache and the modules compiled to bytecode; figures
-that are compared are measured in turns. ``-o`` writes the numbers as JSON as well, for tools/bench/report.py.
+that are compared are measured in turns. ``-o`` writes the numbers as JSON as well.
 
 ``find`` and ``start`` need built bundles (``--bundle``, build/bundles/sm90 and build/bundles/sm100-dense if
 left out), ``find`` the package nvidia-cutlass-operators as well; what is missing is said in its row.
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.bench.machine import about
+from tools.bench.command import REPOSITORY, Part, Result, Row, parser, run
 from tools.bench.process import (
     NO_DSL,
     Numbers,
@@ -37,26 +37,15 @@ from tools.bench.process import (
     has_operators,
     in_fresh_process,
     medians,
+    status_bytes,
     timed,
-    work,
 )
-from tools.bench.report import Row, table, write_record
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = 100_000
 BUNDLES = ("sm90", "sm100-dense")
 
 
 # ---- in fresh processes ----------------------------------------------------------------------------------
-
-
-def resident_bytes(field: str = "VmRSS") -> int:
-    """Resident set of this process (``VmRSS``), or the largest it ever was (``VmHWM``), in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
 
 
 def worker_import() -> Numbers:
@@ -92,9 +81,9 @@ def worker_catalog(path: str) -> Numbers:
     operands = [_described(ab, ab, out, 4096, 1024, 2048) for ab, out, _ in rows]
     others = [_described(ab, ab, out, 256, 8192, 512) for ab, out, _ in rows]
     gc.collect()
-    before = resident_bytes()
+    before = status_bytes("VmRSS")
     opening, bundle = timed(lambda: cutlass_aot.open(path))
-    opened = resident_bytes()
+    opened = status_bytes("VmRSS")
 
     def look_up(descriptions: Sequence[Any], target: str) -> Any:
         choose = getattr(bundle, "choose", None)
@@ -112,8 +101,8 @@ def worker_catalog(path: str) -> Numbers:
         "cold": statistics.median(cold[1:]),
         "warm": statistics.median(warm[1:]),
         "open_bytes": opened - before,
-        "used_bytes": resident_bytes() - before,
-        "peak_bytes": resident_bytes("VmHWM") - before,
+        "used_bytes": status_bytes("VmRSS") - before,
+        "peak_bytes": status_bytes("VmHWM") - before,
         "kernels": sum(group.count for group in bundle.groups),
         "groups": len(bundle.groups),
     }
@@ -148,17 +137,17 @@ def worker_operators(path: str) -> Numbers:
         accumulator_type=torch.float32,
     )
     target = _target(path).removeprefix("sm_")
-    seconds_found, found = timed(lambda: cutlass.operators.get_operators(args))
+    seconds_all, listed = timed(lambda: cutlass.operators.get_operators(args))
     # Second, so that what is set up once is in the first.
-    seconds_target, found_target = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
-    if not found_target:
-        raise RuntimeError("get_operators found none")
+    seconds_target, for_target = timed(lambda: cutlass.operators.get_operators(args, target_sm=target))
+    if not for_target:
+        raise RuntimeError("get_operators has none")
     return {
         "import": seconds,
-        "find": seconds_found,
-        "found": len(found),
+        "find": seconds_all,
+        "operators": len(listed),
         "find_target": seconds_target,
-        "found_target": len(found_target),
+        "target_operators": len(for_target),
     }
 
 
@@ -202,31 +191,34 @@ WORKERS: dict[str, Worker] = {
 # ---- the parts -------------------------------------------------------------------------------------------
 
 
-def part_import(repeat: int, _: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_import(arguments: argparse.Namespace) -> Result:
     """``import cutlass_aot`` against ``pass``: whole processes, in turns."""
     statements = {"pass": "pass", "cutlass_aot": "import cutlass_aot"}
     seconds: dict[str, list[float]] = {name: [] for name in statements}
-    for _turn in range(repeat * 5 + 1):
+    for _turn in range(arguments.repeat * 5 + 1):
         for name, statement in statements.items():
             command = [sys.executable, "-c", statement]
             run = partial(subprocess.run, command, check=True, env=environment())
             seconds[name].append(timed(run)[0])
     # The first turn fills caches.
-    found = {name: statistics.median(values[1:]) for name, values in seconds.items()}
-    found["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(repeat)])["runtime"]
-    more = found["cutlass_aot"] - found["pass"]
-    return [
+    times = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    times["runtime"] = medians([in_fresh_process(__file__, "import") for _turn in range(arguments.repeat)])[
+        "runtime"
+    ]
+    more = times["cutlass_aot"] - times["pass"]
+    rows = [
         Row(
             "`import cutlass_aot` against `python -c pass`",
-            f"{more * 1e3:.1f} ms more ({found['cutlass_aot'] * 1e3:.1f} against {found['pass'] * 1e3:.1f})",
+            f"{more * 1e3:.1f} ms more ({times['cutlass_aot'] * 1e3:.1f} against {times['pass'] * 1e3:.1f})",
             "≤ 40 ms more",
             more <= 0.040,
         ),
-        Row("the runtime's modules, imported by the first `open`", f"{found['runtime'] * 1e3:.1f} ms"),
-    ], found
+        Row("the runtime's modules, imported by the first `open`", f"{times['runtime'] * 1e3:.1f} ms"),
+    ]
+    return Result(rows, times)
 
 
-def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_catalog(arguments: argparse.Namespace) -> Result:
     """A synthetic catalog: open, look up, memory."""
     with tempfile.TemporaryDirectory(prefix="cutlass-aot-bench-") as folder:
         path = arguments.synthetic or Path(folder) / "synthetic"
@@ -234,48 +226,53 @@ def part_catalog(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row],
             from tools.bench.synthetic_bundle import write_synthetic
 
             write_synthetic(arguments.kernels, path)
-        runs = [in_fresh_process(__file__, "catalog", path) for _turn in range(repeat + 1)][1:]
-    found = medians(runs)
-    what = f"{found['kernels']:,.0f} kernels in {found['groups']:,.0f} groups"
-    megabytes = found["used_bytes"] / 1e6
-    return [
-        Row(f"open a catalog of {what}", f"{found['open'] * 1e3:.2f} ms", "≤ 5 ms", found["open"] <= 0.005),
+        runs = [in_fresh_process(__file__, "catalog", path) for _turn in range(arguments.repeat + 1)][1:]
+    numbers = medians(runs)
+    what = f"{numbers['kernels']:,.0f} kernels in {numbers['groups']:,.0f} groups"
+    megabytes = numbers["used_bytes"] / 1e6
+    rows = [
+        Row(
+            f"open a catalog of {what}", f"{numbers['open'] * 1e3:.2f} ms", "≤ 5 ms", numbers["open"] <= 0.005
+        ),
         Row(
             "look one up in it, in a group not read before",
-            f"{found['cold'] * 1e6:.0f} µs (the first of the process: {found['first'] * 1e6:.0f} µs)",
+            f"{numbers['cold'] * 1e6:.0f} µs (the first of the process: {numbers['first'] * 1e6:.0f} µs)",
             "≤ 200 µs",
-            found["cold"] <= 200e-6,
+            numbers["cold"] <= 200e-6,
         ),
         Row(
             "look one up in it, another problem of a group read before",
-            f"{found['warm'] * 1e6:.0f} µs",
+            f"{numbers['warm'] * 1e6:.0f} µs",
             "≤ 200 µs",
-            found["warm"] <= 200e-6,
+            numbers["warm"] <= 200e-6,
         ),
         Row(
             "memory for it: growth of VmRSS after opening and nine look-ups",
-            f"{megabytes:.1f} MB (after opening {found['open_bytes'] / 1e6:.1f}, "
-            f"at most {found['peak_bytes'] / 1e6:.1f})",
+            f"{megabytes:.1f} MB (after opening {numbers['open_bytes'] / 1e6:.1f}, "
+            f"at most {numbers['peak_bytes'] / 1e6:.1f})",
             "≤ 30 MB",
-            found["peak_bytes"] <= 30e6,
+            numbers["peak_bytes"] <= 30e6,
         ),
-    ], found
+    ]
+    return Result(rows, numbers)
 
 
-def part_find(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_find(arguments: argparse.Namespace) -> Result:
     """Open a bundle and find the first kernel, against ``get_operators(args)``, in turns."""
-    rows, numbers = [], {}
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
     for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
-        found, numbers[path.name] = find_first(repeat, path)
-        rows += found
-    return rows, numbers
+        result = find_first(arguments.repeat, path)
+        rows += result.rows
+        numbers[path.name] = result.numbers
+    return Result(rows, numbers)
 
 
-def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
+def find_first(repeat: int, path: Path) -> Result:
     """Open one bundle and find the first kernel; against ``get_operators(args)`` if that is installed."""
     what = f"open {path.name} and find the first kernel, against `get_operators(args)`"
     if not (path / "MANIFEST.json").exists():
-        return [Row(what, f"not built: {path.name}")], {}
+        return Result([Row(what, f"not built: {path.name}")], {})
     has_theirs = has_operators()
     runs = [
         (
@@ -286,7 +283,8 @@ def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
     ][1:]
     ours = medians([run for run, _ in runs])
     if not has_theirs:
-        return [Row(what, f"{ours['find'] * 1e3:.2f} ms; {NO_DSL}", "≥ 20x")], {"ours": ours}
+        row = Row(what, f"{ours['find'] * 1e3:.2f} ms; {NO_DSL}", "≥ 20x")
+        return Result([row], {"ours": ours})
     theirs = medians([run for _, run in runs if run is not None])
     ratio = theirs["find"] / ours["find"]
     rows = [
@@ -298,8 +296,8 @@ def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
         ),
         Row(
             "the same against `get_operators(args, target_sm=...)`, called second",
-            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['found_target']:.0f} operators "
-            f"(all targets: {theirs['found']:.0f})",
+            f"{theirs['find_target'] * 1e3:.1f} ms for {theirs['target_operators']:.0f} operators "
+            f"(all targets: {theirs['operators']:.0f})",
         ),
         Row(
             "the same with the imports that come before",
@@ -307,57 +305,43 @@ def find_first(repeat: int, path: Path) -> tuple[list[Row], dict[str, Any]]:
             f"{(theirs['find'] + theirs['import']) * 1e3:.0f} ms",
         ),
     ]
-    return rows, {"ours": ours, "theirs": theirs}
+    return Result(rows, {"ours": ours, "theirs": theirs})
 
 
-def part_start(repeat: int, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_start(arguments: argparse.Namespace) -> Result:
     """What a process does before its first launch, for each bundle."""
-    rows, numbers = [], {}
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
     for path in arguments.bundle or [REPOSITORY / "build" / "bundles" / name for name in BUNDLES]:
         what = f"import, open {path.name}, choose, map: a first launch, without a GPU, after `import torch`"
         if not (path / "MANIFEST.json").exists():
             rows.append(Row(what, f"not built: {path.name}"))
             continue
-        found = medians([in_fresh_process(__file__, "start", path) for _turn in range(repeat + 1)][1:])
-        numbers[path.name] = found
-        ours = found["choose"] + found["map"]
-        measured = f"{ours * 1e3:.1f} ms, and {found['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
+        times = medians(
+            [in_fresh_process(__file__, "start", path) for _turn in range(arguments.repeat + 1)][1:]
+        )
+        numbers[path.name] = times
+        ours = times["choose"] + times["map"]
+        measured = f"{ours * 1e3:.1f} ms, and {times['tvm_ffi'] * 1e3:.1f} ms for `import tvm_ffi`"
         rows.append(Row(what, measured))
-    return rows, numbers
+    return Result(rows, numbers)
 
 
-PARTS = {"import": part_import, "catalog": part_catalog, "find": part_find, "start": part_start}
+PARTS: dict[str, Part] = {
+    "import": part_import,
+    "catalog": part_catalog,
+    "find": part_find,
+    "start": part_start,
+}
 
 
 def main() -> None:
     """Measure, and print the table."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--repeat", type=int, default=9, help="fresh processes for each figure")
-    parser.add_argument("--bundle", type=Path, action="append", help="a bundle for `find`; repeatable")
-    parser.add_argument("--synthetic", type=Path, help="where the synthetic bundle is, or is to be kept")
-    parser.add_argument("--kernels", type=int, default=KERNELS, help="of the synthetic bundle")
-    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        work(WORKERS, arguments.worker)
-        return
-    machine = about()
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
-    failed = False
-    for name in arguments.part or PARTS:
-        try:
-            found, numbers[name] = PARTS[name](arguments.repeat, arguments)
-        except RuntimeError as error:
-            found, failed = [Row(f"`--part {name}`", f"not measured: {error}")], True
-        rows += found
-    print(machine.markdown(), table(rows), sep="\n\n")
-    if arguments.output:
-        write_record(arguments.output, machine, rows, numbers)
-    sys.exit(1 if failed else 0)
+    made = parser(__doc__, PARTS, repeat=9)
+    made.add_argument("--bundle", type=Path, action="append", help="a bundle for `find`; repeatable")
+    made.add_argument("--synthetic", type=Path, help="where the synthetic bundle is, or is to be kept")
+    made.add_argument("--kernels", type=int, default=KERNELS, help="of the synthetic bundle")
+    run(made.parse_args(), PARTS, WORKERS)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Benchmarks on a GPU: launching, choosing, opening, starting, and throughput.
+"""Benchmarks on a GPU: launching, choosing, opening, starting, throughput, and single kernels.
 
-    python -m tools.bench.gpu BUNDLE [--part launch|unseen|find|start|throughput ...] [-o FILE]
-    python -m tools.bench.gpu --report FILES
+    python -m tools.bench.gpu [BUNDLE] [--part NAME ...] [-o FILE]
+    python -m tools.bench.gpu --report FILES [--without PATTERN ...]
 
-Prints one Markdown table, with the machine, the date and the versions. ``--problems FILE`` writes the table
-of throughput problem by problem; ``-o`` writes the numbers as JSON, which ``--report`` (with those of
-tools/bench/cpu.py) turns into the report. Needs torch and a GPU. Rows against the DSL say so where it is
-not installed. BUNDLE is a directory with fp16, bf16 and FP8 GEMMs at the layouts of linear layers (tnt).
+Prints Markdown tables, with the machine, the date and the versions. ``-o`` writes the numbers as JSON, which
+``--report`` (with those of tools/bench/cpu.py) turns into the report. Needs torch and a GPU, but not for
+``--report``. Rows against the DSL say so where it is not installed. BUNDLE is a directory with fp16, bf16 and
+FP8 GEMMs at the layouts of linear layers (tnt); the parts ``kernels`` and ``convolution`` need the bundles of
+manifests/kernels.toml and manifests/convolution.toml. Without ``--part``, the first five run.
 
 launch: host time of one call, 64 x 64 x 64 fp16: medians over batches of calls in turns, the queue drained
     before each batch, ratios of batches that follow each other. A batch is shorter than the driver's queue of
@@ -17,13 +18,19 @@ unseen: host time of ``bundle.gemm`` on shapes it has not seen, every kernel bei
 find: fresh processes; see tools/bench/cpu.py.
 start: fresh processes that have imported torch, made operands and used the GPU: from there to the first
     result, against importing cutlass.operators, compiling its first operator and running it.
-throughput: see tools/bench/throughput.py. ``--shapes``, ``--halfway``, ``--sample`` say on which problems.
+throughput: ``bundle.gemm`` against every kernel and cuBLAS; see tools/bench/throughput.py. ``--shapes``,
+    ``--halfway``, ``--sample`` say on which problems.
+families: the fastest kernel of each family of designs against cuBLAS, on the same problems.
+kernels: the kernels that are not GEMMs, against torch and a copy; see tools/bench/single_kernels.py.
+convolution: forward convolutions against cuDNN.
+transformer: a block with its linear layers by BUNDLE's kernels; see tools/bench/transformer.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import statistics
 import sys
 import time
@@ -33,12 +40,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from tools.bench import command
+from tools.bench.command import REPOSITORY, Part, Result, Row
 from tools.bench.cpu import find_first
 from tools.bench.machine import about
-from tools.bench.process import NO_DSL, Numbers, Worker, has_operators, in_fresh_process, medians, timed, work
-from tools.bench.report import Row, problem_table, report, table, write_record
+from tools.bench.process import NO_DSL, Numbers, Worker, has_operators, in_fresh_process, medians, timed
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+BUNDLES = REPOSITORY / "build" / "bundles"
 SHAPES = REPOSITORY / "manifests" / "shapes" / "llm.toml"
 UNSEEN = 300
 
@@ -59,7 +67,7 @@ def host_times(
 ) -> dict[str, list[float]]:
     """Seconds a call: for each name one number a batch; batches of all names take turns."""
     names = list(calls)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
     gc.disable()
     try:
@@ -71,20 +79,20 @@ def host_times(
                 start = time.perf_counter()
                 for _ in repeat(None, count):
                     call()
-                found[name].append((time.perf_counter() - start) / count)
+                times[name].append((time.perf_counter() - start) / count)
     finally:
         gc.enable()
         drain()
-    return {name: times[1:] for name, times in found.items()}
+    return {name: own[1:] for name, own in times.items()}
 
 
-def part_launch(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_launch(arguments: argparse.Namespace) -> Result:
     """Host time of ``kernel.launch`` and ``bundle.gemm`` against the bare function and torch."""
     import torch
 
     import cutlass_aot
 
-    bundle = cutlass_aot.open(arguments.bundle)
+    bundle = cutlass_aot.open(bundle_of(arguments))
     flat = linear(torch, 64, 64, 64, torch.float16)
     a, b, out = flat
     batched = (a[None], b[None], out[None])
@@ -125,16 +133,16 @@ def part_launch(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any
     for name, other in ((launch_3d, bare), (gemm_2d, bare), (gemm_2d, mm)):
         rows.append(row(recording, name, other, 0, "gradients enabled"))
     numbers = {"inference": typical(times), "gradients": typical(recording), "kernel": kernel.name}
-    return rows, numbers
+    return Result(rows, numbers)
 
 
-def part_unseen(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_unseen(arguments: argparse.Namespace) -> Result:
     """Host time of ``bundle.gemm`` on problems not seen before."""
     import torch
 
     import cutlass_aot
 
-    bundle = cutlass_aot.open(arguments.bundle)
+    bundle = cutlass_aot.open(bundle_of(arguments))
     operands = linear(torch, 128, 128, 128, torch.float16)
     for kernel in bundle.find(*operands):
         kernel.launch(*operands)
@@ -154,14 +162,13 @@ def part_unseen(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any
     torch.cuda.synchronize()
     middle, high = statistics.median(first), statistics.quantiles(first, n=100)[98]
     again = statistics.median(second)
-    return [
-        Row(
-            "`bundle.gemm` on a problem not seen before, host time",
-            f"{middle * 1e6:.1f} µs (99th percentile {high * 1e6:.1f}; the second time {again * 1e6:.1f})",
-            "≤ 100 µs",
-            middle <= 100e-6,
-        )
-    ], {"median": middle, "p99": high, "again": again, "shapes": len(first)}
+    row = Row(
+        "`bundle.gemm` on a problem not seen before, host time",
+        f"{middle * 1e6:.1f} µs (99th percentile {high * 1e6:.1f}; the second time {again * 1e6:.1f})",
+        "≤ 100 µs",
+        middle <= 100e-6,
+    )
+    return Result([row], {"median": middle, "p99": high, "again": again, "shapes": len(first)})
 
 
 # ---- fresh processes --------------------------------------------------------------------------------------
@@ -220,96 +227,95 @@ def worker_start_theirs() -> Numbers:
 WORKERS: dict[str, Worker] = {"start": worker_start_ours, "start-operators": worker_start_theirs}
 
 
-def part_start(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_start(arguments: argparse.Namespace) -> Result:
     """From a process that has imported torch to the first result, in turns."""
     has_theirs = has_operators()
     ours, theirs = [], []
     for _turn in range(arguments.repeat + 1):
-        ours.append(in_fresh_process(__file__, "start", arguments.bundle))
+        ours.append(in_fresh_process(__file__, "start", bundle_of(arguments)))
         if has_theirs:
             theirs.append(in_fresh_process(__file__, "start-operators"))
     numbers = {"ours": medians(ours[1:])}
     what, goal = "process with torch imported to its first result, against the DSL just in time", "≥ 30x"
     seconds = numbers["ours"]["seconds"]
     if not has_theirs:
-        return [Row(what, f"{seconds * 1e3:.1f} ms; {NO_DSL}", goal)], numbers
+        return Result([Row(what, f"{seconds * 1e3:.1f} ms; {NO_DSL}", goal)], numbers)
     numbers["theirs"] = medians(theirs[1:])
     ratio = numbers["theirs"]["seconds"] / seconds
     measured = f"{seconds * 1e3:.1f} ms against {numbers['theirs']['seconds'] * 1e3:.0f} ms: {ratio:.1f}x"
-    return [Row(what, measured, goal, ratio >= 30)], numbers
+    return Result([Row(what, measured, goal, ratio >= 30)], numbers)
 
 
-def part_find(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def part_find(arguments: argparse.Namespace) -> Result:
     """Open the bundle and find the first kernel."""
-    return find_first(arguments.repeat, arguments.bundle)
+    return find_first(arguments.repeat, bundle_of(arguments))
 
 
-def part_throughput(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
-    """Throughput over a list of problems."""
-    from tools.bench.throughput import measure_all, problems_of
-
-    problems = problems_of(arguments.shapes, halfway=arguments.halfway, sample=arguments.sample)
-    rows, numbers = measure_all(arguments.bundle, problems, arguments.dtypes, arguments.seconds)
-    if arguments.problems:
-        arguments.problems.write_text(problem_table(numbers["problems"]) + "\n", encoding="utf-8")
-    return rows, numbers
+# ---- parts in modules of their own ------------------------------------------------------------------------
 
 
-Part = Callable[[argparse.Namespace], tuple[list[Row], dict[str, Any]]]
+def bundle_of(arguments: argparse.Namespace, name: str = "sm90") -> Path:
+    """The bundle of the command line, or the one of this name that this checkout built."""
+    return arguments.bundle or BUNDLES / name
+
+
+def in_module(module: str, name: str, bundle: str = "sm90") -> Part:
+    """A part out of another module, which may import torch: imported when the part runs."""
+
+    def part(arguments: argparse.Namespace) -> Result:
+        function = getattr(importlib.import_module(f"tools.bench.{module}"), f"part_{name}")
+        result: Result = function(arguments, bundle_of(arguments, bundle))
+        return result
+
+    return part
+
+
 PARTS: dict[str, Part] = {
     "launch": part_launch,
     "unseen": part_unseen,
     "find": part_find,
     "start": part_start,
-    "throughput": part_throughput,
+    "throughput": in_module("throughput", "throughput"),
+    "families": in_module("throughput", "families"),
+    "kernels": in_module("single_kernels", "kernels", "kernels"),
+    "convolution": in_module("single_kernels", "convolution", "convolution"),
+    "transformer": in_module("transformer", "transformer"),
 }
+DEFAULT = ("launch", "unseen", "find", "start", "throughput")
+"""The parts of docs/results/benchmarks.md; the others are in the documents of what they time."""
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("bundle", type=Path, nargs="?", default=REPOSITORY / "build" / "bundles" / "sm90")
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--batches", type=int, default=120, help="launch: batches of each call")
-    parser.add_argument("--calls", type=int, default=500, help="launch: calls of a batch")
-    parser.add_argument("--repeat", type=int, default=5, help="find, start: fresh processes")
-    parser.add_argument("--shapes", type=Path, default=SHAPES, help="throughput: list of problems")
-    parser.add_argument("--halfway", action="store_true", help="throughput: also between listed problems")
-    parser.add_argument("--sample", type=int, default=1, help="throughput: every so many-th problem")
-    parser.add_argument("--seconds", type=float, default=0.4, help="throughput: for a problem's rounds")
-    parser.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f8e4m3"])
-    parser.add_argument("--problems", type=Path, help="throughput: write the table of all problems")
-    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--report", type=Path, nargs="+", help="print the report on these JSON files")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    return parser.parse_args(words)
+    made = command.parser(__doc__, PARTS, repeat=5)
+    made.add_argument("bundle", type=Path, nargs="?", help="a bundle's directory (default: by part)")
+    made.add_argument("--batches", type=int, default=120, help="launch: batches of each call")
+    made.add_argument("--calls", type=int, default=500, help="launch: calls of a batch")
+    made.add_argument("--shapes", type=Path, default=SHAPES, help="throughput, families: list of problems")
+    made.add_argument("--halfway", action="store_true", help="throughput, families: also between the listed")
+    made.add_argument("--sample", type=int, default=1, help="throughput, families: every so many-th problem")
+    made.add_argument("--seconds", type=float, default=0.4, help="throughput, families: a problem's rounds")
+    made.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f8e4m3"])
+    made.add_argument("--without", action="append", default=[], help="families: pattern of kernels left out")
+    made.add_argument("--rows", type=int, nargs="+", default=[1, 64, 1024, 8192], help="kernels: rows T")
+    made.add_argument("--images", type=int, default=32, help="convolution: images of a batch")
+    made.add_argument("--context", type=int, default=2048, help="transformer: tokens in the cache")
+    made.add_argument("--rounds", type=int, default=20, help="transformer: timings of each side")
+    made.add_argument("--report", type=Path, nargs="+", help="print the report on these JSON files")
+    return made.parse_args(words)
 
 
 def main() -> None:
-    """Measure, and print the table; or print the report."""
+    """Measure, and print the tables; or print the report."""
     arguments = parsed(sys.argv[1:])
-    if arguments.worker:
-        return work(WORKERS, arguments.worker)
     if arguments.report:
-        return print(report(arguments.report), end="")
-    machine = about()
-    if not machine.gpu:
-        sys.exit("bench_gpu: there is no GPU; make bench has the rows that need none")
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
-    failed = False
-    for name in arguments.part or PARTS:
-        try:
-            found, numbers[name] = PARTS[name](arguments)
-        except RuntimeError as error:
-            found, failed = [Row(f"`--part {name}`", f"not measured: {error}")], True
-        rows += found
-        if arguments.output:
-            # After each part: what a later one breaks is not lost.
-            write_record(arguments.output, machine, rows, numbers)
-    print(machine.markdown(), table(rows), sep="\n\n")
-    sys.exit(1 if failed else 0)
+        from tools.bench.throughput import family_tables
+
+        renewed = {"families": partial(family_tables, without=arguments.without)}
+        return print(command.report(arguments.report, renewed), end="")
+    if not arguments.worker and not about().gpu:
+        sys.exit("tools.bench.gpu: there is no GPU; make bench has the rows that need none")
+    return command.run(arguments, PARTS, WORKERS, DEFAULT)
 
 
 if __name__ == "__main__":

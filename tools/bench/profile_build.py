@@ -1,6 +1,6 @@
 """Where the time of a build goes, and whether what makes it shorter leaves every object as it is.
 
-    python -m tools.bench.profile_build [--repeat N] [--kernels N] [--digests]
+    python -m tools.bench.profile_build [--part profile|digests] [--repeat N] [--kernels N]
 
 Compiles the same sixty kernels as ``tools/bench/build.py --part compile``, each setting in fresh processes,
 and prints a table of CPU milliseconds a kernel by phase, of the median run:
@@ -14,8 +14,8 @@ CPU time is what is measured: other programs on the machine disturb it less. The
 DSL, which are wrapped here and nowhere else. The last line is what the builder's own process spends on each
 kernel: locks, looking into the store, keeping what came.
 
-``--digests`` compiles one kernel of each family for each target in settings ``plain`` and ``worker`` instead,
-in different orders, and fails if an object differs.
+``--part digests`` compiles one kernel of each family for each target in settings ``plain`` and ``worker``
+instead, in different orders, and fails if an object differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.build import SIXTY, manifest
-from tools.bench.machine import about
-from tools.bench.process import Numbers, Worker, in_fresh_process, medians, work
+from tools.bench.command import Part, Result, Row, Table, parser, run
+from tools.bench.process import Numbers, Worker, in_fresh_process, medians
 
 PHASES = {
     "enumerate": "enumeration of each problem's operators",
@@ -102,8 +101,8 @@ def worker_profile(setting: str, count: str) -> Numbers:
         kernels = []
         for ab, out in PROBLEMS:
             problem = Problem("gemm", (ab, ab, out), "tnt", "f32")
-            found = list(generator.enumerate_kernels(problem, "sm_100a", device))
-            designs = [(kernel, dict(kernel.design)) for kernel in found]
+            enumerated = list(generator.enumerate_kernels(problem, "sm_100a", device))
+            designs = [(kernel, dict(kernel.design)) for kernel in enumerated]
             for table in tables:
                 kernels += [k for k, d in designs if all(f.accepts(d) for f in table.filters)]
         kernels = kernels[: int(count)]
@@ -191,14 +190,14 @@ def worker_digests(setting: str) -> Numbers:
                 families.setdefault(str(dict(kernel.design)["family"]), []).append(kernel)
             kernels += [min(own, key=lambda kernel: kernel.digest) for own in families.values()]
     kernels.sort(key=lambda kernel: kernel.digest, reverse=setting == "worker")
-    found = {}
+    digests = {}
     with tempfile.TemporaryDirectory() as name:
         for kernel in kernels:
             path = Path(name) / "kernel.o"
             _export(generator.compile_kernel(kernel), kernel, path)
             # Fifty bits are what a JSON number keeps.
-            found[kernel.name] = float(int(digest(path.read_bytes())[:12], 16))
-    return dict(sorted(found.items()))
+            digests[kernel.name] = float(int(digest(path.read_bytes())[:12], 16))
+    return dict(sorted(digests.items()))
 
 
 WORKERS: dict[str, Worker] = {
@@ -208,26 +207,20 @@ WORKERS: dict[str, Worker] = {
 }
 
 
-def main() -> None:
-    """Measure, and print the table; or compare objects."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--kernels", type=int, default=60, help="how many of the sixty")
-    parser.add_argument("--digests", action="store_true", help="compare objects instead")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        work(WORKERS, arguments.worker)
-        return
-    if arguments.digests:
-        one, other = (
-            in_fresh_process(__file__, "digests", setting, variables=variables(setting))
-            for setting in ("plain", "worker")
-        )
-        differing = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-        print(f"{len(one)} kernels, {len(differing)} differ", *differing, sep="\n")
-        sys.exit(1 if differing else 0)
+def part_digests(arguments: argparse.Namespace) -> Result:
+    """Compare objects of two settings; fails if one differs."""
+    one, other = (
+        in_fresh_process(__file__, "digests", setting, variables=variables(setting))
+        for setting in ("plain", "worker")
+    )
+    differing = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    if differing:
+        raise RuntimeError(f"of {len(one)} kernels {len(differing)} differ: {', '.join(differing)}")
+    return Result([Row("objects in the settings `plain` and `worker`", f"{len(one)} kernels, 0 differ")], one)
+
+
+def part_profile(arguments: argparse.Namespace) -> Result:
+    """CPU time of each phase in each setting."""
     runs: dict[str, list[Numbers]] = {setting: [] for setting in SETTINGS}
     builder = []
     for _turn in range(arguments.repeat):
@@ -235,13 +228,24 @@ def main() -> None:
             count = arguments.kernels
             own.append(in_fresh_process(__file__, "profile", setting, count, variables=variables(setting)))
         builder.append(in_fresh_process(__file__, "builder", arguments.kernels)["builder"])
-    found = {setting: medians(own) for setting, own in runs.items()}
-    print(about().markdown(), "", "CPU milliseconds a kernel.", "", sep="\n")
-    print(f"| phase | {' | '.join(SETTINGS)} |", "|---|" + "---|" * len(SETTINGS), sep="\n")
-    for phase, words in {**PHASES, "total": "**in all**"}.items():
-        cells = " | ".join(f"{found[setting][phase] * 1e3:.1f}" for setting in SETTINGS)
-        print(f"| {words} | {cells} |")
-    print(f"| the builder's own process | | | {statistics.median(builder) * 1e3:.1f} |")
+    numbers = {setting: medians(own) for setting, own in runs.items()}
+    rows = [
+        (words, *(f"{numbers[setting][phase] * 1e3:.1f}" for setting in SETTINGS))
+        for phase, words in {**PHASES, "total": "**in all**"}.items()
+    ]
+    rows.append(("the builder's own process", "", "", f"{statistics.median(builder) * 1e3:.1f}"))
+    table = Table("CPU milliseconds a kernel", ("phase", *SETTINGS), rows)
+    return Result([], {**numbers, "builder": statistics.median(builder)}, [table])
+
+
+PARTS: dict[str, Part] = {"profile": part_profile, "digests": part_digests}
+
+
+def main() -> None:
+    """Measure, and print the table; or compare objects."""
+    made = parser(__doc__, PARTS, repeat=3)
+    made.add_argument("--kernels", type=int, default=60, help="how many of the sixty")
+    run(made.parse_args(), PARTS, WORKERS, default=("profile",))
 
 
 if __name__ == "__main__":

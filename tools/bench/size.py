@@ -1,11 +1,11 @@
 """Benchmarks of what travels: bytes of a kernel in a wheel and installed, first use, and a second host.
 
-    python -m tools.bench.size [--part size|use|units|hosts ...] [--store DIR] [--repeat N] [--small] [-o
-    FILE]
+    python -m tools.bench.size [--part size|use|units|hosts|levels ...] [--store DIR] [--repeat N]
+        [--small] [-o FILE]
 
 Prints one Markdown table, with the machine, the date and the versions; it needs the build extra and no GPU.
 Figures that are compared are measured in turns, each in a fresh process; the table has medians. ``-o`` writes
-the numbers as JSON as well, for tools/bench/report.py.
+the numbers as JSON as well.
 
 The other side are plain libraries: the same kernels, of as many a library, linked the same way but with their
 GPU code inside, as nothing compressed and nothing shared would be. They work: their slots point to it.
@@ -24,6 +24,8 @@ with other windows, which is how far back a frame may refer.
 
 ``hosts`` builds sixty kernels into an empty store for one host and for both.
 
+``levels`` compresses objects of the store at other levels: bytes kept for a byte of object, and CPU time.
+
 Kernels are compiled the first time, which takes minutes, unless ``--store`` names a directory in which they
 are.
 """
@@ -34,8 +36,6 @@ import argparse
 import io
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -43,10 +43,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench.build import SIXTY, manifest
-from tools.bench.machine import about
-from tools.bench.process import Numbers, Worker, environment, in_fresh_process, medians, timed, work
-from tools.bench.report import Row, table, write_record
+from cutlass_aot.store.store import Store
+from tools.bench.build import SIXTY, command, manifest
+from tools.bench.command import Part, Result, Row, parser, run
+from tools.bench.process import Numbers, Worker, in_fresh_process, medians, timed
 
 GROUP = 400
 TABLES = [
@@ -68,6 +68,8 @@ scheduler = "clc"
 SMALL = [TABLES[0].replace(str(GROUP), "12"), TABLES[1].replace('["f16", "f8e4m3"]', '"f16"')]
 HOST = platform.machine()
 LEVELS = (3, 9, 15, 19, 22)
+STORE_LEVELS = (3, 9, 12, 15, 17, 19)
+MOST = 200
 UNITS = (1, 8, 32, 128, 512)
 WINDOW_LOGS = (21, 25)
 
@@ -91,15 +93,15 @@ def worker_first(path: str, name: str, number: str) -> Numbers:
     libraries = [Library(root, reference) for reference in entry.libraries[HOST]]
     launcher = Library(root, catalog.launchers[HOST])
     group = Group(root, entry, Code(root, entry.code), libraries, launcher, lambda target, device: None)
-    found = {"launcher": timed(lambda: launcher.function("cutlass_aot_launcher"))[0] * 1e3}
+    times = {"launcher": timed(lambda: launcher.function("cutlass_aot_launcher"))[0] * 1e3}
     first, next_one = int(number) % len(group.index), (int(number) + 1) % len(group.index)
-    found["first"] = timed(lambda: group.function(first, 0))[0] * 1e3
-    found["next"] = timed(lambda: group.function(next_one, 0))[0] * 1e3
+    times["first"] = timed(lambda: group.function(first, 0))[0] * 1e3
+    times["next"] = timed(lambda: group.function(next_one, 0))[0] * 1e3
     # The last kernel of the group may be in another library.
-    found["far"] = (
+    times["far"] = (
         timed(lambda: group.function((first + len(group.index) // 2) % len(group.index), 0))[0] * 1e3
     )
-    return found
+    return times
 
 
 def worker_plain(path: str, symbol: str) -> Numbers:
@@ -132,7 +134,7 @@ def worker_unpack(path: str) -> Numbers:
 WORKERS: dict[str, Worker] = {"first": worker_first, "plain": worker_plain, "unpack": worker_unpack}
 
 
-# ---- parts -----------------------------------------------------------------------------------------------
+# ---- what is measured -------------------------------------------------------------------------------------
 
 
 class Built:
@@ -145,7 +147,6 @@ class Built:
 
     def __init__(self, folder: Path, small: bool) -> None:
         from cutlass_aot.runtime.bundle import open_bundle
-        from cutlass_aot.store.store import Store
 
         folder.mkdir(parents=True, exist_ok=True)
         path = manifest(folder, "size", SMALL if small else TABLES)
@@ -160,13 +161,13 @@ class Built:
         """Every kernel's symbol and object, in the order of the bundle."""
         from cutlass_aot.builder.link.kernel_object import KernelObject
 
-        found = []
+        pairs = []
         for handle in self.bundle.kernels():
             data = self.store.get_blob(handle.entry.object_sha256)
             if data is None:
                 raise RuntimeError(f"the store has lost the object of {handle.name}")
-            found.append((handle.kernel.symbol, KernelObject.from_bytes(data)))
-        return found
+            pairs.append((handle.kernel.symbol, KernelObject.from_bytes(data)))
+        return pairs
 
     def plain(self) -> dict[Path, list[str]]:
         """Plain libraries of the kernels with the symbols of each; linked the first time."""
@@ -197,8 +198,8 @@ def with_code(item: Any, symbol: str) -> str:
     from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
 
     slot = f"@{CODE_PREFIX}{symbol} = "
-    before, found, after = item.host_code.partition(f"{slot}global [2 x i64] zeroinitializer, align 8")
-    if not found:
+    before, slot_found, after = item.host_code.partition(f"{slot}global [2 x i64] zeroinitializer, align 8")
+    if not slot_found:
         raise RuntimeError(f"{symbol}: its host code has no slot")
     escaped = "".join(f"\\{byte:02X}" for byte in item.gpu_code)
     size = len(item.gpu_code)
@@ -208,16 +209,10 @@ def with_code(item: Any, symbol: str) -> str:
 
 def build(path: Path, store: Path, out: Path) -> float:
     """Seconds of ``cutlass-aot build`` in a process of its own."""
-    words = ["build", path, "--store", store, "--out", out]
-    command = [sys.executable, "-m", "cutlass_aot", *map(str, words)]
-    start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-    return time.perf_counter() - start
+    return command("build", path, "--store", store, "--out", out)[0]
 
 
-def part_size(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
+def part_size(arguments: argparse.Namespace, built: Built) -> Result:
     """Bytes of a kernel in a wheel, and installed."""
     from cutlass_aot.bundle.wheel.write import build_wheels
 
@@ -245,20 +240,23 @@ def part_size(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], d
             installed <= 5000,
         ),
     ]
-    parts: dict[str, float] = {}
+    folders: dict[str, float] = {}
     for path in built.path.rglob("*"):
         if path.is_file():
             kind = path.relative_to(built.path).parts[0]
-            parts[kind] = parts.get(kind, 0.0) + path.stat().st_size / count
+            folders[kind] = folders.get(kind, 0.0) + path.stat().st_size / count
     shares = ", ".join(
-        f"{kind} {size:.0f}" for kind, size in sorted(parts.items(), key=lambda item: -item[1])
+        f"{kind} {size:.0f}" for kind, size in sorted(folders.items(), key=lambda item: -item[1])
     )
     rows.append(Row("of these, bytes a kernel", shares))
-    return rows, {"kernels": count, "wheel": wheel, "plain_wheel": plain_wheel, "installed": installed,
-                  "plain": plain, "parts": parts}  # fmt: skip
+    numbers = {
+        "kernels": count, "wheel": wheel, "plain_wheel": plain_wheel, "installed": installed,
+        "plain": plain, "folders": folders,
+    }  # fmt: skip
+    return Result(rows, numbers)
 
 
-def part_use(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
+def part_use(arguments: argparse.Namespace, built: Built) -> Result:
     """First use: cold, the next kernel, another process, and a plain library."""
     library, symbols = next(iter(built.plain().items()))
     cold, warm, plain = [], [], []
@@ -292,10 +290,10 @@ def part_use(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], di
         ),
         Row("the launcher, once a bundle", f"{again['launcher']:.2f} ms"),
     ]
-    return rows, {"cold": first, "warm": again, "plain": other}
+    return Result(rows, {"cold": first, "warm": again, "plain": other})
 
 
-def part_units(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
+def part_units(arguments: argparse.Namespace, built: Built) -> Result:
     """GPU code packed in other ways."""
     from cutlass_aot.builder.link.libraries import COMPRESSION_LEVEL
     from cutlass_aot.schema.compression import MAX_WINDOW_LOG, compress
@@ -328,10 +326,10 @@ def part_units(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], 
         )
         way = f"{unit} at {level} in {window_log}"
         numbers[way] = {"bytes": size, "pack": seconds / len(codes), "unpack": unpack}
-    return rows, numbers
+    return Result(rows, numbers)
 
 
-def part_hosts(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], dict[str, Any]]:
+def part_hosts(arguments: argparse.Namespace, built: Built) -> Result:
     """Building for both hosts against building for one."""
     tables = SIXTY[:1] if arguments.small else SIXTY
     runs: dict[int, list[float]] = {1: [], 2: []}
@@ -356,40 +354,68 @@ def part_hosts(arguments: argparse.Namespace, built: Built) -> tuple[list[Row], 
         "≤ 1.25x",
         ratio <= 1.25,
     )
-    return [row], {"one": one, "both": both, "ratio": ratio}
+    return Result([row], {"one": one, "both": both, "ratio": ratio})
 
 
-Part = Callable[[argparse.Namespace, Built], tuple[list[Row], dict[str, Any]]]
-PARTS: dict[str, Part] = {"size": part_size, "use": part_use, "units": part_units, "hosts": part_hosts}
+def part_levels(arguments: argparse.Namespace, built: Built) -> Result:
+    """What the objects of the store come to at each level of compression, their records included."""
+    from cutlass_aot.store.blobs import packed
+
+    objects, records = stored(built.store)
+    rows, numbers = [], {}
+    for level in STORE_LEVELS:
+        begun = time.process_time()
+        kept = sum(len(packed(data, level)) for data in objects)
+        seconds = (time.process_time() - begun) / len(objects)
+        numbers[str(level)] = {"ratio": (kept + records) / sum(map(len, objects)), "pack": seconds}
+        rows.append(
+            Row(
+                f"{len(objects)} objects in a store, level {level}",
+                f"{numbers[str(level)]['ratio']:.4f} of their size, {seconds * 1e3:.2f} ms each",
+            )
+        )
+    return Result(rows, numbers)
+
+
+def stored(store: Store) -> tuple[list[bytes], int]:
+    """Objects of a store's kernels, at most :data:`MOST`, and the bytes of their records."""
+    objects: list[bytes] = []
+    records = 0
+    for kind, key, path in store.records():
+        body = store.get_record(kind, key) if kind == "kernel" and len(objects) < MOST else None
+        data = store.get_blob(str(body["sha256"])) if body else None
+        if data is not None:
+            objects.append(data)
+            records += path.stat().st_size
+    return objects, records
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Built], Result]] = {
+    "size": part_size,
+    "use": part_use,
+    "units": part_units,
+    "hosts": part_hosts,
+    "levels": part_levels,
+}
+
+
+def with_bundle(part: Callable[[argparse.Namespace, Built], Result], built: Built) -> Part:
+    return lambda arguments: part(arguments, built)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="this part alone; repeatable")
-    parser.add_argument("--repeat", type=int, default=5, help="runs of each figure")
-    parser.add_argument("--store", type=Path, help="where the kernels are, or are to be kept")
-    parser.add_argument("--small", action="store_true", help="a few kernels instead, to try this script")
-    parser.add_argument("-o", "--output", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    if arguments.worker:
-        work(WORKERS, arguments.worker)
-        return
-    machine = about()
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
+    made = parser(__doc__, PARTS, repeat=5)
+    made.add_argument("--store", type=Path, help="where the kernels are, or are to be kept")
+    made.add_argument("--small", action="store_true", help="a few kernels instead, to try this script")
+    arguments = made.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        built = Built(arguments.store or Path(folder), arguments.small)
-        for name in arguments.part or PARTS:
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            new, numbers[name] = PARTS[name](arguments, built)
-            rows += new
-    print(machine.markdown() + "\n")
-    print(table(rows))
-    if arguments.output:
-        write_record(arguments.output, machine, rows, numbers)
+        # A worker measures what its command line names.
+        parts: dict[str, Part] = {}
+        if not arguments.worker:
+            built = Built(arguments.store or Path(folder), arguments.small)
+            parts = {name: with_bundle(part, built) for name, part in PARTS.items()}
+        run(arguments, parts, WORKERS)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
-"""Throughput of ``bundle.gemm`` on a list of problems: against every kernel of the group, and cuBLAS.
+"""Throughput of GEMMs on a list of problems: the parts ``throughput`` and ``families`` of tools/bench/gpu.py.
 
 Everything is timed by the harness of ``cutlass-aot tune`` (:mod:`cutlass_aot.tuning`): operands that rotate
 through more memory than the L2 cache holds, CUDA graphs of launches, rounds over all candidates in turns,
 medians. Candidates of one problem are all kernels that support it, ``bundle.gemm`` itself and cuBLAS through
 torch: ``torch.mm(out=)``, and for FP8 ``torch._scaled_mm`` with scales of 1 and fast accumulation, which is
 the faster of its two ways. A result of ``bundle.gemm`` that differs from cuBLAS's ends the run.
+
+``families`` compares the fastest kernel of each family of designs with cuBLAS instead. Kernels that would be
+slow beyond doubt are not timed: see :func:`sensible`. ``--without`` leaves kernels out by their names.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +33,17 @@ from cutlass_aot.schema.tuning.shapes import parse_shapes
 from cutlass_aot.tuning.gpu import GraphStopwatch
 from cutlass_aot.tuning.rotation import plan_rotation
 from cutlass_aot.tuning.search import Effort, rank
-from tools.bench.report import Row
+from tools.bench.command import Result, Row, Table
 
 DTYPE_ROWS = {"bf16": ("bf16", "bf16", "bf16"), "f8e4m3": ("f8e4m3", "f8e4m3", "bf16")}
 LAYOUTS = "tnt"
 LISTED, ROWS_HALFWAY, ALL_HALFWAY = "listed", "m half-way", "m, n, k half-way"
 LARGEST_DIFFERENCE = 0.02
 """Frobenius norm of the difference of two bf16 results, relative to one: each is within 2^-8."""
+
+CUBLAS = "cuBLAS"
+MOST_TILES = 100 * 132
+"""Of a problem; ``families`` does not time kernels with more tiles than that."""
 
 GRAIN = 16
 """Elements; extents half-way along n and k are multiples of it, as FP8 operands need."""
@@ -50,7 +59,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found for one problem; times in seconds.
+    """The times of one problem, in seconds.
 
     Attributes:
         dtype: row of :data:`DTYPE_ROWS`.
@@ -89,15 +98,15 @@ def problems_of(path: Path, *, halfway: bool, sample: int) -> list[Problem]:
         ManifestError: if the file is none.
     """
     listed = parse_shapes(path.read_bytes(), str(path)).extents
-    found = [Problem(extents, LISTED) for extents in listed]
+    problems = [Problem(extents, LISTED) for extents in listed]
     if halfway:
-        found += between(listed)
-    return found[::sample]
+        problems += between(listed)
+    return problems[::sample]
 
 
 def between(listed: Sequence[Extents]) -> list[Problem]:
     """Problems half-way: between neighbouring m for each listed (n, k), and between neighbouring (n, k)."""
-    found = []
+    problems = []
     for batch in sorted({extents.batch for extents in listed}):
         own = [extents for extents in listed if extents.batch == batch]
         rows = [
@@ -111,8 +120,8 @@ def between(listed: Sequence[Extents]) -> list[Problem]:
             for low, high in itertools.pairwise(pairs)
         ]
         for kind, between_pairs in ((ROWS_HALFWAY, pairs), (ALL_HALFWAY, middles)):
-            found += [Problem(Extents(batch, m, n, k), kind) for n, k in between_pairs for m in rows]
-    return found
+            problems += [Problem(Extents(batch, m, n, k), kind) for n, k in between_pairs for m in rows]
+    return problems
 
 
 class Call:
@@ -193,6 +202,32 @@ class Memory:
         self._torch.cuda.empty_cache()
 
 
+def first_launches(torch: Any, candidates: Iterable[Any], operands: Sequence[Any]) -> float:
+    """Launch each candidate twice, which loads it; seconds of the fastest second launch."""
+    spans = []
+    for candidate in candidates:
+        candidate.launch(*operands)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        candidate.launch(*operands)
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.current_stream().synchronize()
+    fastest: float = min(begin.elapsed_time(end) for begin, end in spans)
+    return fastest / 1e3
+
+
+def in_turns(
+    torch: Any, candidates: Sequence[Any], sets: Sequence[Any], flush: Any, fastest: float, effort: Effort
+) -> dict[int, float]:
+    """Median seconds of each candidate by its number, measured in rounds over all of them."""
+    watch = GraphStopwatch(torch, sets, flush, fastest, lambda: None)
+    for number, candidate in enumerate(candidates):
+        watch.capture(number, candidate)
+    outcome = rank(range(len(candidates)), watch, time.perf_counter, effort)
+    return dict((*outcome.ranked, *outcome.stopped))
+
+
 class Throughput:
     """Measures problems with one bundle on GPU 0.
 
@@ -235,13 +270,9 @@ class Throughput:
         untuned = self._untuned.choose(*operands).kernel
         gemm = len(kernels)
         candidates: list[Any] = [*kernels, Call(bundle.gemm), cublas(self._torch, dtype, self._where)]
-        fastest = self._first_launches(candidates, operands)
+        fastest = first_launches(self._torch, candidates, operands)
         self._compare(candidates[gemm:], operands, extents)
-        watch = GraphStopwatch(self._torch, sets, flush, fastest, lambda: None)
-        for number, candidate in enumerate(candidates):
-            watch.capture(number, candidate)
-        outcome = rank(range(len(candidates)), watch, time.perf_counter, self._effort)
-        times = dict((*outcome.ranked, *outcome.stopped))
+        times = in_turns(self._torch, candidates, sets, flush, fastest, self._effort)
         by_digest = {kernel.digest: number for number, kernel in enumerate(kernels)}
         best = min(range(gemm), key=times.__getitem__)
         return Measured(
@@ -269,23 +300,8 @@ class Throughput:
                 return group.operands
         raise KernelNotFound(f"bundle {self._bundle.name} has no {LAYOUTS} GEMM of {DTYPE_ROWS[dtype]}")
 
-    def _first_launches(self, candidates: Iterable[Any], operands: Sequence[Any]) -> float:
-        """Launch each twice, which loads it; seconds of the fastest second launch."""
-        torch = self._torch
-        spans = []
-        for candidate in candidates:
-            candidate.launch(*operands)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            candidate.launch(*operands)
-            end.record()
-            spans.append((begin, end))
-        torch.cuda.current_stream().synchronize()
-        fastest: float = min(begin.elapsed_time(end) for begin, end in spans)
-        return fastest / 1e3
-
     def _compare(self, candidates: Sequence[Any], operands: Sequence[Any], extents: Extents) -> None:
-        """Hold the results of two candidates against each other."""
+        """Compare the results of two candidates."""
         results = []
         for candidate in candidates:
             operands[-1].fill_(float("nan"))
@@ -297,44 +313,150 @@ class Throughput:
             raise RuntimeError(f"bundle.gemm and cuBLAS differ by {difference:.2e} on {extents}")
 
 
-def measure_all(
-    path: Path, problems: Sequence[Problem], dtypes: Sequence[str], seconds: float
-) -> tuple[list[Row], dict[str, Any]]:
-    """Measure every problem for every row of element types; progress goes to the standard error.
-
-    Args:
-        path: the bundle.
-        problems: in the order to be measured.
-        dtypes: rows of :data:`DTYPE_ROWS`.
-        seconds: to spend on the rounds of one problem, beside its preparation.
-    """
+def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
+    """Measure ``bundle.gemm`` on every problem for every row of element types."""
     import torch
 
+    problems = problems_of(arguments.shapes, halfway=arguments.halfway, sample=arguments.sample)
     bundle, untuned = cutlass_aot.open(path), cutlass_aot.open(path, rankings=False)
-    bench = Throughput(torch, bundle, untuned, Effort(seconds=seconds))
-    found: list[Measured] = []
+    bench = Throughput(torch, bundle, untuned, Effort(seconds=arguments.seconds))
+    measured: list[Measured] = []
     notes: list[Row] = []
     # A stream of our own: the legacy default stream cannot be captured.
     with torch.cuda.stream(torch.cuda.Stream()):
         _warm_up(torch)
-        for dtype in dtypes:
+        for dtype in arguments.dtypes:
             left_out = 0
             for number, problem in enumerate(problems, 1):
                 try:
-                    measured = bench.measure(dtype, problem)
+                    one = bench.measure(dtype, problem)
                 except CutlassAotError as error:
                     notes.append(
                         Row(f"throughput, {dtype}", f"not measured from {problem.extents} on: {error}")
                     )
                     break
-                left_out += measured is None
-                found += [measured] if measured else []
+                left_out += one is None
+                measured += [one] if one else []
                 print(f"\r{dtype}: {number} of {len(problems)}", end="", file=sys.stderr)
             print(file=sys.stderr)
             if left_out:
                 notes.append(Row(f"throughput, {dtype}", f"{left_out} problems do not fit the GPU's memory"))
-    rows = [row for dtype in dtypes for row in summary([item for item in found if item.dtype == dtype])]
-    return rows + notes, {"problems": [asdict(item) for item in found]}
+    rows = [
+        row
+        for dtype in arguments.dtypes
+        for row in summary([item for item in measured if item.dtype == dtype])
+    ]
+    return Result(rows + notes, {"problems": [asdict(item) for item in measured]}, [problem_table(measured)])
+
+
+def problem_table(items: Sequence[Measured]) -> Table:
+    """Every problem: times, and speeds of ``bundle.gemm`` with the best kernel and with cuBLAS as 1."""
+    head = (
+        "dtype",
+        "problems",
+        "m x n x k",
+        "tier",
+        "gemm",
+        "best",
+        CUBLAS,
+        "untuned",
+        "of best",
+        "of cuBLAS",
+    )
+    rows = []
+    for item in items:
+        times = [f"{span * 1e6:.1f}" for span in (item.gemm, item.best, item.cublas, item.untuned)]
+        speeds = [f"{other / item.gemm:.2f}" for other in (item.best, item.cublas)]
+        rows.append((item.dtype, item.kind, f"{item.m} x {item.n} x {item.k}", item.tier, *times, *speeds))
+    return Table("Every problem, µs", head, rows)
+
+
+def part_families(arguments: argparse.Namespace, path: Path) -> Result:
+    """Time all kernels of linear layers into bf16, and cuBLAS, on each problem."""
+    import torch
+
+    bundle = cutlass_aot.open(path)
+    problems = problems_of(arguments.shapes, halfway=arguments.halfway, sample=arguments.sample)
+    effort = Effort(first_looks=2, stop_ratio=1.6, most_rounds=9, seconds=arguments.seconds)
+    where = torch.device("cuda", 0)
+    memory = Memory(torch, where)
+    timed: list[dict[str, Any]] = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for dtype, problem in itertools.product(arguments.dtypes, problems):
+            extents = problem.extents
+            names = f"{dtype}.{dtype}.bf16"
+            kernels = bundle.kernels(operation="gemm", dtypes=names, layouts=LAYOUTS)
+            plain = [kernel for kernel in kernels if not kernel.kernel.epilogue]
+            if not plain:
+                raise RuntimeError(f"bundle {bundle.name} has no {LAYOUTS} GEMM of {names}")
+            own = [kernel for kernel in plain if sensible(dict(kernel.kernel.design), extents)]
+            sets, flush = memory.operands(plain[0].kernel.operands, extents)
+            candidates = [*own, cublas(torch, dtype, where)]
+            fastest = first_launches(torch, candidates, sets[0])
+            times = in_turns(torch, candidates, sets, flush, fastest, effort)
+            labels = [*(kernel.name for kernel in own), CUBLAS]
+            by_name = {labels[number]: span * 1e6 for number, span in times.items()}
+            timed.append({"dtype": dtype, "m": extents.m, "n": extents.n, "k": extents.k, "times": by_name})
+            print(f"\r{dtype}: {len(timed)} problems", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return Result([], {"timed": timed}, family_tables({"timed": timed}, arguments.without))
+
+
+def sensible(design: Mapping[str, Any], extents: Extents) -> bool:
+    """Whether a kernel is worth timing: those for few rows, and of small tiles, take very long on much."""
+    tile_m, tile_n = design["tile_shape"][:2]
+    tiles = -(-extents.m // tile_m) * -(-extents.n // tile_n)
+    return tiles <= MOST_TILES and (not design.get("swap_operands") or extents.m <= 4 * tile_m)
+
+
+def family_tables(numbers: Mapping[str, Any], without: Sequence[str] = ()) -> list[Table]:
+    """The fastest kernel of each family on each problem, and geometric means of their speeds by rows.
+
+    Args:
+        numbers: of the part ``families``.
+        without: patterns of names of kernels to be left out.
+    """
+    best = [_best_of_families(item["times"], without) for item in numbers["timed"]]
+    families = sorted({family for own in best for family in own} - {CUBLAS})
+    rows = []
+    ratios: dict[str, list[tuple[int, float]]] = {family: [] for family in (*families, "best")}
+    for item, own in zip(numbers["timed"], best, strict=True):
+        cublas_time = own.pop(CUBLAS)[0]
+        own["best"] = min(own.values())
+        for family, (span, _) in own.items():
+            ratios[family].append((item["m"], cublas_time / span))
+        spans = [f"{own[family][0]:.1f}" if family in own else "" for family in families]
+        span, name = own["best"]
+        design = "-".join(name.split("-")[5:-1])
+        place = f"{item['m']} x {item['n']} x {item['k']}"
+        rows.append((item["dtype"], place, f"{cublas_time:.1f}", *spans, f"{cublas_time / span:.2f}", design))
+    return [
+        Table("Families, µs", ("dtype", "m x n x k", CUBLAS, *families, "cuBLAS / best", "best"), rows),
+        Table("Speed of families, cuBLAS as 1: mean (lowest)", ("m", *ratios), _means_by_rows(ratios)),
+    ]
+
+
+def _best_of_families(times: Mapping[str, float], without: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """The least time and its kernel, by family: in a kernel's name it comes after the group's five words."""
+    best: dict[str, tuple[float, str]] = {}
+    for name, span in times.items():
+        if not any(fnmatchcase(name, pattern) for pattern in without):
+            family = name if name == CUBLAS else name.split("-")[5]
+            best[family] = min(best.get(family, (span, name)), (span, name))
+    return best
+
+
+def _means_by_rows(ratios: Mapping[str, Sequence[tuple[int, float]]]) -> list[list[str]]:
+    choices: dict[str, Callable[[int], bool]] = {
+        str(m): m.__eq__ for m in sorted({m for values in ratios.values() for m, _ in values})
+    }
+    choices |= {"m ≤ 64": lambda m: m <= 64, "m > 64": lambda m: m > 64, "all": lambda m: True}
+    rows = []
+    for name, chosen in choices.items():
+        speeds = [[speed for m, speed in values if chosen(m)] for values in ratios.values()]
+        cells = [f"{statistics.geometric_mean(own):.3f} ({min(own):.2f})" if own else "" for own in speeds]
+        rows.append([name, *cells])
+    return rows
 
 
 def _warm_up(torch: Any) -> None:
@@ -347,12 +469,12 @@ def _warm_up(torch: Any) -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def summary(found: Sequence[Measured]) -> list[Row]:
+def summary(items: Sequence[Measured]) -> list[Row]:
     """Geometric means over the problems of one row of element types, by where they come from and by tier."""
     rows = []
     for kind in (LISTED, ROWS_HALFWAY, ALL_HALFWAY):
-        for tier in sorted({item.tier for item in found if item.kind == kind}):
-            rows += _means([item for item in found if (item.kind, item.tier) == (kind, tier)])
+        for tier in sorted({item.tier for item in items if item.kind == kind}):
+            rows += _means([item for item in items if (item.kind, item.tier) == (kind, tier)])
     return rows
 
 

@@ -1,9 +1,8 @@
-"""Time a transformer block with its linear layers by a bundle's kernels, beside the block as torch has it.
+"""A transformer block with its linear layers by a bundle's kernels, beside the block as torch has it.
 
-    python -m tools.bench.transformer BUNDLE [--context 2048] [--rounds 20] [--markdown FILE]
+It is the part ``transformer`` of tools/bench/gpu.py.
 
-Needs torch, a GPU and cutlass-aot's runtime; no DSL. BUNDLE is a bundle's directory, or the name of an
-installed one. The block has random weights in bf16: RMSNorm, grouped-query attention by torch's own
+The block has random weights in bf16: RMSNorm, grouped-query attention by torch's own
 scaled_dot_product_attention, RMSNorm, SwiGLU. Both sides have the same weights; the linear layers of one are
 swapped by cutlass_aot.torch.replace_linear.
 
@@ -14,19 +13,18 @@ over the rounds of CUDA events around some calls, for each new token.
 
 The error of an element is its difference to stock torch in eager mode, relative to the element's magnitude
 plus the root mean square of all; the largest has to be below 2^-5, since the two sides round different sums
-to bf16 at each of seven layers. Exits with 1 if one is not, or if a module of the DSL was imported.
+to bf16 at each of seven layers. The part fails if one is not, or if a module of the DSL was imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import importlib.util
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +34,8 @@ from torch.nn import functional
 
 import cutlass_aot
 import cutlass_aot.torch as aot
-from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.runtime.machine.host import installed_version
+from tools.bench.command import Result, Table
+from tools.bench.single_kernels import event_ms
 
 TOLERANCE = 2.0**-5
 PREFILL = (2048,)
@@ -117,7 +114,7 @@ def _without_bias(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One line of the table.
 
     Attributes:
@@ -150,13 +147,7 @@ def time_in_turns(functions: Sequence[Callable[[], Any]], rounds: int) -> list[f
     """Milliseconds of a call of each function, on the current CUDA stream; they take turns."""
 
     def timed(function: Callable[[], Any], calls: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            function()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / calls
+        return event_ms(lambda: [function() for _ in range(calls)]) / calls
 
     for function in functions:
         timed(function, 3)
@@ -165,7 +156,7 @@ def time_in_turns(functions: Sequence[Callable[[], Any]], rounds: int) -> list[f
     for _ in range(rounds):
         for position, function in enumerate(functions):
             times[position].append(timed(function, calls[position]))
-    return [statistics.median(found) for found in times]
+    return [statistics.median(own) for own in times]
 
 
 def compiled(block: Block, mode: str) -> Callable[[Tensor], Tensor]:
@@ -183,11 +174,11 @@ def compiled(block: Block, mode: str) -> Callable[[Tensor], Tensor]:
     return call
 
 
-def measure(stock: Block, ours: Block, x: Tensor, phase: str, mode: str, rounds: int) -> Row:
+def measure(stock: Block, ours: Block, x: Tensor, phase: str, mode: str, rounds: int) -> Timing:
     """One line of the table."""
     tokens = x.shape[0] * x.shape[1]
     if mode != "eager" and importlib.util.find_spec("triton") is None:
-        return Row(phase, tokens, mode, note="inductor needs triton, which is not installed")
+        return Timing(phase, tokens, mode, note="inductor needs triton, which is not installed")
     torch.compiler.reset()
     expected = stock(x).clone()
     first = compiled(stock, mode)
@@ -198,24 +189,20 @@ def measure(stock: Block, ours: Block, x: Tensor, phase: str, mode: str, rounds:
             raise
         # Not for want of our kernels: this side has none.
         reason = str(failure).strip().splitlines() or [""]
-        return Row(phase, tokens, mode, note=f"stock torch cannot: {type(failure).__name__}: {reason[0]}")
+        return Timing(phase, tokens, mode, note=f"stock torch cannot: {type(failure).__name__}: {reason[0]}")
     second = compiled(ours, mode)
     for _ in range(3):
         first(x)
         result = second(x).clone()
     error = largest_error(result, expected)
     ms, our_ms = time_in_turns([lambda: first(x), lambda: second(x)], rounds)
-    return Row(phase, tokens, mode, 1000 * ms / tokens, 1000 * our_ms / tokens, error)
+    return Timing(phase, tokens, mode, 1000 * ms / tokens, 1000 * our_ms / tokens, error)
 
 
-def table(rows: Sequence[Row], about: dict[str, str]) -> str:
-    """The results as Markdown."""
-    lines = [
-        ", ".join(f"{name}: {value}" for name, value in about.items()),
-        "",
-        "| phase | new tokens | mode | stock, µs/token | ours, µs/token | stock / ours | worst error |",
-        "|---|--:|---|--:|--:|--:|--:|",
-    ]
+def table(rows: Sequence[Timing]) -> Table:
+    """The results."""
+    head = ("phase", "new tokens", "mode", "stock, µs/token", "ours, µs/token", "stock / ours", "worst error")
+    lines = []
     for row in rows:
         if row.stock is None or row.ours is None or row.error is None:
             cells = ["—", row.note, "—", "—"]
@@ -223,22 +210,8 @@ def table(rows: Sequence[Row], about: dict[str, str]) -> str:
             cells = [
                 f"{row.stock:.3f}", f"{row.ours:.3f}", f"{row.stock / row.ours:.2f}", f"{row.error:.1e}",
             ]  # fmt: skip
-        lines.append(f"| {row.phase} | {row.tokens} | {row.mode} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def facts(bundle: cutlass_aot.Bundle) -> dict[str, str]:
-    """What the results hold for."""
-    return {
-        "bundle": f"{bundle.name} {bundle.version}",
-        "gpu": torch.cuda.get_device_name(),
-        "driver": cuda_driver.driver_release() or "unknown",
-        "torch": torch.__version__,
-        "triton": installed_version("triton") or "missing",
-        "python": sys.version.split()[0],
-        "cutlass-aot": cutlass_aot.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
+        lines.append((row.phase, str(row.tokens), row.mode, *cells))
+    return Table("A transformer block", head, lines)
 
 
 def make_block(config: Config, **options: Any) -> Block:
@@ -251,7 +224,7 @@ def make_block(config: Config, **options: Any) -> Block:
     return block
 
 
-def run(bundle: cutlass_aot.Bundle, context: int, rounds: int) -> list[Row]:
+def measure_all(bundle: cutlass_aot.Bundle, context: int, rounds: int) -> list[Timing]:
     """Every line of the table, on the current GPU."""
     torch.manual_seed(0)
     config = Config()
@@ -261,7 +234,7 @@ def run(bundle: cutlass_aot.Bundle, context: int, rounds: int) -> list[Row]:
     report = aot.replace_linear(ours, bundle)
     print(report, file=sys.stderr)
     if report.refused:
-        raise CutlassAotError(f"bundle {bundle.name} does not serve all linear layers of the block")
+        raise RuntimeError(f"bundle {bundle.name} does not serve all linear layers of the block")
     problems = [("prefill", 1, tokens) for tokens in PREFILL] + [("decode", batch, 1) for batch in DECODE]
     rows = []
     for phase, batch, tokens in problems:
@@ -279,44 +252,23 @@ def run(bundle: cutlass_aot.Bundle, context: int, rounds: int) -> list[Row]:
     return rows
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[Timing]) -> list[str]:
     """What the results should not have shown."""
-    found = [
+    wrong = [
         f"{row.phase} of {row.tokens} tokens, {row.mode}: error {row.error:.1e} is over {TOLERANCE:.1e}"
         for row in rows
         # NaN too.
         if row.error is not None and not row.error <= TOLERANCE
     ]
     imported = sorted({name.partition(".")[0] for name in sys.modules} & DSL)
-    return found + [f"the DSL was imported: {name}" for name in imported]
+    return wrong + [f"the DSL was imported: {name}" for name in imported]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", help="directory of a bundle, or name of an installed one")
-    parser.add_argument("--context", type=int, default=2048, help="tokens in the cache (default 2048)")
-    parser.add_argument("--rounds", type=int, default=20, help="timings of each side (default 20)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table")
-    options = parser.parse_args(arguments)
-    try:
-        path = Path(options.bundle)
-        bundle = cutlass_aot.open(path) if path.is_dir() else cutlass_aot.open_installed(options.bundle)
-        cuda_driver.compute_capability(0)
-        with torch.no_grad():
-            rows = run(bundle, options.context, options.rounds)
-    except CutlassAotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    text = table(rows, facts(bundle))
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text + "\n", encoding="utf-8")
-    found = failures(rows)
-    for failure in found:
-        print(f"FAILED {failure}")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def part_transformer(arguments: argparse.Namespace, path: Path) -> Result:
+    """Measure the block; fails if a result is wrong."""
+    rows = measure_all(cutlass_aot.open(path), arguments.context, arguments.rounds)
+    wrong = failures(rows)
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
+    return Result([], {"timings": [asdict(row) for row in rows]}, [table(rows)])

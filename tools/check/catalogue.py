@@ -2,8 +2,8 @@
 
     python -m tools.check.catalogue [--count 1000 | --each] [--seed 0] [--store DIR] [-j JOBS] [-o FILE]
 
-Needs the build extra, no GPU. Every combination of element types, accumulator and layouts is a question to
-our generator, in our workers, on sm_100a (with the numbers of a B200) and on sm_103a (GB300): asked for
+Needs the build extra, no GPU. Every combination of element types, accumulator and layouts is a query of
+our generator, in our workers, on sm_100a (with the numbers of a B200) and on sm_103a (GB300): queried with
 operands, the package offers kernels that its list without operands lacks. Kernels that are known to be bad
 are counted and not drawn. The draw depends on the seed and on what there is, and on nothing else: a larger
 count draws the same kernels and more. ``--each`` draws one kernel of every family, element types, accumulator
@@ -23,11 +23,10 @@ import itertools
 import json
 import re
 import statistics
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,14 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.dtypes import BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.store import Store
+from tools.bench.command import markdown
 from tools.bench.machine import about
+from tools.bench.process import MemoryWatch
 
 GENERATOR = "cutlass.operators"
 DEVICES = {"sm_100a": "b200", "sm_103a": "gb300"}
-_SAMPLE_SECONDS = 0.25
-_ASKED_AT_ONCE = 64
-"""Questions whose answers are in memory at once: up to a thousand records each."""
+_QUERIES_AT_ONCE = 64
+"""Queries whose answers are in memory at once: up to a thousand records each."""
 
 
 # ---- what there is ---------------------------------------------------------------------------------------
@@ -112,16 +112,14 @@ def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed
     result = Draw()
     profiles = {target: load_profile(name) for target, name in DEVICES.items()}
     reference = sources.references[GENERATOR]
-    questions = [
-        Enumeration(0, reference, problem, target) for target in DEVICES for problem in all_problems()
-    ]
-    _say(f"enumerating: {len(questions)} combinations")
+    queries = [Enumeration(0, reference, problem, target) for target in DEVICES for problem in all_problems()]
+    say(f"enumerating: {len(queries)} combinations")
 
     def numbered() -> Iterator[tuple[str, Kernel]]:
-        for start in range(0, len(questions), _ASKED_AT_ONCE):
-            asked = questions[start : start + _ASKED_AT_ONCE]
-            for question, kernels in compiling.enumerate_kernels(pool, asked, profiles):
-                result.problems[question.target] += bool(kernels)
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            some = queries[start : start + _QUERIES_AT_ONCE]
+            for query, kernels in compiling.enumerate_kernels(pool, some, profiles):
+                result.problems[query.target] += bool(kernels)
                 for kernel in kernels:
                     row = family_of(kernel)
                     result.instances[row] += 1
@@ -141,56 +139,6 @@ def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed
         drawn = heapq.nsmallest(count, numbered(), key=lambda item: item[0])
     result.kernels = sorted((kernel for _, kernel in drawn), key=lambda kernel: kernel.name)
     return result
-
-
-# ---- memory of the workers -------------------------------------------------------------------------------
-
-
-class MemoryWatch:
-    """The largest resident size of any worker of this process, looked at while it lives.
-
-    Workers are children of our children. What is read is the kernel's own high-water mark, so that only what
-    a worker grows by in the last quarter of a second of its life can be missed.
-    """
-
-    def __init__(self) -> None:
-        self.largest_bytes = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._end.wait(_SAMPLE_SECONDS):
-            for child in _children(Path("/proc/self")):
-                for worker in _children(Path("/proc") / child):
-                    self.largest_bytes = max(self.largest_bytes, _peak_bytes(worker))
-
-
-def _children(process: Path) -> list[str]:
-    """Process ids of a process's children, of all its threads."""
-    found: list[str] = []
-    try:
-        for thread in (process / "task").iterdir():
-            found += (thread / "children").read_text().split()
-    except OSError:  # It has ended.
-        return []
-    return found
-
-
-def _peak_bytes(pid: str) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
 
 
 # ---- what came of it -------------------------------------------------------------------------------------
@@ -247,7 +195,7 @@ def rows(drawn: Draw, artifacts: Mapping[str, Artifact], failures: Sequence[Fail
     """
     members = Counter(family_of(kernel) for kernel in drawn.kernels)
     failed = Counter(family_of(failure.kernel) for failure in failures)
-    found = []
+    result = []
     for row in sorted(drawn.instances):
         made = [
             artifacts[kernel.digest]
@@ -255,7 +203,7 @@ def rows(drawn: Draw, artifacts: Mapping[str, Artifact], failures: Sequence[Fail
             if family_of(kernel) == row and kernel.digest in artifacts
         ]
         spills = [item.facts.spill_bytes for item in made]
-        found.append(
+        result.append(
             Row(
                 family=row[0],
                 target=row[1],
@@ -273,7 +221,7 @@ def rows(drawn: Draw, artifacts: Mapping[str, Artifact], failures: Sequence[Fail
                 max_spill_bytes=max(spills, default=0),
             )
         )
-    return found
+    return result
 
 
 def _median(values: Sequence[float]) -> float:
@@ -314,42 +262,39 @@ def _log(failure: Failure) -> str:
         return ""
 
 
-def tables(found: Sequence[Row], why: Sequence[Reason]) -> str:
+def tables(rows: Sequence[Row], why: Sequence[Reason]) -> str:
     """Both tables as Markdown."""
-    lines = [
-        "| family | target | instances | known bad | drawn | compiled | failed | s, median | s, largest "
-        "| object, KB, median | registers, median | largest | with spills | largest, B |",
-        "|---|---" + "|--:" * 12 + "|",
-    ]
-    for row in found:
+    head = (
+        "family", "target", "instances", "known bad", "drawn", "compiled", "failed", "s, median",
+        "s, largest", "object, KB, median", "registers, median", "largest", "with spills", "largest, B",
+    )  # fmt: skip
+    lines: list[tuple[object, ...]] = []
+    for row in rows:
         figures = (
-            f"{row.median_seconds:.2f} | {row.max_seconds:.2f} | {row.median_object_bytes / 1e3:.1f} "
-            f"| {row.median_registers:.0f} | {row.max_registers} | {row.spilling} | {row.max_spill_bytes}"
-        )
-        lines.append(
-            f"| {row.family} | {row.target} | {row.instances:,} | {row.known_bad:,} | {row.drawn} "
-            f"| {row.compiled} | {row.failed} | {figures if row.compiled else ' | ' * 6} |"
-        )
+            f"{row.median_seconds:.2f}", f"{row.max_seconds:.2f}", f"{row.median_object_bytes / 1e3:.1f}",
+            f"{row.median_registers:.0f}", row.max_registers, row.spilling, row.max_spill_bytes,
+        )  # fmt: skip
+        counts = (f"{row.instances:,}", f"{row.known_bad:,}", row.drawn, row.compiled, row.failed)
+        lines.append((row.family, row.target, *counts, *(figures if row.compiled else [""] * len(figures))))
+    columns = list(zip(*map(astuple, rows), strict=True)) or [()] * len(fields(Row))
+    named = dict(zip((item.name for item in fields(Row)), columns, strict=True))
+    totals = [f"{sum(named[name]):,}" for name in ("instances", "known_bad", "drawn", "compiled", "failed")]
+    largest = [max(named[name], default=0) for name in ("max_seconds", "max_registers", "max_spill_bytes")]
     lines.append(
-        f"| all | | {sum(row.instances for row in found):,} | {sum(row.known_bad for row in found):,} "
-        f"| {sum(row.drawn for row in found)} | {sum(row.compiled for row in found)} "
-        f"| {sum(row.failed for row in found)} | | {max((r.max_seconds for r in found), default=0.0):.2f} "
-        f"| | | {max((r.max_registers for r in found), default=0)} | {sum(row.spilling for row in found)} "
-        f"| {max((r.max_spill_bytes for r in found), default=0)} |"
+        ("all", "", *totals, "", f"{largest[0]:.2f}", "", "", largest[1], sum(named["spilling"]), largest[2])
     )
+    text = markdown(head, lines, right=12)
     if why:
-        lines += [
-            "",
-            "| reason | kernels | of | element types, accumulator | example |",
-            "|---|--:|---|---|---|",
-        ]
-    for item in why:
-        reason = item.reason.replace("|", "\\|")
-        lines.append(
-            f"| {reason} | {item.count} | {', '.join(item.families)} "
-            f"| {', '.join(item.combinations)} | `{item.example}` |"
-        )
-    return "\n".join(lines)
+        causes = [
+            (
+                item.reason.replace("|", "\\|"), item.count, ", ".join(item.families),
+                ", ".join(item.combinations), f"`{item.example}`",
+            )
+            for item in why
+        ]  # fmt: skip
+        columns_of_reasons = ("reason", "kernels", "of", "element types, accumulator", "example")
+        text += f"\n\n{markdown(columns_of_reasons, causes)}"
+    return text
 
 
 def stored_bytes(store: Path) -> int:
@@ -361,15 +306,23 @@ def stored_bytes(store: Path) -> int:
 # ---- the run ---------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     click.echo(text, err=True)
 
 
 @dataclass
 class Progress:
-    """Says how far the compiling is, to standard error."""
+    """Says how far the compiling is, to standard error.
+
+    Attributes:
+        total: kernels to compile; 0 if that is not known.
+        compiled: kernels that were compiled now.
+        done: kernels that were compiled, by whomever, or failed.
+        failed: kernels that failed.
+    """
 
     total: int = 0
+    compiled: int = 0
     done: int = 0
     failed: int = 0
     start: float = field(default_factory=time.monotonic)
@@ -378,12 +331,13 @@ class Progress:
         """Count an event."""
         if isinstance(event, events.Failed):
             self.failed += 1
-            _say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
+            say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
         if isinstance(event, (events.Compiled, events.Shared, events.Failed)):
+            self.compiled += isinstance(event, events.Compiled)
             self.done += 1
             if self.done % 20 == 0 or self.done == self.total:
-                seconds = time.monotonic() - self.start
-                _say(f"{self.done} of {self.total} in {seconds:.0f} s, {self.failed} failed")
+                of = f" of {self.total}" if self.total else ""
+                say(f"{self.done}{of} kernels in {time.monotonic() - self.start:.0f} s, {self.failed} failed")
 
 
 def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: float) -> Pool:
@@ -431,7 +385,7 @@ def main(
     failures = [
         Failure(item.kernel, item.failed, store.log_path(item.key)) for item in planned if item.failed
     ]
-    _say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")
+    say(f"drawn: {len(planned)} kernels of {sum(drawn.instances.values())}, {len(missing)} to compile")
 
     start = time.monotonic()
     watch = MemoryWatch()
@@ -448,7 +402,7 @@ def main(
     by_key = {item.key: item.artifact for item in planned if item.artifact is not None} | done.artifacts
     artifacts = {item.kernel.digest: by_key[item.key] for item in planned if item.key in by_key}
     failures += done.failures
-    found, why = rows(drawn, artifacts, failures), reasons(failures)
+    table_rows, why = rows(drawn, artifacts, failures), reasons(failures)
     object_bytes = sum({item.object_sha256: item.object_bytes for item in artifacts.values()}.values())
     kept = stored_bytes(store_path)
     numbers = {
@@ -471,7 +425,7 @@ def main(
         f"were enumerated in {enumerated:.0f} s; combinations of element types, accumulator and layouts that "
         f"there are kernels for: {problems}.\n"
     )
-    click.echo(tables(found, why))
+    click.echo(tables(table_rows, why))
     click.echo(f"\nCompiled in this run: {done.compiled} in {seconds:.0f} s with {jobs} workers.")
     if watch.largest_bytes:
         click.echo(f"Largest resident memory of any worker: {watch.largest_bytes / 1e9:.2f} GB.")
@@ -485,7 +439,7 @@ def main(
             "kind": "cutlass-aot catalogue",
             "machine": asdict(machine),
             "numbers": numbers,
-            "rows": [asdict(row) for row in found],
+            "rows": [asdict(row) for row in table_rows],
             "failures": [asdict(item) for item in why],
             "kernels": [_kernel_record(kernel, artifacts.get(kernel.digest)) for kernel in drawn.kernels],
         }

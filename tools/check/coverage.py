@@ -11,8 +11,8 @@ Needs the build extra, no GPU. What the store has is not compiled again. Of ever
   problem that breaks a divisibility have to be refused with that reason.
 
 Then it is counted. For each target of the manifest, every combination of element types, accumulator and scale
-factors that a generator of the manifest offers (asked as ``support_tables.py`` does, without what is known to
-be bad), and every class of epilogue (``epilogue_classes.py``), needs three kernels. Prints Markdown, then
+factors that a generator of the manifest offers (queried as by ``support_tables.py``, without what is known to
+be bad), and every class of epilogue (``support_tables.py``), needs three kernels. Prints Markdown, then
 what is wrong; exits with 1 if anything is.
 """
 
@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import click
 
 import cutlass_aot
-from cutlass_aot.builder import events
 from cutlass_aot.builder.build import build
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.settings import Settings
@@ -45,15 +44,17 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
+from tools.bench.command import markdown
 from tools.bench.machine import about
-from tools.check.disassemble import disassemble
-from tools.check.epilogue_classes import classes_of, examples
-from tools.check.instructions import audit_instructions, required
+from tools.check.catalogue import Progress, say
+from tools.check.instructions import audit_instructions, disassemble, required
 from tools.check.support_tables import (
-    Asking,
+    Generators,
     block_scaled,
+    classes_of,
     declared,
     dense,
+    examples,
     grouped,
     mixed_input,
     scale_text,
@@ -117,7 +118,7 @@ def is_gemm(operation: str) -> bool:
 def check_instructions(
     handles: Sequence[KernelHandle], store: Store, jobs: int
 ) -> tuple[Counter[str], list[str]]:
-    """Disassemble every kernel and hold its instructions against its record.
+    """Disassemble every kernel and compare its instructions with its record.
 
     Returns:
         How many kernels were to have which instruction, and what is wrong.
@@ -265,15 +266,15 @@ def offered(manifest: Manifest, jobs: int) -> dict[Combination, dict[str, int]]:
     """How many kernels the manifest's generators have of each combination and target."""
     names = {table.generator for table in manifest.tables}
     problems = [*dense(), *block_scaled(), *mixed_input(), *grouped(), *declared()]
-    wanted = {table.operation for table in manifest.tables}
-    found: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    asking = Asking.start(jobs)
-    with asking.pool:
-        asked = [problem for problem in problems if problem.operation in wanted]
-        for answer in asking.answers(asked, manifest.targets, sorted(names)):
+    operations = {table.operation for table in manifest.tables}
+    numbers: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    generators = Generators.start(jobs)
+    with generators.pool:
+        queried = [problem for problem in problems if problem.operation in operations]
+        for answer in generators.answers(queried, manifest.targets, sorted(names)):
             for combination, count in Counter(map(combination_of, answer.kernels)).items():
-                found[combination][answer.target] += count
-    return found
+                numbers[combination][answer.target] += count
+    return numbers
 
 
 def missing(
@@ -282,13 +283,13 @@ def missing(
     """What there are too few kernels of."""
     for combination, available in there_is.items():
         for target, number in available.items():
-            wanted, has = min(least, number), count.combinations.get(combination, Counter())[target]
-            if has < wanted:
-                yield f"{combination} on {target}: {has} kernels, expected {wanted}"
+            expected, has = min(least, number), count.combinations.get(combination, Counter())[target]
+            if has < expected:
+                yield f"{combination} on {target}: {has} kernels, expected {expected}"
     for combination, have in count.combinations.items():
         for target, has in have.items():
             if target not in there_is.get(combination, {}):
-                yield f"{combination} on {target}: {has} kernels of what no question to a generator names"
+                yield f"{combination} on {target}: {has} kernels of what no query of a generator names"
     for name in examples():
         for target in targets:
             has = count.classes.get(("bf16 x bf16", name), Counter())[target]
@@ -322,43 +323,16 @@ def classes_table(count: Count) -> str:
     """A row for each class of epilogue: kernels by the element types of a and b, for all targets together."""
     pairs = sorted({pair for pair, _ in count.classes}, key=lambda pair: (pair != "bf16 x bf16", pair))
     targets = sorted({target for counts in count.classes.values() for target in counts})
-    lines = [
-        "| class | " + " | ".join(f"{pair}, {' + '.join(targets)}" for pair in pairs) + " |",
-        "|---|" + "--:|" * len(pairs),
-    ]
+    columns = [f"{pair}, {' + '.join(targets)}" for pair in pairs]
+    lines = []
     for name in examples():
         counts = [count.classes.get((pair, name), Counter()) for pair in pairs]
         numbers = [" + ".join(str(of[target]) for target in targets) if of.total() else "" for of in counts]
-        lines.append(f"| `{name}` | " + " | ".join(numbers) + " |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", *numbers))
+    return markdown(("class", *columns), lines, right=len(pairs))
 
 
 # ---- the run ---------------------------------------------------------------------------------------------
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-@dataclass
-class Progress:
-    """Says how far the build is, to standard error.
-
-    Attributes:
-        compiled: kernels that were compiled now.
-    """
-
-    compiled: int = 0
-    start: float = field(default_factory=time.monotonic)
-
-    def __call__(self, event: events.Event) -> None:
-        """Take note of an event."""
-        if isinstance(event, events.Failed):
-            _say(f"failed: {event.failure.kernel.name}: {event.failure.reason}")
-        if isinstance(event, events.Compiled):
-            self.compiled += 1
-            if self.compiled % 50 == 0:
-                _say(f"compiled {self.compiled} in {time.monotonic() - self.start:.0f} s")
 
 
 @click.command()
@@ -383,17 +357,17 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
     handles = bundle.kernels()
 
     start = time.monotonic()
-    _say(f"disassembling {len(handles)} kernels")
+    say(f"disassembling {len(handles)} kernels")
     with Settings(store, jobs, 600.0, progress).open_store() as opened:
         instructions, wrong = check_instructions(handles, opened, jobs)
     auditing = time.monotonic() - start
-    _say(f"describing operands for {len(bundle.groups)} groups")
+    say(f"describing operands for {len(bundle.groups)} groups")
     names: dict[str, set[str]] = defaultdict(set)
     for handle in handles:
         names[handle.group.name].add(handle.name)
     for group in bundle.groups:
         wrong += check_found(bundle, group, names[group.name])
-    _say("asking the generators what there is")
+    say("querying the generators")
     count = Count.of(handle.kernel for handle in handles)
     wrong += missing(count, offered(manifest, jobs), manifest.targets, least)
 
@@ -402,18 +376,16 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
     click.echo(
         f"{len(handles)} kernels in {len(bundle.groups)} groups, of which {progress.compiled} were compiled "
         f"now; the build took {seconds:.0f} s with {jobs} workers, the disassembly {auditing:.0f} s. "
-        f"{spilling} kernels spill registers. Each group was asked for with {len(STEPS)} problems that its "
+        f"{spilling} kernels spill registers. Each group was queried with {len(STEPS)} problems that its "
         "kernels can take, and with one that they cannot.\n"
     )
-    click.echo("| tensor-core instruction | kernels |\n|---|--:|")
-    for name, number in sorted(instructions.items()):
-        click.echo(f"| {name} | {number} |")
+    click.echo(markdown(("tensor-core instruction", "kernels"), sorted(instructions.items()), right=1))
     click.echo(f"\n{combinations_table(count)}\n")
     total = ", ".join(f"{number} on {target}" for target, number in sorted(count.epilogues.items()))
     click.echo(f"Kernels with an epilogue: {total}. By class:\n\n{classes_table(count)}")
     for problem in wrong:
-        _say(f"wrong: {problem}")
-    _say(f"{len(wrong)} wrong")
+        say(f"wrong: {problem}")
+    say(f"{len(wrong)} wrong")
     sys.exit(1 if wrong else 0)
 
 

@@ -88,12 +88,12 @@ def modules() -> dict[str, types.ModuleType]:
     """Every module of the DSL that can be imported here, by name."""
     package = importlib.import_module("cutlass")
     importlib.import_module("cutlass.cute")
-    for found in pkgutil.walk_packages(package.__path__, "cutlass.", onerror=lambda name: None):
-        if is_the_dsls(found.name):
+    for info in pkgutil.walk_packages(package.__path__, "cutlass.", onerror=lambda name: None):
+        if is_the_dsls(info.name):
             try:
-                importlib.import_module(found.name)
+                importlib.import_module(info.name)
             except Exception as error:
-                print(f"note: {found.name}: {type(error).__name__}: {error}", file=sys.stderr)
+                print(f"note: {info.name}: {type(error).__name__}: {error}", file=sys.stderr)
     return {name: module for name, module in sorted(sys.modules.items()) if module and is_the_dsls(name)}
 
 
@@ -108,11 +108,11 @@ def is_plain(value: Any) -> bool:
 
 def home(thing: Any) -> str:
     """`module:qualified.name` of a class or function, if its own module has it there; else empty."""
-    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    result: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     for part in getattr(thing, "__qualname__", "?").split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        found = getattr(found, "__func__", found)
-    return f"{thing.__module__}:{thing.__qualname__}" if found is thing else ""
+        result = vars(result).get(part) if hasattr(result, "__dict__") else None
+        result = getattr(result, "__func__", result)
+    return f"{thing.__module__}:{thing.__qualname__}" if result is thing else ""
 
 
 def kind_of(value: Any) -> tuple[str, Any]:
@@ -181,21 +181,21 @@ def members_of(kind: type) -> Iterator[tuple[str, Any]]:
 
 def class_of(kind: type) -> dict[str, Any]:
     """What the table has of a class."""
-    found: dict[str, Any] = {"bases": [base_of(base) for base in kind.__bases__ if base is not object]}
+    result: dict[str, Any] = {"bases": [base_of(base) for base in kind.__bases__ if base is not object]}
     if issubclass(kind, enum.Enum):
-        found["enum"] = {
+        result["enum"] = {
             name: ([member.value] if is_plain(member.value) else []) if member.name == name else member.name
             for name, member in kind.__members__.items()
         }
     elif type(kind).__module__ in ("abc", "typing"):
-        found["meta"] = "protocol" if getattr(kind, "_is_protocol", False) else "abstract"
+        result["meta"] = "protocol" if getattr(kind, "_is_protocol", False) else "abstract"
     elif type(kind) is not type:
-        found["meta"] = home(type(kind)) or "unknown"
+        result["meta"] = home(type(kind)) or "unknown"
     if "__dataclass_fields__" in vars(kind):
         given = vars(kind)["__dataclass_params__"]
-        found["dataclass"] = {"frozen": given.frozen, "eq": given.eq, "order": given.order}
+        result["dataclass"] = {"frozen": given.frozen, "eq": given.eq, "order": given.order}
         own = vars(kind).get("__annotations__", {})
-        found["fields"] = [field_of(item) for item in dataclasses.fields(kind) if item.name in own]
+        result["fields"] = [field_of(item) for item in dataclasses.fields(kind) if item.name in own]
         names = {item.name for item in dataclasses.fields(kind)}
     else:
         names = set()
@@ -204,18 +204,18 @@ def class_of(kind: type) -> dict[str, Any]:
             continue
         inner = getattr(member, "__func__", member)
         if isinstance(inner, (types.FunctionType, functools.partialmethod)):
-            found.setdefault("functions", []).append(name)
+            result.setdefault("functions", []).append(name)
         elif isinstance(member, (property, functools.cached_property, types.MemberDescriptorType)):
-            found.setdefault("properties", []).append(name)
+            result.setdefault("properties", []).append(name)
         else:
             sort, more = kind_of(member)
             if sort == "constant":
-                found.setdefault("constants", {})[name] = more
+                result.setdefault("constants", {})[name] = more
             elif sort == "class" and more.startswith(f"{kind.__module__}:{kind.__qualname__}."):
-                found.setdefault("classes", []).append(name)
+                result.setdefault("classes", []).append(name)
             else:
-                found.setdefault("values", []).append(name)
-    return found
+                result.setdefault("values", []).append(name)
+    return result
 
 
 def field_of(item: dataclasses.Field[Any]) -> list[Any]:
@@ -227,7 +227,7 @@ def field_of(item: dataclasses.Field[Any]) -> list[Any]:
 
 
 def base_of(kind: type) -> str:
-    """A base class, by where it is found; empty if that is not in the table."""
+    """A base class, by its place; empty if that is not in the table."""
     where = home(kind)
     return (
         where if where and (is_the_dsls(kind.__module__) or not kind.__module__.startswith("cutlass")) else ""
@@ -235,26 +235,26 @@ def base_of(kind: type) -> str:
 
 
 def everything_in(module: types.ModuleType) -> dict[str, Any]:
-    """What a module has, also what it makes or imports when it is asked for."""
-    asked = {*vars(module), *dir(module), *getattr(module, "__all__", ())}
+    """What a module has, also what it makes or imports on first use."""
+    names = {*vars(module), *dir(module), *getattr(module, "__all__", ())}
     later = vars(module).get("__getattr__")
     if isinstance(later, types.FunctionType):
         # The names that it answers to are in its code, or in a dictionary beside it.
-        asked |= {text for text in later.__code__.co_consts if isinstance(text, str) and text.isidentifier()}
+        names |= {text for text in later.__code__.co_consts if isinstance(text, str) and text.isidentifier()}
         for name in later.__code__.co_names:
             known = vars(module).get(name)
-            asked |= (
+            names |= (
                 {key for key in known if isinstance(key, str)}
                 if isinstance(known, (dict, set, tuple))
                 else set()
             )
-    found = {}
-    for name in sorted(asked):
+    result = {}
+    for name in sorted(names):
         if not name.startswith("__") or name == "__version__":
             value = getattr(module, name, _ABSENT)
             if value is not _ABSENT:
-                found[name] = value
-    return found
+                result[name] = value
+    return result
 
 
 _ABSENT = object()
@@ -267,7 +267,7 @@ def is_told_by_name(value: Any) -> bool:
 
 def module_of(name: str, module: types.ModuleType) -> dict[str, Any]:
     """What the table has of a module."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     listed: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     for attribute, value in everything_in(module).items():
@@ -290,15 +290,15 @@ def module_of(name: str, module: types.ModuleType) -> dict[str, Any]:
         elif kind in ("value", "annotation"):
             listed.setdefault(f"{kind}s", []).append(attribute)
         elif kind == "constant":
-            found.setdefault("constants", {})[attribute] = more
+            result.setdefault("constants", {})[attribute] = more
         else:
-            found.setdefault("others", {})[attribute] = [kind, more]
-    found |= {kind: " ".join(names) for kind, names in listed.items()}
+            result.setdefault("others", {})[attribute] = [kind, more]
+    result |= {kind: " ".join(names) for kind, names in listed.items()}
     if elsewhere:
-        found["from"] = {where: " ".join(names) for where, names in elsewhere.items()}
+        result["from"] = {where: " ".join(names) for where, names in elsewhere.items()}
     if hasattr(module, "__all__"):
-        found["all"] = " ".join(module.__all__)
-    return found
+        result["all"] = " ".join(module.__all__)
+    return result
 
 
 def options_of() -> list[list[Any]]:
@@ -339,7 +339,7 @@ def wrappers_of() -> dict[str, Any]:
         "cute.kernel": cute.kernel,
         "dsl_user_op": sys.modules["cutlass"].dsl_user_op,
     }
-    found = {}
+    result = {}
     for name, decorate in decorators.items():
 
         def inner() -> None:
@@ -355,8 +355,8 @@ def wrappers_of() -> dict[str, Any]:
             for key, value in sorted(read.items())
             if key not in cells and key != "__name__"
         }
-        found[name] = {"module": made.__globals__["__name__"], "closure": closure, "names": names}
-    return found
+        result[name] = {"module": made.__globals__["__name__"], "closure": closure, "names": names}
+    return result
 
 
 def wrapper_name(value: Any) -> list[Any]:
@@ -382,10 +382,13 @@ def parameters_of(where: str) -> list[list[Any]]:
 def table() -> dict[str, Any]:
     """The whole table."""
     warnings.simplefilter("ignore")
-    found = modules()
+    result = modules()
     kinds: dict[str, type] = {}
     work = [
-        item for module in found.values() for item in everything_in(module).values() if isinstance(item, type)
+        item
+        for module in result.values()
+        for item in everything_in(module).values()
+        if isinstance(item, type)
     ]
     while work:
         kind = work.pop()
@@ -412,15 +415,15 @@ def table() -> dict[str, Any]:
         ],
         "shared memory": dict(sys.modules["cutlass.cutlass_dsl.cutlass"].SMEM_CAPACITY_MAP),
         "parameters": {where: parameters_of(where) for where in INSPECTED},
-        "modules": {name: module_of(name, module) for name, module in found.items()},
+        "modules": {name: module_of(name, module) for name, module in result.items()},
         "classes": {where: class_of(kind) for where, kind in sorted(kinds.items())},
     }
 
 
-def encoded(found: Mapping[str, Any]) -> str:
+def encoded(result: Mapping[str, Any]) -> str:
     """The table as text: a line for each module and class, so that what changes can be read."""
     lines = []
-    for part, value in found.items():
+    for part, value in result.items():
         if isinstance(value, dict):
             inner = ",\n".join(f"{json.dumps(name)}: {json.dumps(item)}" for name, item in value.items())
             lines.append(f"{json.dumps(part)}: {{\n{inner}\n}}")

@@ -1,4 +1,4 @@
-"""Run every kernel of a bundle that the present GPU can run, and hold the results against float64.
+"""Run every kernel of a bundle that the present GPU can run, and compare the results with float64.
 
     python -m tools.check.gpu BUNDLE [--sizes 512x512x512,...] [--json FILE] [--markdown FILE]
 
@@ -25,7 +25,6 @@ in a CUDA graph, on padded, broadcast and 2-D operands, and on wrong operands, w
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import sys
@@ -41,10 +40,11 @@ import cutlass_aot
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
-from cutlass_aot.runtime.machine.host import installed_version
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import OperandConstraint
+from tools.bench.command import markdown
+from tools.bench.machine import about
 
 SIZES = "512x512x512,200x264x136,3x256x384x192"
 """MxNxK or LxMxNxK: whole tiles; no whole tile; a batch. Extents are rounded up to what operands need."""
@@ -234,7 +234,7 @@ class References:
 
 @dataclass
 class Row:
-    """What was found of one group."""
+    """The results of one group."""
 
     group: str
     target: str
@@ -330,8 +330,8 @@ def _ways(
     by_work = sorted(sizes, key=lambda size: size[1] * size[2] * size[3])
     plain, batched = (1, *by_work[-1][1:]), (3, *by_work[0][1:])
     problem = references.problem(group, plain)
-    found = bundle.find(*problem.operands, accumulator=group.accumulator, target=group.target)
-    kernel = next(handle for handle in found if handle.group == group)
+    kernels = bundle.find(*problem.operands, accumulator=group.accumulator, target=group.target)
+    kernel = next(handle for handle in kernels if handle.group == group)
 
     def compare(row: Row, what: str, of: Problem = problem) -> None:
         torch.cuda.synchronize()
@@ -430,34 +430,16 @@ def _delay() -> None:
     torch.cuda._sleep(2_000_000)
 
 
-def facts(bundle: cutlass_aot.Bundle) -> dict[str, str]:
-    """What the results hold for."""
-    cuda = cuda_driver.driver_version()
-    return {
-        "bundle": f"{bundle.name} {bundle.version}",
-        "gpu": torch.cuda.get_device_name(),
-        "driver": f"{cuda_driver.driver_release() or 'unknown'} (CUDA {cuda[0]}.{cuda[1]})",
-        "torch": torch.__version__,
-        "tvm-ffi": installed_version("apache-tvm-ffi") or "missing",
-        "python": sys.version.split()[0],
-        "cutlass-aot": cutlass_aot.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
-
-
-def table(rows: Sequence[Row], about: dict[str, str]) -> str:
+def table(rows: Sequence[Row], title: str) -> str:
     """The results in Markdown: one line a group."""
-    lines = [", ".join(f"{name}: {value}" for name, value in about.items()), ""]
-    lines += ["| group | kernels | checks | failures | worst error | bound |", "|---|--:|--:|--:|--:|--:|"]
-    lines += [
-        f"| {row.group} | {row.kernels} | {row.checks} | {len(row.failures)} "
-        f"| {row.worst:.1e} | {row.bound:.1e} |"
+    lines: list[tuple[object, ...]] = [
+        (row.group, row.kernels, row.checks, len(row.failures), f"{row.worst:.1e}", f"{row.bound:.1e}")
         for row in rows
     ]
-    kernels, checks = sum(row.kernels for row in rows), sum(row.checks for row in rows)
-    failures = sum(len(row.failures) for row in rows)
-    lines.append(f"| all | {kernels} | {checks} | {failures} | | |")
-    return "\n".join(lines)
+    totals = (sum(row.kernels for row in rows), sum(row.checks for row in rows))
+    lines.append(("all", *totals, sum(len(row.failures) for row in rows), "", ""))
+    head = ("group", "kernels", "checks", "failures", "worst error", "bound")
+    return f"{title}\n\n{markdown(head, lines, right=5)}"
 
 
 def open_named(name: str) -> cutlass_aot.Bundle:
@@ -505,8 +487,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group in groups:
         rows.append(check_group(bundle, group, references, sizes))
         print(f"{group.name}: {rows[-1].checks} checks, {len(rows[-1].failures)} failures", file=sys.stderr)
-    about = facts(bundle)
-    text = table(rows, about)
+    title = f"{bundle.name} {bundle.version}; {about().markdown()}"
+    text = table(rows, title)
     print(text)
     for row in rows:
         for failure in row.failures:
@@ -514,7 +496,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.markdown:
         options.markdown.write_text(text + "\n")
     if options.json:
-        body = {"about": about, "sizes": options.sizes, "groups": [row.to_record() for row in rows]}
+        body = {"about": title, "sizes": options.sizes, "groups": [row.to_record() for row in rows]}
         options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     return 1 if any(row.failures for row in rows) else 0
 

@@ -1,4 +1,4 @@
-"""Which tensor-core instruction a kernel's code has to consist of, by its record, and whether it does.
+"""The GPU assembly of a kernel's object: its tensor-core instructions against those that its record requires.
 
 Names are those of ``nvdisasm``. On SM100 a multiplication is ``UTC?MMA``, with H for 16-bit floats, Q for
 8-bit floats and whatever goes with them, O for two operands of FP4, I for integers. Block-scaled ones have
@@ -15,8 +15,13 @@ M / 16. With scale factors, bits 4-5 are something else. Source: PTX ISA, "Instr
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from typing import NamedTuple
 
+from cutlass_aot.builder.compile.audit import cubins_of
+from cutlass_aot.builder.link.kernel_object import KernelObject
+from cutlass_aot.builder.link.packages import package_file
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.generators.cutlass_operators.operands import MIXED_INPUT
 from cutlass_aot.generators.cutlass_operators.records import GENERATOR
@@ -37,6 +42,40 @@ _SUMS = {"f16": 0, "f32": 1, "i32": 2}
 _MULTIPLICATION = re.compile(r"\b((?:UTC)?[A-Z]G?MMA)\b[.\w]*([^;]*);")
 _SCALES = re.compile(r"idesc\[\w+\], tmem\[")
 _NUMBER = re.compile(r"\b0x[0-9a-f]{7,8}\b")
+
+
+def disassemble(data: bytes) -> str:
+    """The GPU assembly of an object, as NVIDIA's ``nvdisasm`` prints it.
+
+    Raises:
+        CorruptFile: if the bytes are truncated or malformed.
+        ArtifactError: if there is no GPU code, or it cannot be disassembled.
+        ToolchainError: if the package nvidia-cuda-nvdisasm, which the extra ``dev`` brings, is missing.
+    """
+    cubins = cubins_of(KernelObject.from_bytes(data).gpu_code)
+    if not cubins:
+        raise ArtifactError("the object holds no GPU code to disassemble")
+    nvdisasm = package_file("nvidia-cuda-nvdisasm", "bin/nvdisasm")
+    texts = []
+    for cubin in cubins:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin.code)
+            file.flush()
+            try:
+                done = subprocess.run(
+                    [str(nvdisasm), "--print-code", file.name],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=300,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise ArtifactError(f"nvdisasm did not run to its end: {error}") from None
+        if done.returncode != 0:
+            words = done.stderr.decode("utf-8", "replace").replace(file.name, "cubin").strip()
+            raise ArtifactError(f"nvdisasm refused the GPU code: {words[-500:]}")
+        texts.append(done.stdout.decode("utf-8", "replace"))
+    return "\n".join(texts)
 
 
 class Instruction(NamedTuple):
@@ -78,7 +117,7 @@ def found(assembly: str) -> dict[Instruction, int]:
     """Kinds of tensor-core instructions in GPU assembly, and how many there are of each.
 
     Args:
-        assembly: see :func:`tools.check.disassemble.disassemble`.
+        assembly: see :func:`disassemble`.
     """
     counts: dict[Instruction, int] = {}
     for match in _MULTIPLICATION.finditer(assembly):
@@ -123,7 +162,7 @@ def found_formats(assembly: str, instruction: Instruction) -> set[Formats]:
     """Element types of every number in GPU assembly that can be a descriptor.
 
     Args:
-        assembly: see :func:`tools.check.disassemble.disassemble`.
+        assembly: see :func:`disassemble`.
         instruction: what the descriptors are of.
     """
     formats = set()
@@ -143,25 +182,25 @@ def audit_instructions(kernel: Kernel, assembly: str) -> None:
 
     Args:
         kernel: the record.
-        assembly: of its object, see :func:`tools.check.disassemble.disassemble`.
+        assembly: of its object, see :func:`disassemble`.
 
     Raises:
         ArtifactError: if it has others, or none.
     """
-    wanted = required(kernel)
-    if wanted is None:
+    expected = required(kernel)
+    if expected is None:
         return
     there = found(assembly)
-    if set(there) != {wanted}:
+    if set(there) != {expected}:
         shown = ", ".join(sorted(map(str, there))) or "none"
         raise ArtifactError(
-            f"{kernel.name}: its tensor-core instructions are {shown}, expected {wanted}; the generator "
+            f"{kernel.name}: its tensor-core instructions are {shown}, expected {expected}; the generator "
             "compiled something else than the record says"
         )
-    formats = required_formats(kernel, wanted)
-    if formats and not formats & found_formats(assembly, wanted):
+    formats = required_formats(kernel, expected)
+    if formats and not formats & found_formats(assembly, expected):
         types = ", ".join((*(operand.dtype for operand in kernel.operands[:2]), kernel.accumulator))
         raise ArtifactError(
-            f"{kernel.name}: its code has no descriptor of a {wanted} on {types}; the generator compiled it "
-            "for other element types than the record says"
+            f"{kernel.name}: its code has no descriptor of a {expected} on {types}; the generator compiled "
+            "it for other element types than the record says"
         )

@@ -1,18 +1,23 @@
-"""Measure the layout of checkouts of this project, side by side: the table of docs/internals/layout.md.
+"""Measure the layout of checkouts of this project, side by side: the tables of docs/internals/layout.md.
 
-    python -m tools.check.layout BEFORE BEFORE_BUNDLE AFTER AFTER_BUNDLE
+    python -m tools.check.layout BEFORE BEFORE_BUNDLE [AFTER AFTER_BUNDLE] [--tests BEFORE.time [AFTER.time]]
 
 A checkout is a directory with ``cutlass_aot`` in it; its bundle is one that it built of
 ``manifests/smoke.toml``. What is counted:
 
-- floors of the runtime: modules on the longest chain of imports within ``cutlass_aot/runtime``, less one;
-- circles: sets of modules of the package that import each other, in functions and for types, too;
-- rooms: files and folders in the fullest folder of the package, without ``__init__.py``;
-- first use: what a process imports of this package to open the bundle and choose a kernel for a GEMM.
+- import depth of the runtime: steps of the longest chain of imports within ``cutlass_aot/runtime``;
+- import cycles: sets of modules of the package that import each other, in functions and for types, too;
+- fullest folder: the one with the most files and folders in it, without ``__init__.py``;
+- first use: what a process imports of this package to open the bundle and choose a kernel for a GEMM;
+- tests: minutes of a whole run and of all its processes, from what ``/usr/bin/time -p -o FILE make test``
+  wrote.
+
+A second table has the lines of each folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import json
@@ -20,8 +25,11 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tools.bench.command import markdown
 
 Graph = Mapping[str, set[str]]
 
@@ -45,21 +53,53 @@ print(json.dumps([ms, files]))
 REPEAT = 25
 
 
-def main(words: Sequence[str]) -> None:
-    """Print a row for each measure and a column for each checkout."""
-    places = [
-        (Path(checkout).resolve(), Path(bundle).resolve())
-        for checkout, bundle in zip(words[::2], words[1::2], strict=True)
-    ]
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a row for each measure and a column for each checkout, then the lines of each folder."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("places", nargs="+", type=Path, metavar="CHECKOUT BUNDLE", help="one or two")
+    parser.add_argument("--tests", nargs="+", type=Path, default=[], metavar="FILE", help="one a checkout")
+    arguments = parser.parse_args(words)
+    if len(arguments.places) not in (2, 4):
+        parser.error(f"expected CHECKOUT BUNDLE once or twice, got {len(arguments.places)} paths")
+    checkouts = [path.resolve() for path in arguments.places[::2]]
+    places = list(zip(checkouts, (path.resolve() for path in arguments.places[1::2]), strict=True))
+    if arguments.tests and len(arguments.tests) != len(places):
+        parser.error(f"expected a file of --tests for each of {len(places)} checkouts")
     columns = [measures(checkout, bundle) for checkout, bundle in places]
     # In turns, so that a busy machine counts for both.
     turns = [[first_use(*place)[0] for place in places] for _ in range(REPEAT)]
     for column, times in zip(columns, zip(*turns, strict=True), strict=True):
         column["first use: milliseconds, the median"] = f"{statistics.median(times):.1f}"
-    print("| |" + "".join(f" {name} |" for name in ("before", "after")[: len(columns)]))
-    print("|---|" + "--:|" * len(columns))
-    for name in columns[0]:
-        print(f"| {name} |" + "".join(f" {column[name]} |" for column in columns))
+    for column, path in zip(columns, arguments.tests, strict=False):
+        column["tests: minutes, CPU minutes"] = test_minutes(path.read_text(encoding="utf-8"))
+    print_table("", columns)
+    print()
+    print_table("lines", [folder_lines(checkout) for checkout in checkouts])
+
+
+def print_table(title: str, columns: Sequence[Mapping[str, str]]) -> None:
+    """Print a row for each name that a column has."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    lines = [(name, *(column.get(name, "") for column in columns)) for name in names]
+    print(markdown((title, "before", "after")[: 1 + len(columns)], lines, right=len(columns)))
+
+
+def test_minutes(text: str) -> str:
+    """Minutes of a run and of all its processes, from what ``time -p`` wrote."""
+    seconds = {name: float(value) for name, value in map(str.split, text.splitlines()[-3:])}
+    return f"{seconds['real'] / 60:.1f}, {(seconds['user'] + seconds['sys']) / 60:.1f}"
+
+
+def folder_lines(checkout: Path) -> dict[str, str]:
+    """Lines of Python and C of the package's folders, of its own modules, of tests and of tools."""
+    lines: Counter[str] = Counter()
+    for top in ("cutlass_aot", "tests", "tools"):
+        for path in sorted((checkout / top).rglob("*")):
+            if path.suffix in (".py", ".c"):
+                folder = path.relative_to(checkout).parts[:2] if path.parent != checkout / top else (top,)
+                lines["/".join(folder)] += len(path.read_text(encoding="utf-8").splitlines())
+    return {folder: f"{count:,}" for folder, count in sorted(lines.items())}
 
 
 def measures(checkout: Path, bundle: Path) -> dict[str, str]:
@@ -71,7 +111,6 @@ def measures(checkout: Path, bundle: Path) -> dict[str, str]:
     graph = {name: imports(name, tree, trees) for name, tree in trees.items()}
     runtime = {name for name in trees if name.startswith("cutlass_aot.runtime")}
     longest = max(lines, key=lambda name: lines[name])
-    folder, rooms = fullest(package)
     _, files = first_use(checkout, bundle)
     statements = sum(
         isinstance(node, (ast.Import, ast.ImportFrom)) for tree in trees.values() for node in ast.walk(tree)
@@ -82,9 +121,10 @@ def measures(checkout: Path, bundle: Path) -> dict[str, str]:
         "lines of the package": f"{sum(lines.values()):,}",
         "import statements": f"{statements:,}",
         "public names (`cutlass_aot.__all__`)": f"{public_names(trees['cutlass_aot'])}",
-        "floors of the runtime": f"{floors({name: graph[name] & runtime for name in runtime})}",
-        "circles of imports": f"{len(circles(graph))}",
-        "fullest folder": f"{folder}: {rooms}",
+        "import depth of the runtime": f"{import_depth({name: graph[name] & runtime for name in runtime})}",
+        "import cycles": f"{len(cycles(graph))}",
+        "fullest folder": "{}: {}".format(*fullest(package)),
+        "fullest folder of the tools": "{}: {}".format(*fullest(checkout / "tools")),
         "longest module": f"{longest.removeprefix('cutlass_aot.')}: {lines[longest]}",
         "first use: modules of this package": f"{len(files)}",
         "first use: lines of these": f"{sum(len(Path(file).read_text().splitlines()) for file in files):,}",
@@ -106,26 +146,26 @@ def _module(path: Path, checkout: Path) -> str:
 
 def imports(name: str, tree: ast.Module, modules: Mapping[str, object]) -> set[str]:
     """Modules of the package that a module imports: in functions, and for types, too."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in modules else node.module)
-    return {module for module in found if module in modules and module != name}
+                result.add(inner if inner in modules else node.module)
+    return {module for module in result if module in modules and module != name}
 
 
-def circles(graph: Graph) -> list[set[str]]:
+def cycles(graph: Graph) -> list[set[str]]:
     """Sets of more than one module of which each reaches the others."""
     reached = {name: _reach(graph, name) for name in graph}
-    found: list[set[str]] = []
+    result: list[set[str]] = []
     for name in sorted(graph):
         together = {other for other in reached[name] if name in reached[other]}
-        if len(together) > 1 and together not in found:
-            found.append(together)
-    return found
+        if len(together) > 1 and together not in result:
+            result.append(together)
+    return result
 
 
 def _reach(graph: Graph, start: str) -> set[str]:
@@ -139,20 +179,20 @@ def _reach(graph: Graph, start: str) -> set[str]:
     return seen
 
 
-def floors(graph: Graph) -> int:
-    """Steps of the longest chain of imports; the modules of a circle stand on one floor."""
-    circle_of = {name: min(circle) for circle in circles(graph) for name in circle}
+def import_depth(graph: Graph) -> int:
+    """Steps of the longest chain of imports; the modules of a cycle count as one."""
+    cycle_of = {name: min(cycle) for cycle in cycles(graph) for name in cycle}
     joined: dict[str, set[str]] = {}
     for name, targets in graph.items():
-        own = circle_of.get(name, name)
-        others = {circle_of.get(target, target) for target in targets} - {own}
+        own = cycle_of.get(name, name)
+        others = {cycle_of.get(target, target) for target in targets} - {own}
         joined.setdefault(own, set()).update(others)
 
     @functools.cache
     def height(name: str) -> int:
         return max((1 + height(other) for other in joined[name]), default=0)
 
-    return max(map(height, joined))
+    return max(map(height, joined), default=0)
 
 
 def fullest(package: Path) -> tuple[str, int]:
@@ -190,4 +230,4 @@ def first_use(checkout: Path, bundle: Path) -> tuple[float, list[str]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -56,7 +56,7 @@ def main() -> int:
         return 0
     output = options.output.resolve()
     build(options.checkout.resolve(), options.targets, options.selected, output, options.jobs)
-    found = {}
+    lookups = {}
     for target in options.targets:
         done = subprocess.run(
             [
@@ -65,9 +65,9 @@ def main() -> int:
             ],
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
-        found[target] = json.loads(done.stdout.splitlines()[-1])
-    (output / "found.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(report(found))
+        lookups[target] = json.loads(done.stdout.splitlines()[-1])
+    (output / "found.json").write_text(json.dumps(lookups, indent=1) + "\n")
+    print(report(lookups))
     return 0
 
 
@@ -154,11 +154,11 @@ def looked_up(folder: Path, selected: str, bundle: Path, target: str) -> dict[st
     return {"calls": calls, "recorded": recorded, "outcomes": dict(outcomes)}
 
 
-def report(found: Mapping[str, Any]) -> str:
+def report(lookups: Mapping[str, Any]) -> str:
     """The table, with the reasons for what was not answered."""
     lines = ["target   tests  calls  distinct  without TVM-FFI  recorded  answered"]
     reasons: Counter[str] = Counter()
-    for target, one in found.items():
+    for target, one in lookups.items():
         calls = one["calls"]
         distinct = {call["request"] for call in calls if call["request"]}
         without = sum(call.get("options", {}).get("enable-tvm-ffi") is False for call in calls)

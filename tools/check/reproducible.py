@@ -29,6 +29,7 @@ from typing import Any
 
 import click
 
+from tools.bench.command import markdown
 from tools.torture.faults import compile_shim, write_interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ class Built:
         wheel: name, mode and digest of the wheel.
         order: digest of the order in which kernels were finished.
         compiled: how many were compiled.
-        seconds: wall time, of both parts where it was interrupted.
+        seconds: wall time, of both runs where it was interrupted.
     """
 
     files: dict[str, str]
@@ -272,26 +273,16 @@ def table(rows: Sequence[tuple[Surroundings, Built]]) -> str:
         "build in", "workers", "order", "interrupted", "hash seed", "time zone", "locale", "umask",
         "clock, s", "epoch", "compiled", "s", "bundle", "wheel",
     )  # fmt: skip
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for where, built in rows:
-        cells = (
-            shorten(where.directory),
-            str(where.jobs),
-            built.order[:6],
-            "yes" if where.interrupted else "no",
-            where.hash_seed,
-            where.zone,
-            where.locale,
-            f"{where.umask:03o}",
-            where.clock.replace(",", ", ") or "right",
-            where.epoch or "unset",
-            str(built.compiled),
-            f"{built.seconds:.0f}",
-            built.bundle_digest[:16],
-            built.wheel[1].split()[1][:16],
+    lines = [
+        (
+            shorten(where.directory), where.jobs, built.order[:6], "yes" if where.interrupted else "no",
+            where.hash_seed, where.zone, where.locale, f"{where.umask:03o}",
+            where.clock.replace(",", ", ") or "right", where.epoch or "unset", built.compiled,
+            f"{built.seconds:.0f}", built.bundle_digest[:16], built.wheel[1].split()[1][:16],
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for where, built in rows
+    ]  # fmt: skip
+    return markdown(columns, lines)
 
 
 @click.command()

@@ -26,6 +26,7 @@ from cutlass_aot.runtime.selection.tiers import Preference, Ranked
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.tuning.tuned import rankings
 from cutlass_aot.schema.tuning.tuning import read_tuning
+from tools.bench.command import markdown
 
 Choose = Callable[[Extents], Preference | None]
 
@@ -130,12 +131,13 @@ def main(bundle: Path, files: tuple[Path, ...], sm_count: int) -> None:
     """Print how well each tier of choosing does on the measured problems of BUNDLE."""
     opened = cutlass_aot.open(bundle, check=False)
     others = {file.stem: rankings(read_tuning(file)) for file in files}
-    click.echo("| group | chosen by | problems | best / chosen, mean | worst | at |")
-    click.echo("|---|---|--:|--:|--:|---|")
+    lines = []
     for score in scores(opened, others, sm_count):
-        asked = f"{score.problems}" + (f" (+{score.unanswered})" if score.unanswered else "")
-        shares = f"{score.mean:.3f} | {score.worst:.2f}"
-        click.echo(f"| {score.group} | {score.tier} | {asked} | {shares} | {score.where} |")
+        count = f"{score.problems}" + (f" (+{score.unanswered})" if score.unanswered else "")
+        means = f"{score.mean:.3f}", f"{score.worst:.2f}"
+        lines.append((score.group, score.tier, count, *means, score.where))
+    head = ("group", "chosen by", "problems", "best / chosen, mean", "worst", "at")
+    click.echo(markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -103,12 +103,12 @@ class Case:
             if operand.extents == COLUMN:
                 known[operand.name] = known[operand.name][:, None]
         outputs = [operand.name for operand in self._kernel.operands[3:] if operand.written]
-        found = {
+        results = {
             statement.name: evaluate(statement.expression, known, functions(torch))
             for statement in parse_formula(self._kernel.epilogue, outputs)
         }
-        found["out"] = found.pop("D")
-        return found
+        results["out"] = results.pop("D")
+        return results
 
     def bound(self, name: str) -> float:
         """How far an output may be off."""

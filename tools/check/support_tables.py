@@ -1,10 +1,10 @@
-"""Which operands each operation has kernels for, on which target: asked of the generators, for a page.
+"""Which operands each operation has kernels for, on which target: what the generators answer, for a page.
 
     python -m tools.check.support_tables [--section NAME]... [-j JOBS] [--check] [PAGE]
 
 Needs the build extra, no GPU, and about a minute for all of it; nothing is compiled. Every combination of
-element types, accumulator and scale factors that might exist is a question to every generator of the package
-that has the operation, asked in the builder's workers, for every target of the generator. What is known to
+element types, accumulator and scale factors that might exist is a query of every generator of the package
+that has the operation, answered in the builder's workers, for every target of the generator. What is known to
 be bad with the installed DSL counts as not there, since no build takes it. The tables go between the markers
 ``<!-- support: NAME -->`` and ``<!-- end -->`` of PAGE (docs/reference/support.md); ``--check`` writes
 nothing and exits with 1 if a table is not what the page has.
@@ -36,8 +36,19 @@ from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import DEFAULT_ACCUMULATORS
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.entry_points import GENERATORS
+from cutlass_aot.schema.kernels.epilogue import (
+    COLUMN,
+    ELEMENT,
+    MATRIX,
+    NUMBER,
+    ROW,
+    TRANSPORTS,
+    Epilogue,
+    parse_epilogue,
+)
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, FUNCTIONS, REDUCTIONS, Apply, Constant, Expression
 from cutlass_aot.schema.kernels.kernel import Kernel
-from tools.check.epilogue_classes import examples
+from tools.bench.command import markdown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "reference" / "support.md"
@@ -53,15 +64,83 @@ SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
 BLOCKS = (32, 64, 128, 256, 512)
 NEW_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
 """Where the families that need tensor memory or tensor maps could run."""
-_ASKED_AT_ONCE = 64
-"""Questions whose answers are in memory at once: up to a thousand records each."""
+_QUERIES_AT_ONCE = 64
+"""Queries whose answers are in memory at once: up to a thousand records each."""
 
 _DEVICES = {"sm_90a": "h200", "sm_103a": "gb300", "sm_103f": "gb300"}
 _ANY_DEVICE = "b200"
 """Which one makes no difference to what there is."""
 
 
-# ---- what is asked ---------------------------------------------------------------------------------------
+# ---- classes of epilogues --------------------------------------------------------------------------------
+
+# Each function, operator, kind of operand, reduction and transport that there is. The list is made of the
+# formula's language and of the operands' kinds, so that tools/check/coverage.py misses what is added there
+# until a manifest has it.
+
+OPERATORS = {"+": "accum + 1", "-": "accum - 1", "*": "accum * 2", "/": "accum / 3", "neg": "-accum"}
+READ = {
+    MATRIX: "matrix", ROW: "row vector", COLUMN: "column vector", ELEMENT: "one element", NUMBER: "number",
+}  # fmt: skip
+REDUCED = {ROW: "each column", COLUMN: "each row", ELEMENT: "all"}
+_WRITTEN = {ROW: "N", COLUMN: "M", ELEMENT: "1"}
+_MANIFEST = {MATRIX: "MN", ROW: "N", COLUMN: "M", ELEMENT: "1", NUMBER: ""}
+AUXILIARY = "auxiliary store"
+CONSTANT = "constant"
+
+
+def examples() -> dict[str, Epilogue]:
+    """An epilogue for each class, by the class's name; in the order of a table."""
+    result: dict[str, tuple[str, Mapping[str, Mapping[str, object]]]] = {}
+    for name, count in FUNCTIONS.items():
+        result[name] = f"D = {name}({', '.join([ACCUMULATOR, '0.5'][:count])})", {}
+    for name, text in OPERATORS.items():
+        result[name] = f"D = {text}", {}
+    result[CONSTANT] = f"D = {ACCUMULATOR} * 2", {}
+    for extents, name in READ.items():
+        operands = {"x": {"extents": _MANIFEST[extents]}} if extents else {}
+        result[name] = f"D = {ACCUMULATOR} + x", operands
+    result[AUXILIARY] = f"D = {ACCUMULATOR}; F = {ACCUMULATOR}", {"F": {"extents": "MN"}}
+    for reduction in REDUCTIONS:
+        for extents, kept in REDUCED.items():
+            text = f"D = {ACCUMULATOR}; r = {reduction}({ACCUMULATOR})"
+            result[f"{reduction} of {kept}"] = text, {"r": {"extents": _WRITTEN[extents]}}
+    for transport in TRANSPORTS:
+        operand = {"extents": "MN", "transport": transport}
+        written = transport.endswith("store")
+        text = f"D = {ACCUMULATOR}; x = {ACCUMULATOR}" if written else f"D = {ACCUMULATOR} + x"
+        result[transport] = text, {"x": operand}
+    return {name: parse_epilogue(text, operands) for name, (text, operands) in result.items()}
+
+
+def classes_of(epilogue: Epilogue) -> set[str]:
+    """The classes that an epilogue is of."""
+    operands = {operand.name: operand for operand in epilogue.operands}
+    result = set()
+    for statement in epilogue.statements:
+        result |= set(_in_expression(statement.expression))
+        if statement.name in operands:
+            extents = operands[statement.name].extents
+            result.add(f"{statement.reduction} of {REDUCED[extents]}" if statement.reduction else AUXILIARY)
+    for operand in operands.values():
+        if not operand.written:
+            result.add(READ[operand.extents])
+        # One element and the destination of a reduction are reached by plain loads and atomic operations.
+        if operand.extents == MATRIX or (operand.extents in (ROW, COLUMN) and not operand.written):
+            result.add(operand.transport or "tma")
+    return result
+
+
+def _in_expression(expression: Expression) -> Iterator[str]:
+    if isinstance(expression, Constant):
+        yield CONSTANT
+    if isinstance(expression, Apply):
+        yield expression.operation
+        for argument in expression.arguments:
+            yield from _in_expression(argument)
+
+
+# ---- problems to query -----------------------------------------------------------------------------------
 
 
 def dense() -> Iterator[Problem]:
@@ -136,7 +215,7 @@ def own_generators() -> dict[str, GeneratorReference]:
     return {name: GeneratorReference(name, location) for name, location in sorted(entries.items())}
 
 
-# ---- asking ----------------------------------------------------------------------------------------------
+# ---- queries of generators -------------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
@@ -144,7 +223,7 @@ class Answer(NamedTuple):
 
     Attributes:
         generator: its name.
-        problem: what was asked.
+        problem: what was queried.
         target: GPU code target.
         kernels: the records, without those that are known to be bad.
     """
@@ -156,21 +235,21 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asking:
-    """The generators of the package, and workers to ask them in.
+class Generators:
+    """The generators of the package, and workers that answer for them.
 
     Attributes:
         pool: the workers.
-        generators: by name.
+        references: to the generators, by name.
         dsl_version: what is installed.
     """
 
     pool: Pool
-    generators: Mapping[str, GeneratorReference]
+    references: Mapping[str, GeneratorReference]
     dsl_version: str
 
     @classmethod
-    def start(cls, jobs: int) -> Asking:
+    def start(cls, jobs: int) -> Generators:
         """With workers of this machine. Use :attr:`pool` as a context manager.
 
         Args:
@@ -190,27 +269,27 @@ class Asking:
         """What there is for problems; those that there is nothing for are left out.
 
         Args:
-            problems: what to ask.
+            problems: to query.
             targets: on which targets; None for all that a generator has.
-            generators: which to ask; None for all that have the operation.
+            generators: of which; None for all that have the operation.
         """
-        instances = {name: reference.load() for name, reference in self.generators.items()}
-        questions = [
+        instances = {name: reference.load() for name, reference in self.references.items()}
+        queries = [
             Enumeration(0, reference, problem, target)
-            for name, reference in self.generators.items()
+            for name, reference in self.references.items()
             if generators is None or name in generators
             for problem in problems
             if problem.operation in instances[name].operations
             for target in instances[name].targets(problem.operation)
             if targets is None or target in targets
         ]
-        profiles = {q.target: load_profile(_DEVICES.get(q.target, _ANY_DEVICE)) for q in questions}
-        for start in range(0, len(questions), _ASKED_AT_ONCE):
-            asked = questions[start : start + _ASKED_AT_ONCE]
-            for question, kernels in compiling.enumerate_kernels(self.pool, asked, profiles):
+        profiles = {q.target: load_profile(_DEVICES.get(q.target, _ANY_DEVICE)) for q in queries}
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            some = queries[start : start + _QUERIES_AT_ONCE]
+            for query, kernels in compiling.enumerate_kernels(self.pool, some, profiles):
                 good = tuple(kernel for kernel in kernels if not known_bad(kernel, self.dsl_version))
                 if good:
-                    yield Answer(question.generator.name, question.problem, question.target, good)
+                    yield Answer(query.generator.name, query.problem, query.target, good)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------
@@ -222,14 +301,8 @@ Counts = dict[str, int]
 def table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Counts]]) -> str:
     """A Markdown table of rows in words with counts by target; a target without any is left out."""
     targets = sorted({target for _, counts in rows for target in counts}, key=_target_order)
-    lines = [
-        "| " + " | ".join([*head, *targets]) + " |",
-        "|" + "---|" * len(head) + "--:|" * len(targets),
-    ]
-    for words, counts in rows:
-        numbers = [str(counts.get(target, "")) for target in targets]
-        lines.append("| " + " | ".join([*words, *numbers]) + " |")
-    return "\n".join(lines)
+    lines = [(*words, *(counts.get(target, "") for target in targets)) for words, counts in rows]
+    return markdown([*head, *targets], lines, right=len(targets))
 
 
 def _target_order(target: str) -> tuple[int, str]:
@@ -238,14 +311,14 @@ def _target_order(target: str) -> tuple[int, str]:
 
 def by_operands(answers: Iterator[Answer]) -> str:
     """A row for each generator, a, b, scale factors and accumulator; outputs of equal counts together."""
-    found: dict[tuple[str, str, str, str, str], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
+    result: dict[tuple[str, str, str, str, str], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
     for answer in answers:
         a, b, out = answer.problem.dtypes
         row = (answer.generator, a, b, scale_text(answer.problem), answer.problem.accumulator)
-        found[row][out][answer.target] = len(answer.kernels)
-    scaled = any(row[3] for row in found)
+        result[row][out][answer.target] = len(answer.kernels)
+    scaled = any(row[3] for row in result)
     rows = []
-    for row, outputs in found.items():
+    for row, outputs in result.items():
         together: dict[tuple[tuple[str, int], ...], list[str]] = defaultdict(list)
         for out, counts in outputs.items():
             together[tuple(sorted(counts.items()))].append(out)
@@ -267,34 +340,34 @@ def scale_text(problem: Problem) -> str:
 
 def by_layout(answers: Iterator[Answer]) -> str:
     """A row for each generator, operands and set of targets: the layouts that there are."""
-    found: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    result: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
         row = answer.generator, ".".join(answer.problem.dtypes), scale_text(answer.problem)
-        found[row][answer.target].append(answer.problem.layouts)
-    scaled = any(row[2] for row in found)
+        result[row][answer.target].append(answer.problem.layouts)
+    scaled = any(row[2] for row in result)
     head = ["generator", "a.b.out", *(["scale factors"] if scaled else []), "targets", "layouts"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for (generator, dtypes, scale), targets in found.items():
+    lines = []
+    for (generator, dtypes, scale), targets in result.items():
         together: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for target, words in targets.items():
             together[tuple(sorted(words))].append(target)
         for letters, names in together.items():
             which = "all" if len(letters) == 8 else ", ".join(letters)
             words = [f"`{generator}`", dtypes, *([scale] if scaled else []), ", ".join(names), which]
-            lines.append("| " + " | ".join(words) + " |")
-    return "\n".join(lines)
+            lines.append(words)
+    return markdown(head, lines)
 
 
 def by_class(answers: Iterator[Answer]) -> str:
     """A row for each generator; classes of epilogues that have equal counts together."""
     classes = examples()
-    found: dict[tuple[str, str], Counts] = defaultdict(dict)
+    result: dict[tuple[str, str], Counts] = defaultdict(dict)
     for answer in answers:
         # One example may stand for more than one class.
         for name in (name for name, epilogue in classes.items() if epilogue == answer.problem.epilogue):
-            found[answer.generator, name][answer.target] = len(answer.kernels)
+            result[answer.generator, name][answer.target] = len(answer.kernels)
     together: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = defaultdict(list)
-    for (generator, name), counts in found.items():
+    for (generator, name), counts in result.items():
         together[generator, tuple(sorted(counts.items()))].append(name)
     rows = []
     for (generator, same), names in together.items():
@@ -305,14 +378,14 @@ def by_class(answers: Iterator[Answer]) -> str:
 
 def by_parameters(answers: Iterator[Answer]) -> str:
     """A row for each declared kernel and the element types of its operands."""
-    found: dict[tuple[str, str], Counts] = defaultdict(lambda: defaultdict(int))
+    result: dict[tuple[str, str], Counts] = defaultdict(lambda: defaultdict(int))
     for answer in answers:
         for kernel in answer.kernels:
             dtypes = ".".join(operand.dtype for operand in kernel.operands)
-            found[answer.problem.operation, dtypes][answer.target] += 1
+            result[answer.problem.operation, dtypes][answer.target] += 1
     return table(
         ["operation", "operands"],
-        [((f"`{operation}`", dtypes), counts) for (operation, dtypes), counts in found.items()],
+        [((f"`{operation}`", dtypes), counts) for (operation, dtypes), counts in result.items()],
     )
 
 
@@ -324,7 +397,7 @@ class Section:
     """One table.
 
     Attributes:
-        problems: what is asked for it.
+        problems: what is queried for it.
         render: makes the table of the answers.
         targets: on which targets; None for all that a generator has.
     """
@@ -385,10 +458,10 @@ SECTIONS: Mapping[str, Section] = {
 """Tables by the name of their marker."""
 
 
-def rendered(asking: Asking, name: str) -> str:
-    """One table, asked anew."""
+def rendered(generators: Generators, name: str) -> str:
+    """One table, queried anew."""
     section = SECTIONS[name]
-    return section.render(asking.answers(list(section.problems()), section.targets))
+    return section.render(generators.answers(list(section.problems()), section.targets))
 
 
 def _between(name: str) -> re.Pattern[str]:
@@ -419,13 +492,13 @@ def written(page: str, name: str, made: str) -> str:
 @click.option("-j", "--jobs", type=click.IntRange(1), default=available_workers, help="Workers.")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is out of date.")
 def main(page: Path, names: tuple[str, ...], jobs: int, check: bool) -> None:
-    """Ask the generators what they have, and write the tables of the page."""
+    """Query the generators, and write the tables of the page."""
     text = page.read_text(encoding="utf-8")
     stale = []
-    asking = Asking.start(jobs)
-    with asking.pool:
+    generators = Generators.start(jobs)
+    with generators.pool:
         for name in names or SECTIONS:
-            made = rendered(asking, name)
+            made = rendered(generators, name)
             if shown(text, name) != made:
                 stale.append(name)
                 text = written(text, name, made)

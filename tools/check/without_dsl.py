@@ -39,7 +39,7 @@ _SHOWN = 6
 
 
 class Collected(NamedTuple):
-    """What a run of a program asked for.
+    """The requests of a run of a program.
 
     Attributes:
         requests: by digest.
@@ -73,18 +73,18 @@ def collected(program: Path, target: str, fingerprint: str = "", arguments: Sequ
         plan = {"program": str(program), "target": target, "fingerprint": fingerprint, "output": str(output)}
         command = [sys.executable, __file__, "--collect", json.dumps(plan), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = (
+        answer = (
             decode(output.read_bytes(), "requests") if output.exists() else {"requests": [], "refused": []}
         )
-    requests = [from_plain(Request, record, "a request") for record in found["requests"]]
+    requests = [from_plain(Request, record, "a request") for record in answer["requests"]]
     return Collected(
-        {request.digest: request for request in requests}, list(found["refused"]), done.returncode,
+        {request.digest: request for request in requests}, list(answer["refused"]), done.returncode,
         done.stdout + done.stderr,
     )  # fmt: skip
 
 
 def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    """Run a program in this process, and write what it asks for into a file."""
+    """Run a program in this process, and write its requests into a file."""
     program, target = Path(plan["program"]), str(plan["target"])
     profile = load_profile(_PROFILES[target])
     os.environ.update(pretend_gpu.environment(profile, target))
@@ -115,30 +115,30 @@ def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
     try:
         runpy.run_path(str(program), run_name="__main__")
     finally:
-        found = {"requests": list(requests.values()), "refused": list(refused)}
-        Path(plan["output"]).write_bytes(encode(found))
+        made = {"requests": list(requests.values()), "refused": list(refused)}
+        Path(plan["output"]).write_bytes(encode(made))
 
 
-def compared(found: Collected, wanted: Collected) -> list[str]:
+def compared(without: Collected, expected: Collected) -> list[str]:
     """What differs between two runs, in words: nothing if every digest is the same."""
     lines = []
-    for digest, request in wanted.requests.items():
-        if digest in found.requests:
+    for digest, request in expected.requests.items():
+        if digest in without.requests:
             continue
         others = [
             other
-            for other in found.requests.values()
-            if other.callable == request.callable and other.digest not in wanted.requests
+            for other in without.requests.values()
+            if other.callable == request.callable and other.digest not in expected.requests
         ]
         near = min((differences(other, request) for other in others), key=len, default=None)
         what = f"{request.callable} ({digest[:12]})"
         if near is None:
-            lines.append(f"{what}: not asked for")
+            lines.append(f"{what}: not requested")
         else:
             lines.append(f"{what}: {'; '.join(map(str, near[:_SHOWN]))}")
-    lines += [f"{item.callable} ({key[:12]}): asked for without the DSL alone"
-              for key, item in found.requests.items() if key not in wanted.requests]  # fmt: skip
-    return lines + [f"refused: {reason}" for reason in found.refused if reason not in wanted.refused]
+    lines += [f"{item.callable} ({key[:12]}): requested without the DSL alone"
+              for key, item in without.requests.items() if key not in expected.requests]  # fmt: skip
+    return lines + [f"refused: {reason}" for reason in without.refused if reason not in expected.refused]
 
 
 @click.command(help=__doc__)
@@ -151,23 +151,23 @@ def main(programs: Sequence[Path], targets: Sequence[str], verbose: bool) -> Non
     print("|---|---|--:|--:|--:|--:|")
     for program in programs:
         for target in targets or _PROFILES:
-            wanted = collected(program, target)
-            if not wanted.requests:
-                raise CutlassAotError(f"{program} made no request:\n{wanted.output}")
-            found = collected(program, target, wanted.fingerprint)
-            equal = len(found.requests.keys() & wanted.requests.keys())
-            others = len(found.requests.keys() - wanted.requests.keys())
+            expected = collected(program, target)
+            if not expected.requests:
+                raise CutlassAotError(f"{program} made no request:\n{expected.output}")
+            without = collected(program, target, expected.fingerprint)
+            equal = len(without.requests.keys() & expected.requests.keys())
+            others = len(without.requests.keys() - expected.requests.keys())
             print(
-                f"| {program.stem} | {target} | {len(wanted.requests)} | {equal} | {others} "
-                f"| {len(found.refused)} |",
+                f"| {program.stem} | {target} | {len(expected.requests)} | {equal} | {others} "
+                f"| {len(without.refused)} |",
                 flush=True,
             )
-            lines = compared(found, wanted)
-            if found.status != wanted.status:
-                lines.append(f"the program ended with status {found.status}, not {wanted.status}")
+            lines = compared(without, expected)
+            if without.status != expected.status:
+                lines.append(f"the program ended with status {without.status}, not {expected.status}")
             total += [f"{program.stem}, {target}: {line}" for line in lines]
             if verbose:
-                total.append(found.output)
+                total.append(without.output)
     print("\n".join(["", *total]))
     sys.exit(1 if total else 0)
 

@@ -44,25 +44,25 @@ def bytes_maker(
 
 def json_maker(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
     trees = [json.loads(sample) for sample in samples]
-    parts = [part for tree in trees for part in parts_of(tree)]
+    values = [value for tree in trees for value in values_of(tree)]
 
     def make(source: random.Random) -> bytes:
         at = source.randrange(len(samples))
         if source.randrange(4) == 0:
             return bytes_of(source, samples[at], source.choice(samples))
-        return to_json(source, tree_of(source, trees[at], parts))
+        return to_json(source, tree_of(source, trees[at], values))
 
     return make
 
 
-def packed_maker(samples: Sequence[bytes], parts: Sequence[Any]) -> Callable[[random.Random], bytes]:
+def packed_maker(samples: Sequence[bytes], values: Sequence[Any]) -> Callable[[random.Random], bytes]:
     trees = [msgpack.unpackb(sample) for sample in samples]
 
     def make(source: random.Random) -> bytes:
         at = source.randrange(len(samples))
         if source.randrange(4) == 0:
             return bytes_of(source, samples[at], source.choice(samples))
-        return pack(tree_of(source, trees[at], parts))
+        return pack(tree_of(source, trees[at], values))
 
     return make
 
@@ -71,7 +71,7 @@ def sealed_maker(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
     """Of files in an envelope: the envelope itself, the bytes in it, or its contents changed and sealed."""
     envelopes = [msgpack.unpackb(sample) for sample in samples]
     bodies = [opened_body(envelope["body"]) for envelope in envelopes]
-    parts = [part for body in bodies for part in parts_of(body)]
+    values = [value for body in bodies for value in values_of(body)]
 
     def make(source: random.Random) -> bytes:
         at = source.randrange(len(samples))
@@ -79,20 +79,16 @@ def sealed_maker(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:
         if kind == 0:
             return bytes_of(source, samples[at], source.choice(samples))
         if kind == 1:
-            return pack(tree_of(source, envelopes[at], parts))
+            return pack(tree_of(source, envelopes[at], values))
         if kind == 2:
             body = bytes_of(source, envelopes[at]["body"], envelopes[at]["body"])
             if source.randrange(20) == 0:
                 body = claiming(source)
         else:
-            body = closed_body(tree_of(source, bodies[at], parts))
+            body = closed_body(tree_of(source, bodies[at], values))
         return pack({**envelopes[at], "body": body, "sha256": digest(body)})
 
     return make
-
-
-class _Nested(dict[str, Any]):
-    """A map that stands in its file as bytes of its own."""
 
 
 def opened_body(data: bytes) -> Any:
@@ -118,11 +114,11 @@ def closed_body(body: Any) -> bytes:
     return pack(body)
 
 
-def parts_of(tree: Any) -> list[Any]:
+def values_of(tree: Any) -> list[Any]:
     """Values inside a tree, to be put elsewhere."""
-    found: list[Any] = []
+    inner: list[Any] = []
     level = [tree]
-    while level and len(found) < 200:
+    while level and len(inner) < 200:
         level = [
             item
             for value in level
@@ -130,8 +126,8 @@ def parts_of(tree: Any) -> list[Any]:
                 value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
             )
         ]
-        found += level[:60]
-    return found
+        inner += level[:60]
+    return inner
 
 
 def compressed_maker(samples: Sequence[bytes]) -> Callable[[random.Random], bytes]:

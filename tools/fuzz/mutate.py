@@ -121,7 +121,7 @@ def _is_larger(tree: Any, limit: int) -> bool:
 
 
 def _changed(source: random.Random, tree: Any, others: Sequence[Any]) -> Any:
-    """One change at a random place, reached from the root so that small and large parts are met alike."""
+    """One change at a random place, reached from the root so that small and large values are met alike."""
     if isinstance(tree, dict) and tree and source.randrange(8):
         key = source.choice(list(tree))
         change = source.randrange(12)

@@ -46,8 +46,8 @@ from tools.fuzz.inputs import (
     closed_body,
     json_maker,
     opened_body,
-    parts_of,
     sealed_maker,
+    values_of,
 )
 from tools.fuzz.mutate import bytes_of, elf_of, pack, text_of, tree_of
 
@@ -117,8 +117,8 @@ def store_reader(entries: Sequence[KernelEntry], root: Path) -> Reader:
         at = data[0] % len(places) if data else 0
         places[at].write_bytes(data[1:])
         if at == 0:
-            found, why = read_artifact(store, key, kernel)
-            return [] if found else [why]
+            artifact, why = read_artifact(store, key, kernel)
+            return [] if artifact else [why]
         if at == 1:
             return [] if read_root(store, "nightly") else ["no root"]
         problem = durations_problem(store)
@@ -239,7 +239,7 @@ def bundle_reader(bundle: Path, root: Path) -> Reader:
         changed: dict[str, bytes] = {}
         tree = body
         if source.randrange(4) == 0:
-            tree = tree_of(source, body, parts_of(body))
+            tree = tree_of(source, body, values_of(body))
         else:
             path = source.choice(list(inside))
             changed[path] = inside[path](source)

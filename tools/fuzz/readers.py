@@ -40,6 +40,7 @@ from typing import Any
 import click
 
 from cutlass_aot.errors import CutlassAotError
+from tools.bench.command import markdown
 from tools.fuzz.inputs import Reader
 from tools.fuzz.samples import readers
 
@@ -81,7 +82,7 @@ class Findings:
     growth: int = 0
 
     def add(self, other: dict[str, Any]) -> None:
-        """Take in what one process found."""
+        """Add the findings of one process."""
         self.outcomes.update(other["outcomes"])
         for place, numbers in other["findings"].items():
             self.findings[place] = [*self.findings.get(place, []), *numbers][:_SHOWN]
@@ -199,10 +200,10 @@ class Child:
             try:
                 os.close(self._pipe)
                 reader = next(item for item in readers(bundle, self._folder) if item.name == name)
-                found = run_chunk(reader, seed, first, count, seconds=seconds, memory=memory, at=self._at)
+                answer = run_chunk(reader, seed, first, count, seconds=seconds, memory=memory, at=self._at)
                 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
                 with os.fdopen(other, "wb") as file:
-                    file.write(json.dumps(found).encode())
+                    file.write(json.dumps(answer).encode())
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -212,7 +213,7 @@ class Child:
         os.set_blocking(self._pipe, False)
 
     def finished(self) -> dict[str, Any] | None:
-        """What it found, once it has ended; None while it is at work.
+        """Its findings, once it has ended; None while it is at work.
 
         One that crashed or cannot be interrupted is a finding, and the inputs after it are left to another.
         """
@@ -234,8 +235,8 @@ class Child:
                 self._answer += piece
         if status == 0:
             self._clear()
-            found: dict[str, Any] = json.loads(self._answer)
-            return found
+            result: dict[str, Any] = json.loads(self._answer)
+            return result
         code = os.waitstatus_to_exitcode(status)
         return self._ended(f"a process that ended with {code}", number)
 
@@ -293,7 +294,7 @@ def run(
         for name, count in counts.items()
         for first in range(0, count, chunk)
     ]
-    found = {name: Findings() for name in counts}
+    results = {name: Findings() for name in counts}
     children: list[Child] = []
     while waiting or children:
         while waiting and len(children) < workers:
@@ -304,31 +305,29 @@ def run(
             if answer is None:
                 continue
             children.remove(child)
-            found[child.name].add(answer)
+            results[child.name].add(answer)
             if LOST in answer["outcomes"] and child.rest[1] > 0:
                 waiting.append((child.name, *child.rest))
         time.sleep(0.01)
-    return found
+    return results
 
 
-def table(found: dict[str, Findings]) -> Iterator[str]:
+def table(results: dict[str, Findings]) -> str:
     """What was done, in Markdown, a line a reader."""
-    yield "| reader | inputs | a second | read | refused | findings | slowest, ms | growth, MiB |"
-    yield "|---|---|---|---|---|---|---|---|"
+    head = ("reader", "inputs", "a second", "read", "refused", "findings", "slowest, ms", "growth, MiB")
+    lines = []
     total: Counter[str] = Counter()
-    for name, item in found.items():
+    for name, item in results.items():
         row = _row(item)
         total.update(row)
         rate = f"{row['inputs'] / item.seconds:,.0f}" if item.seconds else ""
         refused = ", ".join(
             f"{word} {n:,}" for word, n in sorted(item.outcomes.items()) if word in _refused(item)
         )
-        yield (
-            f"| {name} | {row['inputs']:,} | {rate} | {row['read']:,} | {refused} | {row['findings']} | "
-            f"{item.slowest * 1e3:.1f} | {item.growth / 2**20:.0f} |"
-        )
+        times = f"{item.slowest * 1e3:.1f}", f"{item.growth / 2**20:.0f}"
+        lines.append((name, f"{row['inputs']:,}", rate, f"{row['read']:,}", refused, row["findings"], *times))
     inputs, read, refused = (f"{total[word]:,}" for word in ("inputs", "read", "refused"))
-    yield f"| all | {inputs} | | {read} | {refused} | {total['findings']} | | |"
+    return markdown(head, [*lines, ("all", inputs, "", read, refused, total["findings"], "", "")])
 
 
 def _refused(item: Findings) -> set[str]:
@@ -350,11 +349,11 @@ def shares(all_readers: Sequence[Reader], inputs: int) -> dict[str, int]:
     return {reader.name: max(-(-inputs * reader.weight // weight), 1) for reader in all_readers}
 
 
-def keep_findings(bundle: Path, found: dict[str, Findings], seed: int, folder: Path) -> Iterator[str]:
+def keep_findings(bundle: Path, results: dict[str, Findings], seed: int, folder: Path) -> Iterator[str]:
     """Write the inputs of all findings to a directory; a line for each."""
     with tempfile.TemporaryDirectory() as scratch:
         by_name = {reader.name: reader for reader in readers(bundle, Path(scratch))}
-        for name, item in found.items():
+        for name, item in results.items():
             for place, numbers in sorted(item.findings.items()):
                 folder.mkdir(parents=True, exist_ok=True)
                 for number in numbers:
@@ -384,11 +383,11 @@ def main(
             print(chosen[0].read(file.read_bytes()))
             return
     started = time.monotonic()
-    found = run(bundle, shares(chosen, inputs), seed=seed, workers=workers)
+    results = run(bundle, shares(chosen, inputs), seed=seed, workers=workers)
     print(f"{time.strftime('%Y-%m-%d')}, {platform.platform()}, Python {platform.python_version()}, ", end="")
     print(f"{workers} processes, seed {seed}, {time.monotonic() - started:.0f} s")
-    print("\n".join(table(found)))
-    lines = list(keep_findings(bundle, found, seed, keep))
+    print(table(results))
+    lines = list(keep_findings(bundle, results, seed, keep))
     print("\n".join(lines) if lines else "no finding")
     sys.exit(1 if lines else 0)
 

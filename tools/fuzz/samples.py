@@ -66,8 +66,8 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     entries = list(group_from_bytes(read_file(bundle, group.child), group, "sample"))[:_KERNELS]
     ranking = sample_ranking(entries)
     tuning = sample_tuning(entries)
-    asked = sample_requests()
-    requested = replace(group, operation=OPERATION, count=len(asked))
+    samples = sample_requests()
+    requested = replace(group, operation=OPERATION, count=len(samples))
     objects = [KernelObject(HOST_CODE, b"\x50\xed\x55\xba" + bytes(range(200))), KernelObject("", b"")]
     config = config_of(catalog)
     libraries = [
@@ -84,9 +84,9 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     child = read_file(bundle, group.child)
 
     def decode_catalog(data: bytes) -> None:
-        found = Catalog.from_bytes(data, "catalog")
-        for item in found.groups:
-            found.groups.with_signature(item.signature)
+        catalog = Catalog.from_bytes(data, "catalog")
+        for item in catalog.groups:
+            catalog.groups.with_signature(item.signature)
 
     def decode_group(data: bytes) -> None:
         index = group_from_bytes(data, group, "index")
@@ -118,9 +118,9 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             str(request_lines(index[position]))
 
     def decode_request(data: bytes) -> None:
-        found = Request.from_bytes(data, "request")
-        str(found.kernel.name)
-        differences(found, asked[0].request)
+        decoded = Request.from_bytes(data, "request")
+        str(decoded.kernel.name)
+        differences(decoded, samples[0].request)
 
     record = Record("kernel", "ab" * 32, {"kernel": to_plain(entries[0].kernel), "size": 7}, {"cd" * 32: 7})
     catalog_file = (bundle / CATALOG_NAME).read_bytes()
@@ -133,8 +133,8 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     return [
         Reader("catalog", sealed_maker([catalog_file]), decode_catalog, 8),
         Reader("group index", sealed_maker([child]), decode_group, 8),
-        Reader("requests of a group", sealed_maker([requests_to_bytes(asked)]), decode_requests, 8),
-        Reader("request", packed_maker([item.request.encoded() for item in asked], []), decode_request, 6),
+        Reader("requests of a group", sealed_maker([requests_to_bytes(samples)]), decode_requests, 8),
+        Reader("request", packed_maker([item.request.encoded() for item in samples], []), decode_request, 6),
         Reader("ranking", sealed_maker([ranking.to_bytes()]), it(Ranking.from_bytes), 12),
         Reader(
             "bundle manifest",
@@ -204,7 +204,7 @@ def _formula(data: bytes) -> None:
 
 
 def _signature(source: random.Random) -> bytes:
-    """Most changes of a signature's file are found at once, by its canonical form: some keep to that."""
+    """Most changes of a signature's file are detected at once, by its canonical form: some keep to that."""
     made = Signature(source.randbytes(32), source.randbytes(64)).to_bytes()
     if source.randrange(4) == 0:
         return made

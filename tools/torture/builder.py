@@ -289,14 +289,14 @@ class Builder:
     def processes(self) -> list[int]:
         """Process ids of everything that belongs to this build and is alive."""
         mark = f"{MARK}={self.name}".encode()
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except OSError:  # It has ended, or is somebody else's.
                 continue
-        return found
+        return pids
 
     def kill(self, *, everything: bool) -> None:
         """Kill the builder, or every process of the build."""

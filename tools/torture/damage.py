@@ -43,11 +43,11 @@ class Damager:
         Not FORMAT: without it a directory is not a store any more.
         """
         chosen = folders or ("blobs", "records", "roots", "logs", "locks", "build_state", "tmp", "durations")
-        found: list[Path] = []
+        own: list[Path] = []
         for folder in chosen:
             top = self.store / folder
-            found += [path for path in (top, *top.rglob("*")) if _is_own(path)]
-        return sorted(found)
+            own += [path for path in (top, *top.rglob("*")) if _is_own(path)]
+        return sorted(own)
 
     def damage(self, paths: Sequence[Path], count: int) -> None:
         """Damage some of these files, each in one way."""
@@ -121,7 +121,7 @@ class Damager:
             damage: what ``store check --json`` listed.
             aside: names of the files in ``damaged/``.
         """
-        found = []
+        problems = []
         explained = {name.rpartition("/")[2] for name in self.touched}
         for item in damage:
             path, problem = str(item["path"]), str(item["problem"])
@@ -131,13 +131,13 @@ class Damager:
             if path in self.touched or through_blob:
                 explained.add(path.rpartition("/")[2])
             else:
-                found.append(f"{path}: {problem}")
-        found += [
+                problems.append(f"{path}: {problem}")
+        problems += [
             f"damaged/{name}"
             for name in aside
             if not any(name == known or name.endswith(f"-{known}") for known in explained)
         ]
-        return found
+        return problems
 
 
 def _is_own(path: Path) -> bool:

@@ -37,6 +37,7 @@ from pathlib import Path
 
 import click
 
+from tools.bench.command import markdown
 from tools.check.reproducible import describe_files, first_difference
 from tools.torture.builder import BROKEN, PHASES, Builder, Kill, Place
 from tools.torture.damage import Damager, Disk
@@ -306,12 +307,12 @@ class Torture:
             names += ["damage"] * self.rng.randint(1, 4)
         if "worker killed" in chosen:
             names += ["kill a worker"] * self.rng.randint(1, 2)
-        found = [(now + self.rng.uniform(0, length), name) for name in names]
+        events = [(now + self.rng.uniform(0, length), name) for name in names]
         for fault, name in (("full disk", "fill"), ("read-only", "close")):
             if fault in chosen:
                 start, end = sorted(now + self.rng.uniform(0, length) for _ in range(2))
-                found += [(start, name), (end, "restore")]
-        return sorted(found)
+                events += [(start, name), (end, "restore")]
+        return sorted(events)
 
     def act(self, action: str, builders: list[Builder]) -> None:
         """Do one thing to the store, or to a builder."""
@@ -377,9 +378,9 @@ class Torture:
     def look(self, what: str) -> None:
         """Check the store twice, and the bundles."""
         for manifest, reference in self.references.items():
-            found = self.bundle(manifest)
-            if found and first_difference(reference, found):
-                self.wrong(f"{what}: bundle {manifest} differs in {first_difference(reference, found)}")
+            built = self.bundle(manifest)
+            if built and first_difference(reference, built):
+                self.wrong(f"{what}: bundle {manifest} differs in {first_difference(reference, built)}")
         if not (self.place.store / "FORMAT").is_file():
             return
         damage = self.check()
@@ -394,7 +395,7 @@ class Torture:
             self.wrong(f"{what}: not damaged on purpose: {text}")
         again = self.check()
         if again:
-            self.wrong(f"{what}: a second check found {again}")
+            self.wrong(f"{what}: a second check reports {again}")
         shutil.rmtree(folder, ignore_errors=True)
         self.damager.forget()
 
@@ -405,13 +406,13 @@ class Torture:
             [sys.executable, "-m", "cutlass_aot", *command], capture_output=True, text=True, check=False
         )
         try:
-            found: list[dict[str, object]] = json.loads(done.stdout)["damage"]
+            damage: list[dict[str, object]] = json.loads(done.stdout)["damage"]
         except (ValueError, KeyError):
             self.wrong(f"store check ended with {done.returncode}: {done.stderr.strip()}")
             return []
-        if done.returncode != bool(found):
-            self.wrong(f"store check found {len(found)} and ended with {done.returncode}")
-        return found
+        if done.returncode != bool(damage):
+            self.wrong(f"store check reports {len(damage)} and ended with {done.returncode}")
+        return damage
 
     def forget_root(self, name: str) -> None:
         """Give up a root that is damaged."""
@@ -450,7 +451,7 @@ def upper(figures: Sequence[float]) -> float:
 
 
 def running(builders: Sequence[Builder]) -> list[Builder]:
-    """Those that have not ended; all are asked, so that what they tell is read."""
+    """Those that have not ended; what all of them tell is read."""
     return [builder for builder in builders if builder.poll()]
 
 
@@ -480,7 +481,7 @@ def table(count: Count, damager: Damager, log: Path, seconds: float) -> str:
         "kernels compiled": f"{count.compiled:,}; twice in a round: {count.compiled_twice}",
         "wrong": str(len(count.wrong)),
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+    return markdown(("", ""), rows.items())
 
 
 @click.command()
@@ -539,7 +540,7 @@ def main(kills: int, builders: int, minutes: float, seed: int, keep: Path | None
     for text in torture.count.wrong:
         click.echo(f"wrong: {text}", err=True)
     if torture.count.kills < kills:
-        click.echo(f"{torture.count.kills} kills in {minutes} minutes, {kills} were asked for", err=True)
+        click.echo(f"{torture.count.kills} kills in {minutes} minutes, {kills} were requested", err=True)
     if torture.count.wrong or torture.count.kills < kills:
         sys.exit(1)
 

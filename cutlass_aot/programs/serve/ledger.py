@@ -25,7 +25,7 @@ def estimated_seconds(code_bytes: int) -> float:
     A bundle does not say how long its kernels took, as it would be another one each time it is built. The
     line is fitted to the 120 kernels of ``manifests/quack.toml``, each compiled on one core. For all kernels
     of a target together it gives 0.8 to 1.2 times what was measured there, 1.0 to 1.1 times for FlashInfer's
-    and 0.5 to 0.6 times for FlashAttention-4's (``tools/bench/programs_table.py``).
+    and 0.5 to 0.6 times for FlashAttention-4's (``tools/bench/programs.py --part table``).
     """
     return _SECONDS + _SECONDS_A_BYTE * code_bytes
 

@@ -25,7 +25,7 @@ from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.errors import ArtifactError, CorruptFile, SchemaTooNew
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.artifact import Facts
-from tools.check.disassemble import disassemble
+from tools.check.instructions import disassemble
 
 pytestmark = pytest.mark.compile
 

@@ -26,9 +26,10 @@ def test_memory_an_idle_build_and_the_stores_size_are_measured(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     record = json.loads(output.read_text())
-    numbers = record["numbers"]["thousand"]
+    part = record["parts"]["thousand"]
+    numbers = part["numbers"]
     assert numbers["kernels"] == numbers["compiled"] > 1
     assert 0.1e9 < numbers["peak_bytes"] < 1.2e9
     assert 0 < numbers["size"] < numbers["objects"]
     assert 0 < numbers["imports"] < numbers["nothing"] < numbers["seconds"]
-    assert len(record["rows"]) == 3
+    assert len(part["rows"]) == 3

@@ -19,7 +19,7 @@ from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.store.store import Store
 from tests.support.paths import REPOSITORY
 from tests.support.verifying import verify_path
-from tools.check.disassemble import disassemble
+from tools.check.instructions import disassemble
 
 pytestmark = pytest.mark.compile
 

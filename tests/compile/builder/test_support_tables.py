@@ -11,13 +11,13 @@ pytestmark = pytest.mark.compile
 
 def test_tables_of_the_page_are_what_the_generators_say():
     page = tables.PAGE.read_text(encoding="utf-8")
-    asking = tables.Asking.start(2)
-    with asking.pool:
+    generators = tables.Generators.start(2)
+    with generators.pool:
         for name in ("grouped", "block-scaled layouts", "declared"):
-            assert tables.rendered(asking, name) == tables.shown(page, name), name
+            assert tables.rendered(generators, name) == tables.shown(page, name), name
         # The whole table takes a minute; these generators have few kernels. One of them serves every
         # target, so that there are the same columns.
         own = ["simt_f64_gemm", "sm90_gemm", "tf32_gemm"]
-        rows = tables.by_operands(asking.answers(list(tables.dense()), None, own)).splitlines()
+        rows = tables.by_operands(generators.answers(list(tables.dense()), None, own)).splitlines()
         assert len(rows) > len(own)
         assert set(rows) <= set(tables.shown(page, "dense").splitlines())

@@ -20,7 +20,7 @@ from tests.compile.builder.test_build import REPOSITORY, blobs, command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
 from tests.support.paths import SUPPORT
-from tools.check.disassemble import disassemble
+from tools.check.instructions import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("no_gpu")]
 

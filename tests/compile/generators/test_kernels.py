@@ -19,7 +19,7 @@ from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import REPOSITORY, command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
-from tools.check.disassemble import disassemble
+from tools.check.instructions import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
 

@@ -24,8 +24,7 @@ from cutlass_aot.schema.kernels.operands import supports
 from tests.compile.builder.test_build import blobs, command, is_object
 from tests.compile.generators.test_families import aligned, compiled_function
 from tests.support.bundles import ClaimsCuda
-from tools.check.disassemble import disassemble
-from tools.check.instructions import audit_instructions, required
+from tools.check.instructions import audit_instructions, disassemble, required
 
 pytestmark = pytest.mark.compile
 

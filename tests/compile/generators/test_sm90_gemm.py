@@ -23,7 +23,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
-from tools.check.disassemble import disassemble
+from tools.check.instructions import disassemble
 
 pytestmark = pytest.mark.compile
 

@@ -21,7 +21,7 @@ from tools.check.without_dsl import collected, compared
 
 pytestmark = pytest.mark.compile
 FIXTURES = ROOT / "tests" / "fixtures" / "programs"
-NAMES = ROOT / "cutlass_aot" / "without_dsl" / "names-4.8.1.json"
+NAMES = ROOT / "cutlass_aot" / "programs" / "without_dsl" / "names-4.8.1.json"
 MANIFEST = """\
 [bundle]
 name = "three"

@@ -176,7 +176,7 @@ def test_every_kernel_is_judged_alone(check_gpu: Any, references: Any) -> None:
         "raises",
     ]
     assert json.loads(json.dumps(row.to_record(), allow_nan=False))["worst"] is None
-    text = check_gpu.table([row], {"gpu": "none"})
+    text = check_gpu.table([row], "none")
     assert f"| {group.name} | 5 | 5 | 3 | nan |" in text
     assert "| all | 5 | 5 | 3 |" in text
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -65,7 +68,7 @@ def test_a_catalog_is_measured_and_reported(synthetic, tmp_path):
     output = tmp_path / "cpu.json"
     result = script("cpu", "--part", "catalog", "--synthetic", synthetic, "--repeat", 1, "-o", output)
     assert result.returncode == 0, result.stderr
-    numbers = json.loads(output.read_text())["numbers"]["catalog"]
+    numbers = json.loads(output.read_text())["parts"]["catalog"]["numbers"]
     assert (numbers["kernels"], numbers["groups"]) == (KERNELS, 704)
     assert 0 < numbers["warm"] < numbers["first"] < 1
     assert f"open a catalog of {KERNELS:,} kernels in 704 groups" in result.stdout
@@ -96,7 +99,7 @@ def test_without_the_dsl_its_rows_say_so(synthetic, monkeypatch):
     from tools.bench import cpu as bench_cpu
 
     monkeypatch.setattr(bench_cpu, "has_operators", lambda: False)
-    (row,), numbers = bench_cpu.find_first(1, synthetic)
+    (row,), numbers, _ = bench_cpu.find_first(1, synthetic)
     assert row.measured.endswith(" ms; DSL not installed")
     assert row.met is None
     assert numbers["ours"]["find"] > 0
@@ -113,13 +116,54 @@ def test_host_times_take_turns_and_drain_first():
     assert batches == ["", "aaa", "bbb", "bbb", "aaa", "aaa", "bbb", ""]
 
 
-def test_the_table_of_problems():
-    from tools.bench.report import problem_table
+def test_every_part_on_a_gpu_is_found_without_one():
+    pytest.importorskip("torch")
+    from tools.bench import gpu as bench_gpu
 
-    item = {
-        "dtype": "bf16", "kind": "listed", "m": 16, "n": 64, "k": 128, "tier": "tuned",
-        "gemm": 2e-6, "best": 1e-6, "cublas": 3e-6, "untuned": 4e-6,
-    }  # fmt: skip
-    assert problem_table([item]).splitlines()[-1] == (
-        "| bf16 | listed | 16 x 64 x 128 | tuned | 2.0 | 1.0 | 3.0 | 4.0 | 0.50 | 1.50 |"
+    help_text = script("gpu", "--help").stdout
+    for name in bench_gpu.PARTS:
+        assert f"\n{name}: " in help_text
+        assert bench_gpu.parsed(["--part", name]).part == [name]
+        result = script("gpu", "--part", name)
+        assert (result.returncode, "there is no GPU" in result.stderr) == (1, True)
+    for module, name in [
+        ("throughput", "throughput"), ("throughput", "families"), ("single_kernels", "kernels"),
+        ("single_kernels", "convolution"), ("transformer", "transformer"),
+    ]:  # fmt: skip
+        assert callable(getattr(importlib.import_module(f"tools.bench.{module}"), f"part_{name}"))
+
+
+def test_a_part_opens_the_bundle_of_its_kernels_unless_one_is_named():
+    from tools.bench import gpu as bench_gpu
+
+    assert bench_gpu.bundle_of(bench_gpu.parsed([]), "kernels") == bench_gpu.BUNDLES / "kernels"
+    assert bench_gpu.bundle_of(bench_gpu.parsed(["mine"]), "kernels") == Path("mine")
+
+
+def test_memory_is_the_largest_of_the_processes_that_a_fork_server_forks():
+    from tools.bench import process as bench_process
+
+    code = (
+        "import os, sys, time\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    memory = bytearray(100_000_000)\n    time.sleep(30)\n    os._exit(0)\n"
+        "print(child, flush=True)\nsys.stdin.read()\n"
+        "os.kill(child, 9)\n# cutlass_aot.builder.compile.fork_server\n"
     )
+    with (
+        bench_process.MemoryWatch() as watch,
+        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as fork_server,
+    ):
+        assert fork_server.stdout is not None
+        child = int(fork_server.stdout.readline())
+        found = bench_process.forked_workers(os.getpid())
+        assert child in found
+        assert fork_server.pid not in found
+        assert bench_process.forked_workers(child) == []
+        deadline = time.monotonic() + 30
+        while watch.largest_bytes < 100_000_000 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        fork_server.communicate("")
+    assert 100_000_000 < watch.largest_bytes < 200_000_000
+    assert watch.workers >= 1
+    assert bench_process.status_bytes("VmHWM", 2**30) == 0

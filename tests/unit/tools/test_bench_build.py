@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -28,33 +27,6 @@ def test_the_number_compiled_is_read_from_the_last_line():
 
     text = "[3/5] something 2 compiled\nbuild/bundles/x: 1,024 kernels, 17 compiled, written\n"
     assert bench_build._compiled(text) == 17
-
-
-def test_the_memory_of_a_process_is_its_largest():
-    from tools.bench import build as bench_build
-
-    assert bench_build._peak_bytes(os.getpid()) > 1 << 20
-    assert bench_build._peak_bytes(2**30) == 0
-
-
-def test_only_forked_workers_are_watched():
-    from tools.bench import build as bench_build
-
-    code = (
-        "import os, sys, time\n"
-        "child = os.fork()\n"
-        "if child == 0:\n    time.sleep(30)\n    os._exit(0)\n"
-        "print(child, flush=True)\nsys.stdin.read()\n"
-        "os.kill(child, 9)\n# cutlass_aot.builder.compile.fork_server\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as fork_server:
-        assert fork_server.stdout is not None
-        child = int(fork_server.stdout.readline())
-        found = bench_build._forked_workers(os.getpid())
-        assert child in found
-        assert fork_server.pid not in found
-        assert bench_build._forked_workers(child) == []
-        fork_server.communicate("")
 
 
 def test_a_phase_within_another_counts_once():

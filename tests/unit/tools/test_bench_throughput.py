@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +15,9 @@ from cutlass_aot.schema.tuning.ranking import Extents  # noqa: E402
 from cutlass_aot.tuning.search import Effort  # noqa: E402
 from tests.support.kernels import gemm  # noqa: E402
 from tests.support.pretend_gpu import PretendGpu, PretendKernel  # noqa: E402
+from tools.bench import command  # noqa: E402
 from tools.bench import throughput as bench  # noqa: E402
+from tools.bench.gpu import parsed  # noqa: E402
 
 BF16 = ("bf16", "bf16", "bf16")
 SHAPES = b"m = [1, 17, 32]\n[layers]\nnk = [[64, 128], [96, 32]]\n"
@@ -106,3 +111,82 @@ def test_means_are_by_kind_and_tier():
     regret = found["time of the untuned choice, best kernel as 1 tuned"]
     assert (regret.measured, regret.met) == ("4.000 (highest 4.00)", False)
     assert found["speed of `bundle.gemm`, cuBLAS as 1 nearest tuned"].goal == ""
+
+
+def test_the_table_of_problems():
+    times = 2e-6, 1e-6, 1e-6, 3e-6, 4e-6
+    item = bench.Measured("bf16", "listed", 1, 16, 64, 128, "tuned", *times, ("chosen", "best", "untuned"), 3)
+    assert bench.problem_table([item]).markdown().splitlines()[-1] == (
+        "| bf16 | listed | 16 x 64 x 128 | tuned | 2.0 | 1.0 | 3.0 | 4.0 | 0.50 | 1.50 |"
+    )
+
+
+def family_times(**times):
+    names = {family: f"gemm-sm_90a-bf16.bf16.bf16-tnt-f32-{family}-128x128x64-0123" for family in times}
+    return {names[family]: time for family, time in times.items()} | {bench.CUBLAS: 10.0}
+
+
+def test_families_are_compared_by_rows_and_may_be_left_out(tmp_path):
+    numbers = {
+        "timed": [
+            {"dtype": "bf16", "m": 16, "n": 64, "k": 128, "times": family_times(One=20.0, Two=5.0)},
+            {"dtype": "bf16", "m": 128, "n": 64, "k": 128, "times": family_times(One=20.0)},
+        ]
+    }
+    problems, means = bench.family_tables(numbers)
+    assert problems.rows[0] == ("bf16", "16 x 64 x 128", "10.0", "20.0", "5.0", "2.00", "Two-128x128x64")
+    assert problems.rows[1] == ("bf16", "128 x 64 x 128", "10.0", "20.0", "", "0.50", "One-128x128x64")
+    assert means.head == ("m", "One", "Two", "best")
+    assert means.rows[-1] == ["all", "0.500 (0.50)", "2.000 (2.00)", "1.000 (0.50)"]
+    machine = {"date": "2026-11-21", "processor": "", "system": "", "gpu": "H200, driver", "versions": {}}
+    part = {"rows": [], "numbers": numbers, "tables": []}
+    path = tmp_path / "gpu.json"
+    path.write_text(
+        json.dumps(
+            {"kind": command.KIND, "schema": command.SCHEMA, "machine": machine, "parts": {"families": part}}
+        )
+    )
+    renewed = {"families": partial(bench.family_tables, without=["*-Two-*"])}
+    report = command.report([path], renewed)
+    assert "## 2026-11-21, H200" in report
+    assert "| m | One | best |" in report
+    assert "| all | 0.500 (0.50) | 0.500 (0.50) |" in report
+
+
+def test_every_kernel_of_linear_layers_is_timed_against_cublas(monkeypatch, tmp_path):
+    gpu = Gpu()
+    gpu.cuda.Stream = lambda: None
+    gpu.manual_seed = lambda seed: None
+    monkeypatch.setitem(sys.modules, "torch", gpu)
+    monkeypatch.setattr(bench.cuda_driver, "l2_bytes", lambda ordinal: 1 << 16)
+    kernels = [
+        PretendKernel(gpu, gemm(BF16, design={"family": family, "tile_shape": (64, 64, 64)}), time)
+        for family, time in (("One", 6e-3), ("Two", 1e-3))
+    ]
+    queries = []
+
+    def bundle_kernels(**query):
+        queries.append(query)
+        return kernels
+
+    monkeypatch.setattr(
+        bench.cutlass_aot, "open", lambda path: SimpleNamespace(name="small", kernels=bundle_kernels)
+    )
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_bytes(SHAPES)
+    words = ["--dtypes", "bf16", "--shapes", str(shapes), "--sample", "4", "--seconds", "0"]
+    found = bench.part_families(parsed(words), tmp_path)
+    assert queries[0] == {"operation": "gemm", "dtypes": "bf16.bf16.bf16", "layouts": "tnt"}
+    places = [(item["m"], item["n"], item["k"]) for item in found.numbers["timed"]]
+    assert places == [(1, 64, 128), (17, 96, 32)]
+    for item in found.numbers["timed"]:
+        names = [kernel.name for kernel in kernels]
+        assert item["times"] == pytest.approx({names[0]: 6e3, names[1]: 1e3, bench.CUBLAS: 3e3})
+    assert found.tables[0].rows[0][2] == "3000.0"
+
+
+def test_kernels_that_would_be_slow_are_not_timed():
+    design = {"tile_shape": (64, 64, 64)}
+    assert bench.sensible(design, Extents(1, 4096, 4096, 64))
+    assert not bench.sensible(design, Extents(1, 8192, 8192, 64))
+    assert not bench.sensible({**design, "swap_operands": True}, Extents(1, 257, 64, 64))

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import cutlass_aot.torch as aot  # noqa: E402
 from tests.support.torch_bundles import bundle  # noqa: E402
-from tools.bench import transformer as bench  # noqa: E402  # noqa: E402
+from tools.bench import transformer as bench  # noqa: E402
 
 CONFIG = bench.Config(hidden=32, heads=4, kv_heads=2, intermediate=48)
 
@@ -49,10 +49,10 @@ def test_every_layer_is_swapped_and_gives_the_same(block):
 
 def test_the_table_says_what_could_not_run():
     rows = [
-        bench.Row("decode", 16, "eager", 20.0, 10.0, 1e-3),
-        bench.Row("decode", 16, "default", note="inductor needs triton, which is not installed"),
+        bench.Timing("decode", 16, "eager", 20.0, 10.0, 1e-3),
+        bench.Timing("decode", 16, "default", note="inductor needs triton, which is not installed"),
     ]
-    lines = bench.table(rows, {"gpu": "none"}).splitlines()
+    lines = bench.table(rows).markdown().splitlines()
     assert lines[-2] == "| decode | 16 | eager | 20.000 | 10.000 | 2.00 | 1.0e-03 |"
     assert (
         lines[-1] == "| decode | 16 | default | — | inductor needs triton, which is not installed | — | — |"
@@ -62,8 +62,8 @@ def test_the_table_says_what_could_not_run():
 def test_what_fails(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in bench.DSL]:
         monkeypatch.delitem(sys.modules, name)
-    assert not bench.failures([bench.Row("decode", 1, "eager", 1.0, 1.0, bench.TOLERANCE)])
-    bad = [bench.Row("decode", 1, "eager", 1.0, 1.0, error) for error in (0.1, math.nan)]
+    assert not bench.failures([bench.Timing("decode", 1, "eager", 1.0, 1.0, bench.TOLERANCE)])
+    bad = [bench.Timing("decode", 1, "eager", 1.0, 1.0, error) for error in (0.1, math.nan)]
     assert len(bench.failures(bad)) == 2
     monkeypatch.setitem(sys.modules, "cutlass.cute", object())
     assert bench.failures([]) == ["the DSL was imported: cutlass"]

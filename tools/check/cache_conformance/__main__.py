@@ -23,6 +23,7 @@ import click
 
 sys.path[0] = str(Path(__file__).resolve().parents[3])
 
+from tools.bench.command import markdown  # noqa: E402
 from tools.check.cache_conformance.caches import CACHES, cache_named  # noqa: E402
 from tools.check.cache_conformance.hazards import HAZARDS  # noqa: E402
 from tools.check.cache_conformance.suite import Result, Suite  # noqa: E402
@@ -71,10 +72,11 @@ def _tell(cache: str, result: Result) -> None:
 
 
 def _print_table(results: dict[str, list[Result]]) -> None:
-    print("| hazard | expected | " + " | ".join(map(_title, results)) + " |")
-    print("|---|---|" + "---|" * len(results))
-    for rows in zip(*results.values(), strict=True):
-        print(f"| {rows[0].hazard} | {rows[0].expected} | " + " | ".join(row.verdict for row in rows) + " |")
+    lines = [
+        (rows[0].hazard, rows[0].expected, *(row.verdict for row in rows))
+        for rows in zip(*results.values(), strict=True)
+    ]
+    print(markdown(("hazard", "expected", *map(_title, results)), lines))
 
 
 def _title(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The hazards: small programs that are asked for twice, and whether the second may be answered by the first.
+"""The hazards: small programs that are requested twice, and whether the second may be answered by the first.
 
 The function that is compiled is nearly the same everywhere: a kernel whose elements go through a function
 ``modify`` that the program passes, as attention kernels take a ``score_mod``. What decides the code beside it
