@@ -29,7 +29,7 @@ COMMANDS = {
     "run": "Run a program, and answer its cute.compile from bundles.",
     "show": "Show one kernel of a bundle.",
     "sign": "Sign a bundle.",
-    "store": "Look into a store, check it, and take away what nobody needs.",
+    "store": "Look into a store, check it, and remove what nobody needs.",
     "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
     "wheel": "Pack a bundle into installable wheels.",

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import build_options, manifest_argument, out_option, upstream_options
-from cutlass_aot.cli.output.render import json_option, print_json, resumable, table
+from cutlass_aot.cli.options import (
+    build_options,
+    json_option,
+    manifest_argument,
+    out_option,
+    upstream_options,
+)
+from cutlass_aot.cli.output.render import print_json, resumable, table
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:

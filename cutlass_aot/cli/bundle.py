@@ -7,8 +7,15 @@ from pathlib import Path
 import click
 
 from cutlass_aot.bundle.oci import TIMEOUT
-from cutlass_aot.cli.options import Function, KeyPath, bundle_argument, out_option, store_option
-from cutlass_aot.cli.output.render import json_option, print_json, resumable, tell_unchecked
+from cutlass_aot.cli.options import (
+    bundle_argument,
+    json_option,
+    out_option,
+    store_option,
+    together,
+    trusted_keys_option,
+)
+from cutlass_aot.cli.output.render import print_json, resumable, tell_unchecked
 from cutlass_aot.schema.words import plural
 
 
@@ -30,7 +37,7 @@ def command() -> None:
 def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
     """Unpack BUNDLE into the new directory OUTPUT: plain libraries and GPU code, for programs without Python.
 
-    index.json there says what is where; examples/cpp shows how it is loaded. What is taken is verified.
+    index.json there says what is where; examples/cpp shows how it is loaded. What is unpacked is verified.
     """
     from cutlass_aot.bundle.unpack import unpack_bundle
 
@@ -56,13 +63,13 @@ def prefill(bundle: Path, directory: Path | None) -> int:
     return 0
 
 
-@command.command("merge", short_help="Put shards of a build together to one bundle.")
+@command.command("merge", short_help="Merge shards of a build into one bundle.")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option
 @out_option
 @resumable
 def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
-    """Put SHARDS, the directories that `build --shard` wrote, together to one bundle.
+    """Merge SHARDS, the directories that `build --shard` wrote, into one bundle.
 
     All shards of one build are needed, in any order. Nothing is compiled; the bundle is the one that a single
     machine would have built, to the byte.
@@ -77,21 +84,16 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     return 0
 
 
-def registry_options(function: Function) -> Function:
-    """How a registry is spoken to."""
-    options = (
-        click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(1),
-            default=TIMEOUT,
-            show_default=True,
-            help="Seconds that the registry may be silent.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+registry_options = together(
+    click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(1),
+        default=TIMEOUT,
+        show_default=True,
+        help="Seconds that the registry may be silent.",
+    ),
+)
 
 
 @command.command("push", short_help="Put a bundle into an OCI registry.")
@@ -125,13 +127,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     required=True,
     help="The bundle's directory; a bundle that is there is replaced.",
 )
-@click.option(
-    "--key",
-    "keys",
-    type=KeyPath(),
-    multiple=True,
-    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
-)
+@trusted_keys_option
 @registry_options
 @json_option
 def pull(

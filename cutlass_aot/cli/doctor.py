@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.options import json_option
+from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.schema.words import size
 
 _STEPS = {
@@ -32,7 +34,7 @@ _STEPS = {
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the facts of this machine for --facts, as JSON.",
 )
-@click.option("--build", "trial", is_flag=True, help="Compile, link and load one small kernel, too.")
+@click.option("--build", "with_build", is_flag=True, help="Compile, link and load one small kernel, too.")
 @click.option(
     "--timeout",
     type=click.FloatRange(1),
@@ -45,7 +47,7 @@ def command(
     bundle: str | None,
     facts: Path | None,
     facts_out: Path | None,
-    trial: bool,
+    with_build: bool,
     timeout: float,
     as_json: bool,
 ) -> int:
@@ -60,14 +62,14 @@ def command(
     """
     if facts is not None and bundle is None:
         raise click.UsageError("--facts needs a BUNDLE to decide on.")
-    if bundle is not None and (trial or facts_out is not None):
+    if bundle is not None and (with_build or facts_out is not None):
         raise click.UsageError("--build and --facts-out are for this machine alone: give no BUNDLE.")
     if bundle is not None:
         return _decide(bundle, facts, as_json)
     if facts_out is not None:
         _write_facts(facts_out)
         return 0
-    return _report(trial, timeout, as_json)
+    return _report(with_build, timeout, as_json)
 
 
 def _decide(name: str, facts: Path | None, as_json: bool) -> int:
@@ -96,12 +98,12 @@ def _write_facts(path: Path) -> None:
     click.echo(f"{path}: facts of this machine, for cutlass-aot doctor BUNDLE --facts {path}")
 
 
-def _report(trial: bool, timeout: float, as_json: bool) -> int:
+def _report(with_build: bool, timeout: float, as_json: bool) -> int:
     from cutlass_aot.doctor.machine import collect
 
     facts = collect()
-    if trial:
-        facts["trial"] = _run_toolchain_test(timeout)
+    if with_build:
+        facts["toolchain_test"] = _run_toolchain_test(timeout)
     if as_json:
         print_json(facts)
     else:
@@ -109,7 +111,7 @@ def _report(trial: bool, timeout: float, as_json: bool) -> int:
             click.echo(title)
             for line in lines:
                 click.echo(f"  {line}")
-    return 1 if trial and facts["trial"]["failed"] else 0
+    return 1 if with_build and facts["toolchain_test"]["failed"] else 0
 
 
 def _run_toolchain_test(timeout: float) -> dict[str, Any]:
@@ -119,15 +121,8 @@ def _run_toolchain_test(timeout: float) -> dict[str, Any]:
     except ImportError as error:
         advice = 'install what is missing: pip install "cutlass-aot[build]"'
         return {"kernel": None, "seconds": {}, "failed": "find", "problem": str(error), "advice": advice}
-    found = run_toolchain_test(timeout=timeout)
-    seconds = {step: round(value, 4) for step, value in found.seconds.items()}
-    return {
-        "kernel": found.kernel,
-        "seconds": seconds,
-        "failed": found.failed,
-        "problem": found.problem,
-        "advice": found.advice,
-    }
+    found = asdict(run_toolchain_test(timeout=timeout))
+    return {**found, "seconds": {step: round(value, 4) for step, value in found["seconds"].items()}}
 
 
 def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -159,27 +154,29 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
         can_run = [f"yes: kernels for {' '.join(run['targets'])}", *run["warnings"]]
     else:
         # What a section above has said in full is not said again.
-        said = {facts[name]["problem"]: name for name in ("gpus", "driver") if "problem" in facts[name]}
-        titles = {"driver": "see driver above", "gpus": "see GPUs above"}
-        problems = [titles[said[text]] if text in said else text for text in run["problems"]]
+        titles = {"gpus": "see GPUs above", "driver": "see driver above"}
+        said = {facts[name].get("problem"): title for name, title in titles.items()}
+        problems = [said.get(problem, problem) for problem in run["problems"]]
         can_run = [f"no: {problem}" for problem in problems] or ["no: no known target runs here"]
     sections += [("can build", can_build), ("can run", can_run)]
-    return [*sections, ("build", _trial(facts["trial"]))] if "trial" in facts else sections
+    if "toolchain_test" in facts:
+        sections.append(("build", _toolchain_test(facts["toolchain_test"])))
+    return sections
 
 
-def _trial(trial: dict[str, Any]) -> list[str]:
+def _toolchain_test(test: dict[str, Any]) -> list[str]:
     lines = [
         f"{_STEPS[step]:<38}{seconds:>8.{1 if seconds >= 0.1 else 4}f} s"
-        for step, seconds in trial["seconds"].items()
+        for step, seconds in test["seconds"].items()
     ]
-    if not trial["failed"]:
-        return [*lines, f"good: {trial['kernel']}"]
-    problem = trial["problem"].splitlines()
+    if not test["failed"]:
+        return [*lines, f"good: {test['kernel']}"]
+    reason, *rest = test["problem"].splitlines() or ["no reason given"]
     return [
         *lines,
-        f"failed: {_STEPS[trial['failed']]}: {problem[0] if problem else 'no reason given'}",
-        *(f"  {line}" for line in problem[1:]),
-        trial["advice"],
+        f"failed: {_STEPS[test['failed']]}: {reason}",
+        *(f"  {line}" for line in rest),
+        test["advice"],
     ]
 
 

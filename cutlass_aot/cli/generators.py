@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.options import json_option, plugin_option
+from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.errors import CutlassAotError
 
 
 @click.command("generators")
-@click.option("--plugin", "plugins", multiple=True, help="Module to import first; may be repeated.")
+@plugin_option
 @json_option
 def command(plugins: tuple[str, ...], as_json: bool) -> int:
     """List the known generators with their operations, targets and design names.
@@ -59,7 +60,7 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
 
 @click.command("check")
 @click.argument("names", metavar="KERNEL...", nargs=-1, required=True)
-@click.option("--plugin", "plugins", multiple=True, help="Module to import first; may be repeated.")
+@plugin_option
 @click.option("--target", help="GPU code target to compile for; a kernel's first one if left out.")
 @json_option
 def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, as_json: bool) -> int:

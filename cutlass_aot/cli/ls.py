@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.output.render import json_option, print_json, table
+from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
+from cutlass_aot.cli.output.render import print_json, table
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import few, plural
 
@@ -21,26 +21,18 @@ if TYPE_CHECKING:
 _SHOWN = 16
 """Values of one filter that are named where nothing matches."""
 
-_FILTERS = {
-    "operation": "Operation, such as gemm.",
-    "target": "GPU code target, such as sm_90a.",
-    "dtypes": "Element types of the operands, such as f16.f16.f32 or 'bf16.*'.",
-    "layouts": "Layout letters of the operands, such as tnt.",
-    "accumulator": "Element type of the accumulator.",
-    "generator": "Generator.",
-    "name": "Kernel name.",
-}
-
-
-def _filter_options(function: Any) -> Any:
-    for name, meaning in reversed(_FILTERS.items()):
-        function = click.option(f"--{name}", multiple=True, metavar="PATTERN", help=meaning)(function)
-    return function
-
 
 @click.command("ls")
 @bundle_argument
-@_filter_options
+@filter_options(
+    operation="Operation, such as gemm.",
+    target="GPU code target, such as sm_90a.",
+    dtypes="Element types of the operands, such as f16.f16.f32 or 'bf16.*'.",
+    layouts="Layout letters of the operands, such as tnt.",
+    accumulator="Element type of the accumulator.",
+    generator="Generator.",
+    name="Kernel name.",
+)
 @click.option(
     "--where",
     multiple=True,
@@ -57,14 +49,14 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.opened.filters import values
 
-    wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
+    patterns = filters_given(filters)
     for item in where:
         name, equals, pattern = item.partition("=")
         if not equals or not name or not pattern:
             raise click.BadParameter(f"{item!r}: expected NAME=PATTERN", param_hint="--where")
-        wanted.setdefault(name, []).append(pattern)
+        patterns.setdefault(name, []).append(pattern)
     opened = open_bundle(bundle, check=False)
-    kernels = opened.kernels(**wanted)
+    kernels = opened.kernels(**patterns)
     if as_json:
         print_json([kernel_summary(handle) for handle in kernels])
         return 0
@@ -80,10 +72,10 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         order = [(places[h.group.name], _numbers_by_size(apart.get(h.digest, ""))) for h in kernels]
         rows = [row for _, row in sorted(zip(order, rows, strict=True), key=itemgetter(0))]
         header = (*header, "request")
-    if not rows and wanted:
+    if not rows and patterns:
         everything = opened.kernels()
         click.echo(f"nothing of {opened.name} {opened.version} matches; it has")
-        for name in wanted:
+        for name in patterns:
             shown = few((value or "''" for value in values(everything, name)), _SHOWN)
             click.echo(f"  {name}: {shown}")
         return 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cutlass_aot.builder.compile.cores import available_workers
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
 
 
 class KeyPath(click.Path):
@@ -26,77 +26,85 @@ class KeyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def manifest_argument(function: Function) -> Function:
-    """The manifest's path."""
-    path = click.Path(path_type=Path, dir_okay=False)
-    return click.argument("manifest", type=path)(function)
+def together(*options: Decorator) -> Decorator:
+    """Several options as one decorator; help lists them in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def bundle_argument(function: Function) -> Function:
-    """A bundle's directory."""
-    return click.argument("bundle", type=click.Path(path_type=Path))(function)
-
-
-def store_option(function: Function) -> Function:
-    """The store's directory."""
-    return click.option(
-        "--store",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("build/store"),
-        show_default=True,
-        help="Directory of compiled kernels.",
-    )(function)
-
-
-def out_option(function: Function) -> Function:
-    """Where a bundle's directory goes."""
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("build/bundles"),
-        show_default=True,
-        help="Directory that takes the bundle's directory.",
-    )(function)
-
-
-def upstream_options(function: Function) -> Function:
-    """Options for upstream stores."""
-    options = (
-        click.option(
-            "--upstream",
-            "upstream",
-            type=click.Path(path_type=Path, file_okay=False),
-            multiple=True,
-            help="Another store's directory, to look in for what the store lacks; may be repeated.",
-        ),
-        click.option("--remote", metavar="URL", help="A store on a web server or in a bucket."),
-        click.option("--remote-read-only", is_flag=True, help="Put nothing into the remote store."),
+def filter_options(**meanings: str) -> Decorator:
+    """A repeatable option for each name, which takes a shell pattern; the value is its help."""
+    return together(
+        *(
+            click.option(f"--{name}", multiple=True, metavar="PATTERN", help=meaning)
+            for name, meaning in meanings.items()
+        )
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
-def build_options(function: Function) -> Function:
-    """Options of everything that runs workers."""
-    options = (
-        store_option,
-        click.option(
-            "-j",
-            "--jobs",
-            type=click.IntRange(1, 1024),
-            default=available_workers,
-            show_default="what cores and memory allow",
-            help="Kernels compiled at once.",
-        ),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(1),
-            default=600.0,
-            show_default=True,
-            help="Seconds one kernel may take.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+def filters_given(filters: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """The patterns of those :func:`filter_options` that were given."""
+    return {name: list(patterns) for name, patterns in filters.items() if patterns}
+
+
+manifest_argument = click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+plugin_option = click.option(
+    "--plugin", "plugins", multiple=True, help="Module to import first; may be repeated."
+)
+trusted_keys_option = click.option(
+    "--key",
+    "keys",
+    type=KeyPath(),
+    multiple=True,
+    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
+)
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/store"),
+    show_default=True,
+    help="Directory of compiled kernels.",
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/bundles"),
+    show_default=True,
+    help="Directory that takes the bundle's directory.",
+)
+upstream_options = together(
+    click.option(
+        "--upstream",
+        type=click.Path(path_type=Path, file_okay=False),
+        multiple=True,
+        help="An upstream store's directory, read for what the store lacks; may be repeated.",
+    ),
+    click.option("--remote", metavar="URL", help="A store on a web server or in a bucket."),
+    click.option("--remote-read-only", is_flag=True, help="Put nothing into the remote store."),
+)
+build_options = together(
+    store_option,
+    click.option(
+        "-j",
+        "--jobs",
+        type=click.IntRange(1, 1024),
+        default=available_workers,
+        show_default="what cores and memory allow",
+        help="Kernels compiled at once.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(1),
+        default=600.0,
+        show_default=True,
+        help="Seconds one kernel may take.",
+    ),
+)
+"""Options of everything that runs workers."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.ls import kernel_summary
-from cutlass_aot.cli.options import bundle_argument
-from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.options import bundle_argument, json_option
+from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import size

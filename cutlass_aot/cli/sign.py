@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.options import Function, KeyPath, bundle_argument
+from cutlass_aot.cli.options import KeyPath, bundle_argument, together
 from cutlass_aot.errors import SignatureError
 
 if TYPE_CHECKING:
@@ -18,34 +18,29 @@ if TYPE_CHECKING:
 ENVIRONMENT_VARIABLE = "CUTLASS_AOT_KEY_PASSPHRASE"
 
 
-def signer_options(function: Function) -> Function:
-    """Options that say who signs."""
-    path = KeyPath()
-    options = (
-        click.option("--key", type=path, help="The private key's file."),
-        click.option("--command", "program", help="Instead of --key: a program with arguments that signs."),
-        click.option(
-            "--public-key",
-            type=path,
-            help="With --command: file of the public key whose signatures the program gives.",
-        ),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(0.1),
-            default=60.0,
-            show_default=True,
-            help="Seconds that the program may take.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+signer_options = together(
+    click.option("--key", type=KeyPath(), help="The private key's file."),
+    click.option("--command", "program", help="Instead of --key: a program with arguments that signs."),
+    click.option(
+        "--public-key",
+        type=KeyPath(),
+        help="With --command: file of the public key whose signatures the program gives.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0.1),
+        default=60.0,
+        show_default=True,
+        help="Seconds that the program may take.",
+    ),
+)
+"""Options that say who signs; :func:`signer_of` reads them."""
 
 
 def signer_of(
     key: Path | None, program: str | None, public_key: Path | None, timeout: float
 ) -> Signer | None:
-    """Who signs, by the options of :func:`signer_options`; None if they name nobody."""
+    """Who signs, by the ``signer_options``; None if they name nobody."""
     if key is not None and program is not None:
         raise click.UsageError("expected one of --key and --command")
     if (program is None) != (public_key is None):
@@ -83,15 +78,12 @@ def command(
 
 def _passphrase(key: Path) -> str:
     passphrase = passphrase_of_environment()
-    if passphrase is None:
-        if not sys.stdin.isatty():
-            raise SignatureError(
-                f"{key} is protected by a passphrase, and there is no terminal to ask at: set "
-                f"{ENVIRONMENT_VARIABLE}"
-            )
-        asked: str = click.prompt(f"Passphrase of {key}", hide_input=True, err=True)
-        return asked
-    return passphrase
+    if passphrase is None and not sys.stdin.isatty():
+        raise SignatureError(
+            f"{key} is protected by a passphrase, and there is no terminal to ask at: set "
+            f"{ENVIRONMENT_VARIABLE}"
+        )
+    return passphrase or str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True))
 
 
 @click.group("key")

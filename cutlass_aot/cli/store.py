@@ -1,4 +1,4 @@
-"""``cutlass-aot store``: look into a store, check it, and take away what nobody needs."""
+"""``cutlass-aot store``: look into a store, check it, and remove what nobody needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from cutlass_aot.cli.options import store_option
-from cutlass_aot.cli.output.render import json_option, print_json, table
+from cutlass_aot.cli.options import json_option, store_option
+from cutlass_aot.cli.output.render import print_json, table
 from cutlass_aot.schema.words import plural, size
 from cutlass_aot.store.maintenance.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
@@ -31,7 +31,7 @@ class FiniteRange(click.FloatRange):
 
 @click.group("store")
 def command() -> None:
-    """Look into a store, check it, and take away what nobody needs."""
+    """Look into a store, check it, and remove what nobody needs."""
 
 
 @command.command("check", short_help="Read everything, and set aside what is damaged.")
@@ -41,8 +41,8 @@ def command() -> None:
 def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     """Read everything; name what is damaged or incomplete, and set it aside, into damaged/.
 
-    A build that needs it makes it again. A damaged root is only named: what it kept would be taken by the
-    next collection if it were gone; the next build of its bundle mends it. Builders may be at work meanwhile.
+    A build that needs it makes it again. A damaged root is only named: the next collection would remove what
+    it kept if the root were gone; the next build of its bundle mends it. Builders may be at work meanwhile.
     Exit status: 0 if all is well, 1 if something was found.
     """
     from cutlass_aot.store.maintenance.check import check
@@ -60,7 +60,7 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     return 1 if found else 0
 
 
-@command.command("gc", short_help="Take away what no root keeps and nobody used for long.")
+@command.command("gc", short_help="Remove what no root keeps and nobody used for long.")
 @store_option
 @click.option(
     "--days",
@@ -74,12 +74,12 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
     type=FiniteRange(0),
     default=GRACE / 3600,
     show_default=True,
-    help="Hours within which nothing is taken, whatever --days says; never less than 70 minutes.",
+    help="Hours within which nothing is removed, whatever --days says; never less than 70 minutes.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be taken; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed; write nothing.")
 @json_option
 def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: bool) -> int:
-    """Take away what no root keeps and nobody has used for long, and what lies about.
+    """Remove what no root keeps and nobody has used for long, and leftovers of builders that were killed.
 
     What a running build has published or used is kept, and whatever was used in the last 70 minutes.
     """
@@ -162,12 +162,12 @@ def roots_command(store: Path, as_json: bool) -> int:
     return 0
 
 
-@command.command("forget", short_help="Give up a root; a later gc takes what it kept.")
+@command.command("forget", short_help="Give up a root; a later gc removes what it kept.")
 @click.argument("name")
 @store_option
 @json_option
 def forget_command(name: str, store: Path, as_json: bool) -> int:
-    """Give up root NAME; what it kept is taken by a later gc, once it is old enough."""
+    """Give up root NAME: a later `store gc` removes what it kept, once that is old enough."""
     from cutlass_aot.errors import StoreError
     from cutlass_aot.store.roots import drop_root
 

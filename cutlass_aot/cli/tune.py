@@ -5,35 +5,20 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from cutlass_aot.cli.options import bundle_argument
+from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.errors import TuningError
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
-    from cutlass_aot.schema.tuning.shapes import ShapeList
     from cutlass_aot.schema.tuning.tuning import Tuning
-
-_MAX_SHAPES_BYTES = 4 << 20
-_FILTERS = {
-    "group": "Name of a group, such as gemm-bf16.bf16.bf16-f32-tnt-sm_90a.",
-    "dtypes": "Element types of the operands, such as bf16.bf16.bf16 or 'f8*'.",
-    "layouts": "Layout letters of the operands, such as tnt.",
-    "target": "GPU code target, such as sm_90a.",
-}
-
-
-def _filter_options(function: Any) -> Any:
-    for name, meaning in reversed(_FILTERS.items()):
-        function = click.option(f"--{name}", multiple=True, metavar="PATTERN", help=meaning)(function)
-    return function
 
 
 @click.command("tune")
@@ -47,7 +32,7 @@ def _filter_options(function: Any) -> Any:
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Tuning file to write; one that is there is gone on with.  [default: build/tuning/BUNDLE.GPU.json]",
+    help="Tuning file to write, or to go on with.  [default: build/tuning/BUNDLE.GPU.json]",
 )
 @click.option(
     "--apply",
@@ -63,7 +48,12 @@ def _filter_options(function: Any) -> Any:
     help="Measure nothing: take the results for --apply from this tuning file. Needs no GPU.",
 )
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
-@_filter_options
+@filter_options(
+    group="Name of a group, such as gemm-bf16.bf16.bf16-f32-tnt-sm_90a.",
+    dtypes="Element types of the operands, such as bf16.bf16.bf16 or 'f8*'.",
+    layouts="Layout letters of the operands, such as tnt.",
+    target="GPU code target, such as sm_90a.",
+)
 @click.option("--exhaustive", is_flag=True, help="Measure every kernel to the end, however slow it is.")
 @click.option("--force", is_flag=True, help="Measure everything again; the file is written anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print an event a line, as JSON.")
@@ -99,30 +89,15 @@ def command(
         return _apply(bundle, source, applied, as_json)
     if shapes is None:
         raise click.UsageError("Missing option '--shapes': the problems to measure.")
-    wanted = {name: list(patterns) for name, patterns in filters.items() if patterns}
-    request = _Request(bundle, shapes, output, applied, gpu, wanted, exhaustive, force, as_json)
     try:
-        return _measure(request)
+        return _measure(
+            bundle, shapes, output, applied, gpu, filters_given(filters), exhaustive, force, as_json
+        )
     except KeyboardInterrupt:
         click.echo(
             "interrupted; what was measured is kept, and the same command goes on from there", err=True
         )
         return 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What is to be measured, and where it goes."""
-
-    bundle: Path
-    shapes: Path
-    output: Path | None
-    applied: Path | None
-    gpu: int
-    filters: dict[str, list[str]]
-    exhaustive: bool
-    force: bool
-    as_json: bool
 
 
 def _refuse_beside_from(context: click.Context) -> None:
@@ -149,42 +124,53 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     return 0
 
 
-def _measure(request: _Request) -> int:
+def _measure(
+    bundle: Path,
+    shapes: Path,
+    output: Path | None,
+    applied: Path | None,
+    gpu: int,
+    filters: dict[str, list[str]],
+    exhaustive: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
     from cutlass_aot.bundle.apply_tuning import plan_of, with_tuning
     from cutlass_aot.bundle.replace import check_output
     from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
+    from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
+    from cutlass_aot.schema.tuning.shapes import parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
     from cutlass_aot.tuning.search import Effort
     from cutlass_aot.tuning.session import plan, resumed, run
 
-    problems = _read_shapes(request.shapes)
-    opened = open_bundle(request.bundle)
-    gpu, applied = request.gpu, request.applied
-    jobs, notes = plan(opened, request.filters, problems.extents, cuda_driver.compute_capability(gpu))
+    problems = parse_shapes(read_bytes(shapes), str(shapes))
+    opened = open_bundle(bundle)
+    jobs, notes = plan(opened, filters, problems.extents, cuda_driver.compute_capability(gpu))
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
     made_of = None
     if applied is not None:
         # What cannot be written is told now, and not after all is measured.
-        made_of = plan_of(request.bundle)
-        tell_unchecked(request.bundle)
+        made_of = plan_of(bundle)
+        tell_unchecked(bundle)
         check_output(applied)
     torch = import_torch(gpu)
     tuning = _empty(opened, gpu, str(torch.__version__))
-    path = request.output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
-    if path.exists() and not request.force:
+    path = output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
+    if path.exists() and not force:
         try:
             tuning = resumed(read_tuning(path), tuning, opened)
         except TuningError as error:
             raise TuningError(f"{path}: {error}") from None
-    report = (JsonReport if request.as_json else PlainReport)(jobs, tuning.gpu)
+    report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
     report.begin([*problems.notes, *notes])
     try:
-        with GpuBench(torch, gpu, Effort(exhaustive=request.exhaustive)) as bench:
+        with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
             tuning = run(
                 jobs,
                 replace(tuning, power_limit_watts=bench.clocks.power_limit_watts()),
@@ -192,29 +178,15 @@ def _measure(request: _Request) -> int:
                 lambda found: write_tuning(found, path),
                 report,
                 time.monotonic,
-                exhaustive=request.exhaustive,
+                exhaustive=exhaustive,
             )
     finally:
         report.close()
     report.end(path)
     if made_of is not None and applied is not None:
         outcome = write_bundle(with_tuning(made_of, tuning), applied)
-        tell_applied(tuning, applied, outcome.written, as_json=request.as_json)
+        tell_applied(tuning, applied, outcome.written, as_json=as_json)
     return 1 if report.failures else 0
-
-
-def _read_shapes(path: Path) -> ShapeList:
-    from cutlass_aot.errors import ManifestError
-    from cutlass_aot.schema.tuning.shapes import parse_shapes
-
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_SHAPES_BYTES + 1)
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_SHAPES_BYTES:
-        raise ManifestError(f"{path}: larger than {_MAX_SHAPES_BYTES} bytes: is it a list of problems?")
-    return parse_shapes(data, str(path))
 
 
 def _empty(bundle: Bundle, gpu: int, torch_version: str) -> Tuning:

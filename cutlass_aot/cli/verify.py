@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.options import KeyPath
-from cutlass_aot.cli.output.render import json_option, print_json
+from cutlass_aot.cli.options import json_option, trusted_keys_option
+from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.schema.words import plural
 
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("verify")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--key",
-    "keys",
-    type=KeyPath(),
-    multiple=True,
-    help="A public key, or a directory of them, of which one has to have signed it; may be repeated.",
-)
+@trusted_keys_option
 @json_option
 def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
     """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong.

@@ -40,12 +40,12 @@ def command(
     """Verify BUNDLE and pack it into a wheel for each of its hosts.
 
     A wheel needs the runtime side and nothing of the build side. With --split targets there is a wheel for
-    each GPU code target, with a bundle of the same name: a machine installs the one that its GPU needs, and
-    of several that are installed cutlass_aot.open_installed opens the one for its GPU. Equal bundles give
-    equal wheels; SOURCE_DATE_EPOCH sets the date of their files.
+    each GPU code target, with a bundle of the same name; of several that are installed,
+    cutlass_aot.open_installed opens the one for this machine's GPU. Equal bundles give equal wheels;
+    SOURCE_DATE_EPOCH sets the date of their files.
 
-    The signatures of BUNDLE go along where all of it is one wheel. What is for one host of several, or for
-    one target, is a bundle of its own: --key, or --command, signs it.
+    The signatures of BUNDLE are kept where all of it is in one wheel. A wheel for one host of several, or for
+    one target, holds a bundle of its own, which --key or --command signs.
     """
     from cutlass_aot.bundle.wheel.write import build_wheels
     from cutlass_aot.runtime.files.signatures import is_signed

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.manifest.model import TABLE_KEYS
+from cutlass_aot.manifest.kernels import TABLE_KEYS
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
@@ -63,12 +63,12 @@ class DeclaredGenerator:
         return self.declared.targets if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-        """Every declared combination of parameters, if ``problem`` asks for what it computes."""
+        """Every declared combination of parameters, if ``problem`` is what it computes."""
         if problem.operation not in self.operations or target not in self.declared.targets:
             return
         for values in self.declared.combinations():
             kernel = self.kernel(values, target)
-            if kernel is not None and _asked_for(problem, kernel):
+            if kernel is not None and _fits(problem, kernel):
                 yield kernel
 
     def kernel(self, values: Parameters, target: str) -> Kernel | None:
@@ -134,7 +134,7 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
     return Answer(function, constraints, tuple(rest[0]) if rest else ())
 
 
-def _asked_for(problem: Problem, kernel: Kernel) -> bool:
+def _fits(problem: Problem, kernel: Kernel) -> bool:
     """Whether a problem leaves the operands to the declaration, or describes these."""
     if not problem.dtypes:
         return True

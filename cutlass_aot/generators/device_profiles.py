@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +13,6 @@ from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.codec import Codec, Form, codec_of
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
-_FIELDS = {
-    "name",
-    "gpu",
-    "compute_capability",
-    "sm_count",
-    "max_active_clusters",
-    "measured",
-    "source",
-}
 
 
 def _by_text(_: Any) -> Codec:
@@ -69,6 +60,9 @@ class DeviceProfile:
                 f"device profile {self.name!r} has no max_active_clusters for clusters of "
                 f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster`"
             ) from None
+
+
+_FIELDS = {field.name for field in fields(DeviceProfile)}
 
 
 def builtin_profiles() -> tuple[str, ...]:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.manifest.scales import ScaleRequest as ScaleRequest
+from cutlass_aot.manifest.scales import Scales
 from cutlass_aot.schema.kernels.epilogue import Epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Extents
-
-
-class ScaleRequest(NamedTuple):
-    """Scale factors that an operand is to come with.
-
-    Attributes:
-        dtype: element type of the factors.
-        block: elements along K that share one.
-    """
-
-    dtype: str
-    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,7 @@ class Problem:
     dtypes: tuple[str, ...]
     layouts: str
     accumulator: str
-    scales: tuple[ScaleRequest | None, ScaleRequest | None] = (None, None)
+    scales: Scales = (None, None)
     epilogue: Epilogue | None = None
 
     def __str__(self) -> str:

@@ -18,19 +18,12 @@ class DesignFilter:
     """One key of a manifest table and the values it allows.
 
     Attributes:
-        written: the key as the manifest has it.
-        name: name in a kernel's design, unless that has the key itself.
+        written: the key as the manifest has it: a name in the design, or its short form.
         values: allowed values; text is a pattern with ``*``, ``?`` and ``[...]``.
     """
 
     written: str
-    name: str
     values: tuple[FilterValue, ...]
-
-    @classmethod
-    def make(cls, written: str, values: Sequence[FilterValue]) -> DesignFilter:
-        """A filter for a manifest key, resolving its short form."""
-        return cls(written, full_name(written), tuple(values))
 
     def accepts(self, design: Mapping[str, DesignValue]) -> bool:
         """Whether the design has this name with one of the values."""
@@ -39,7 +32,7 @@ class DesignFilter:
 
     def singles(self) -> tuple[DesignFilter, ...]:
         """One filter for each value."""
-        return tuple(DesignFilter(self.written, self.name, (value,)) for value in self.values)
+        return tuple(DesignFilter(self.written, (value,)) for value in self.values)
 
     def __str__(self) -> str:
         return f"{self.written} = {list(self.values)}"
@@ -58,8 +51,7 @@ def design_filters(
             raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
         if any(isinstance(item, int) and abs(item) >= 2**63 for item in values):
             raise ManifestError(f"{where}.{key}: a number of more than 64 bits matches nothing")
-        typed: list[FilterValue] = values
-        found.append(DesignFilter.make(key, typed))
+        found.append(DesignFilter(key, tuple(values)))
     return tuple(found)
 
 

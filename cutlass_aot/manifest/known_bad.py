@@ -9,7 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
-from cutlass_aot.manifest.validation import known, strings, text, unknown, words
+from cutlass_aot.manifest.validation import known, list_of_tables, strings, text, unknown, words
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
@@ -50,9 +50,8 @@ class KnownBad:
 
 def parse_known_bad(tables: Any) -> tuple[KnownBad, ...]:
     """Read the tables."""
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ManifestError("[[known_bad]]: expected tables, each with a generator and a reason")
-    return tuple(_row(table, f"known_bad[{index}]") for index, table in enumerate(tables))
+    found = list_of_tables(tables, "[[known_bad]]: expected tables, each with a generator and a reason")
+    return tuple(_row(table, f"known_bad[{index}]") for index, table in enumerate(found))
 
 
 def _row(table: Mapping[str, Any], where: str) -> KnownBad:

@@ -1,5 +1,4 @@
-"""The manifest's ``[[programs]]`` and ``[[recordings]]`` tables: programs whose kernels are to be
-prebuilt."""
+"""The manifest's ``[[programs]]`` and ``[[recordings]]`` tables: programs whose kernels are prebuilt."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.manifest.validation import is_whole_number, known, text, words
+from cutlass_aot.manifest.validation import is_whole_number, known, list_of_tables, text, words
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 KEYS = ("run", "targets", "tensors", "environment", "timeout")
@@ -60,10 +59,9 @@ class RecordingTable:
 
 def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
     """Read the ``[[recordings]]`` tables."""
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ManifestError('[[recordings]]: expected tables, each with file = "NAME.recording"')
+    listed = list_of_tables(tables, '[[recordings]]: expected tables, each with file = "NAME.recording"')
     found = []
-    for index, table in enumerate(tables):
+    for index, table in enumerate(listed):
         where = f"recordings[{index}]"
         known(table, ("file",), where)
         found.append(RecordingTable(where, text(table, "file", where)))
@@ -77,9 +75,8 @@ def parse_programs(tables: Any, targets: tuple[str, ...]) -> tuple[ProgramTable,
         tables: as TOML gives them.
         targets: those of the bundle.
     """
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ManifestError('[[programs]]: expected tables, each with run = ["python", "FILE"]')
-    return tuple(_table(table, f"programs[{index}]", targets) for index, table in enumerate(tables))
+    found = list_of_tables(tables, '[[programs]]: expected tables, each with run = ["python", "FILE"]')
+    return tuple(_table(table, f"programs[{index}]", targets) for index, table in enumerate(found))
 
 
 def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> ProgramTable:

@@ -36,7 +36,9 @@ def read_bytes(path: Path) -> bytes:
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise ManifestError(f"{path}: larger than {MAX_BYTES} bytes: is it a manifest?")
+        raise ManifestError(
+            f"{path}: larger than {MAX_BYTES} bytes, expected a manifest or a list of problems"
+        )
     return data
 
 

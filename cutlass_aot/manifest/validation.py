@@ -20,6 +20,20 @@ def known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
             raise ManifestError(f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}")
 
 
+def alone(table: Mapping[str, Any], key: str, others: Sequence[str], where: str) -> None:
+    """Refuse each of ``others`` in a table that has ``key``."""
+    for other in others:
+        if other in table:
+            raise ManifestError(f"{where}: give either `{key}` or `{other}`, not both")
+
+
+def list_of_tables(value: object, message: str) -> list[dict[str, Any]]:
+    """An array of tables, as ``[[name]]`` gives it; a :class:`ManifestError` with the message otherwise."""
+    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        raise ManifestError(message)
+    return value
+
+
 def text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
     """Text that is not empty; ``default`` if the key is missing."""
     value = table.get(key, default)
@@ -60,6 +74,6 @@ def words(
     return tuple(dict.fromkeys(found))
 
 
-def is_whole_number(value: object, largest: int) -> bool:
-    """Whether a TOML value is a whole number from 1 to ``largest``; true and false are none."""
+def is_whole_number(value: object, largest: int = 2**63 - 1) -> bool:
+    """Whether a TOML value is a whole number from 1 to ``largest``; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest

@@ -65,7 +65,7 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
             del tensor._tvm_ffi_tensor
 
 
-def as_asked(request: Request, function: Callable[..., Any]) -> Callable[..., Any]:
+def as_requested(request: Request, function: Callable[..., Any]) -> Callable[..., Any]:
     """A prebuilt function as the request's program calls it."""
     return WithoutTvmFfi(function) if is_without(request) else function
 

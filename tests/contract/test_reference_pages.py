@@ -14,7 +14,8 @@ from cutlass_aot.cli import group
 from cutlass_aot.generators.cutlass_operators import FAMILIES
 from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.manifest import known_bad, programs, select
-from cutlass_aot.manifest.model import _BUNDLE_KEYS, TABLE_KEYS, load_manifest, parse_manifest
+from cutlass_aot.manifest.kernels import TABLE_KEYS
+from cutlass_aot.manifest.model import BUNDLE_KEYS, load_manifest, parse_manifest
 from cutlass_aot.schema.bundles.catalog import SCHEMA
 from cutlass_aot.schema.kernels.design import SHORT_NAMES
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -41,7 +42,7 @@ def rows(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("heading", "keys"),
     [
-        ("`[bundle]`", _BUNDLE_KEYS),
+        ("`[bundle]`", BUNDLE_KEYS),
         ("`[[programs]]`", programs.KEYS),
         ("`[select]`", select.SELECT_KEYS),
     ],

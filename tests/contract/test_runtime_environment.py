@@ -107,9 +107,9 @@ def test_the_queries_work(environment):
     answers = []
     for name in (bundle, wheel, "smoke"):
         # There is no GPU: the answer is no, with a reason.
-        asked = run(environment, "cutlass-aot", "doctor", name, "--json", check=False)
-        (answer,) = json.loads(asked.stdout)["bundles"]
-        assert (asked.returncode == 0) is answer["accepted"]
+        doctor = run(environment, "cutlass-aot", "doctor", name, "--json", check=False)
+        (answer,) = json.loads(doctor.stdout)["bundles"]
+        assert (doctor.returncode == 0) is answer["accepted"]
         answers.append({**answer, "where": ""})
     assert answers[0] == answers[1] == answers[2]
     assert "good" in run(environment, "cutlass-aot", "verify", wheel).stdout

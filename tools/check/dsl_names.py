@@ -32,7 +32,7 @@ from typing import Any
 import click
 
 from cutlass_aot.programs.describe.definitions import is_reachable_by_name, qualified_name, unwrapped
-from cutlass_aot.programs.describe.values import NO_ATTRIBUTES
+from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""

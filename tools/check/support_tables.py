@@ -33,7 +33,7 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.registry import GeneratorReference
-from cutlass_aot.manifest.model import DEFAULT_ACCUMULATORS
+from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.epilogue import (

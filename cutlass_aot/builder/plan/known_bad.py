@@ -15,7 +15,7 @@ from cutlass_aot.schema.versions import release
 TABLE = (
     KnownBad(
         generator="cutlass.operators",
-        design=(DesignFilter.make("family", ["TgvGemm"]),),
+        design=(DesignFilter("family", ("TgvGemm",)),),
         capability=(10, 3),
         since="4.0",
         reason="TgvGemm on sm_103 has raised device errors (Xid 13), sglang pull request 34360",
@@ -24,14 +24,14 @@ TABLE = (
     # found it (docs/results/build-results.md).
     KnownBad(
         generator="cutlass.operators",
-        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        design=(DesignFilter("family", ("PersistentDenseGemmEFC",)),),
         dtypes=(("*", "*", "f64"),),
         since="4.8",
         reason="the compiler cannot store an output of f64: can not handle acc/d type combination",
     ),
     KnownBad(
         generator="cutlass.operators",
-        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        design=(DesignFilter("family", ("PersistentDenseGemmEFC",)),),
         accumulator=("f16",),
         dtypes=tuple(("*", "*", out) for out in sorted(DTYPES) if out not in ("bf16", "f16", "f64")),
         since="4.8",
@@ -40,7 +40,7 @@ TABLE = (
     ),
     KnownBad(
         generator="cutlass.operators",
-        design=(DesignFilter.make("family", ["PersistentDenseGemmEFC"]),),
+        design=(DesignFilter("family", ("PersistentDenseGemmEFC",)),),
         accumulator=("i32",),
         dtypes=(("*", "*", "f8*"),),
         since="4.8",

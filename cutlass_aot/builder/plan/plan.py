@@ -9,12 +9,12 @@ from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_o
 from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
-from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
+from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
+from cutlass_aot.manifest.kernels import TABLE_KEYS, KernelTable
 from cutlass_aot.manifest.known_bad import KnownBad
-from cutlass_aot.manifest.model import TABLE_KEYS, KernelTable, Manifest
-from cutlass_aot.manifest.scales import Scales
+from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
@@ -95,7 +95,7 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
         Enumeration(
             table=index,
             generator=sources.references[table.generator],
-            problem=Problem(table.operation, dtypes, layouts, accumulator, _requests(scales), table.epilogue),
+            problem=Problem(table.operation, dtypes, layouts, accumulator, scales, table.epilogue),
             target=target,
         )
         for index, table in enumerate(manifest.tables)
@@ -104,11 +104,6 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
         for scales in table.scales
         for target in table.targets
     ]
-
-
-def _requests(scales: Scales) -> tuple[ScaleRequest | None, ScaleRequest | None]:
-    a, b = (None if scale is None else ScaleRequest(*scale) for scale in scales)
-    return a, b
 
 
 def select(
@@ -234,7 +229,7 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
         if value is not None:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:
-        return f"no kernel that is left has {design_filter.name!r}"
+        return f"no kernel that is left has {full_name(design_filter.written)!r}"
     return f"what is left has {few(sorted(values), 12)}"
 
 

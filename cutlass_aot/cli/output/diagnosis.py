@@ -23,10 +23,10 @@ def _lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
     for bundle in diagnosis["bundles"]:
         yield f"bundle {bundle['name']} {bundle['version']}"
         yield from _wrapped(f"kernels for {_listed(bundle['targets'])}; hosts {_listed(bundle['hosts'])}")
-        needs = bundle["needs"]
+        requirements = bundle["needs"]
         yield from _wrapped(
-            f"needs a driver for CUDA {needs['cuda_driver']}, apache-tvm-ffi {needs['tvm_ffi']}, "
-            f"glibc {needs['glibc']}"
+            f"needs a driver for CUDA {requirements['cuda_driver']}, "
+            f"apache-tvm-ffi {requirements['tvm_ffi']}, glibc {requirements['glibc']}"
         )
         yield "can run"
         yield from _verdict(bundle)

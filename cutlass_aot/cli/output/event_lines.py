@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 NAMES: dict[type[Event], str] = {
     events.Enumerating: "enumerating",
@@ -47,61 +49,29 @@ class EventLines:
         click.echo(json.dumps(line, sort_keys=True))
 
     def _fields(self, event: Event) -> dict[str, Any]:
-        if isinstance(event, events.Enumerating):
-            return {"problems": event.problems}
-        if isinstance(event, events.Ranking):
-            return {"shapes": event.shapes}
-        if isinstance(event, events.Running):
-            return {"command": event.command, "target": event.target}
-        if isinstance(event, events.Ran):
-            counts = {"requests": event.requests, "compiled": event.compiled, "failed": event.failed}
-            return {"command": event.command, "target": event.target, **counts}
-        if isinstance(event, events.Planned):
-            kernels, missing = len(event.kernels), event.missing
-            warnings = list(event.warnings)
-            return {
-                "kernels": kernels,
-                "missing": missing,
-                "present": kernels - missing,
-                "warnings": warnings,
-            }
-        if isinstance(event, events.UpToDate):
-            return {"kernels": event.kernels}
-        if isinstance(event, events.Started):
-            return {"kernel": event.kernel.name, "key": self._key(event.kernel.digest)}
-        if isinstance(event, (events.Compiled, events.Shared)):
-            kernel = {"kernel": event.kernel.name, "key": self._key(event.kernel.digest)}
-            return {**kernel, **_artifact(event.artifact)}
-        if isinstance(event, events.Failed):
-            failure = event.failure
-            return {
-                "kernel": failure.kernel.name,
-                "key": self._key(failure.kernel.digest),
-                "reason": failure.reason,
-                "log": str(failure.log),
-            }
-        if isinstance(event, events.Linking):
-            return {"libraries": event.libraries}
-        if isinstance(event, events.Linked):
-            return {
-                "library": event.library,
-                "host": event.host,
-                "kernels": event.kernels,
-                "bytes": event.size,
-                "seconds": None if event.seconds is None else round(event.seconds, 3),
-            }
-        if isinstance(event, events.Notice):
-            return {"text": event.text}
-        return {
-            "bundle": str(event.bundle),
-            "kernels": event.kernels,
-            "compiled": event.compiled,
-            "failed": event.failed,
-            "written": event.written,
-        }
+        match event:
+            case events.Planned(kernels, warnings):
+                present = len(kernels) - event.missing
+                counts = {"kernels": len(kernels), "missing": event.missing, "present": present}
+                return {**counts, "warnings": list(warnings)}
+            case events.Started(kernel):
+                return self._kernel(kernel)
+            case events.Compiled(kernel, artifact) | events.Shared(kernel, artifact):
+                return {**self._kernel(kernel), **_artifact(artifact)}
+            case events.Failed(failure):
+                log = str(failure.log)
+                return {**self._kernel(failure.kernel), "reason": failure.reason, "log": log}
+            case events.Linked(library, kernels, size, seconds, host):
+                seconds = None if seconds is None else round(seconds, 3)
+                linked = {"library": library, "host": host, "kernels": kernels}
+                return {**linked, "bytes": size, "seconds": seconds}
+            case events.Finished():
+                return {**asdict(event), "bundle": str(event.bundle)}
+            case _:
+                return asdict(event)
 
-    def _key(self, digest: str) -> str | None:
-        return self._keys.get(digest)
+    def _kernel(self, kernel: Kernel) -> dict[str, Any]:
+        return {"kernel": kernel.name, "key": self._keys.get(kernel.digest)}
 
 
 def _artifact(artifact: Artifact) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -60,36 +61,39 @@ class Progress:
 
     def take(self, event: Event) -> None:
         """Count an event."""
-        if isinstance(event, events.Enumerating):
-            self.doing, self.since = f"enumerating {plural(event.problems, 'problem')}", self.now()
-        elif isinstance(event, events.Ranking):
-            self.doing, self.since = f"ranking for {plural(event.shapes, 'shape')}", self.now()
-        elif isinstance(event, events.Running):
-            self.doing, self.since = f"recording {event.command} for {event.target}", self.now()
-        elif isinstance(event, events.Planned):
-            self.doing, self.planned, self.total = "", True, event.missing
-            self.cached = len(event.kernels) - event.missing
-            self._begin = self.now()
-            self._ended.append(self._begin)
-        elif isinstance(event, events.Started):
-            self._running[event.kernel.digest] = (event.kernel, self.now())
-        elif isinstance(event, events.Compiled):
-            self.compiled += 1
-            seconds = event.artifact.seconds
-            if self._slowest is None or seconds > self._slowest[1]:
-                self._slowest = (event.kernel.name, seconds)
-            self._end(event.kernel)
-        elif isinstance(event, events.Shared):
-            self.cached += 1
-            self._shared += 1
-            self._end(event.kernel)
-        elif isinstance(event, events.Failed):
-            self.failed += 1
-            self._end(event.failure.kernel)
-        elif isinstance(event, events.Linking):
-            self.libraries = event.libraries
-        elif isinstance(event, events.Linked):
-            self.linked += 1
+        match event:
+            case events.Enumerating(problems):
+                self._begin_doing(f"enumerating {plural(problems, 'problem')}")
+            case events.Ranking(shapes):
+                self._begin_doing(f"ranking for {plural(shapes, 'shape')}")
+            case events.Running(command, target):
+                self._begin_doing(f"recording {command} for {target}")
+            case events.Planned(kernels):
+                self.doing, self.planned, self.total = "", True, event.missing
+                self.cached = len(kernels) - event.missing
+                self._begin = self.now()
+                self._ended.append(self._begin)
+            case events.Started(kernel):
+                self._running[kernel.digest] = (kernel, self.now())
+            case events.Compiled(kernel, artifact):
+                self.compiled += 1
+                if self._slowest is None or artifact.seconds > self._slowest[1]:
+                    self._slowest = (kernel.name, artifact.seconds)
+                self._end(kernel)
+            case events.Shared(kernel):
+                self.cached += 1
+                self._shared += 1
+                self._end(kernel)
+            case events.Failed(failure):
+                self.failed += 1
+                self._end(failure.kernel)
+            case events.Linking(libraries):
+                self.libraries = libraries
+            case events.Linked():
+                self.linked += 1
+
+    def _begin_doing(self, what: str) -> None:
+        self.doing, self.since = what, self.now()
 
     def _end(self, kernel: Kernel) -> None:
         self._running.pop(kernel.digest, None)
@@ -125,12 +129,15 @@ class Progress:
         kernel, began = min(self._running.values(), key=lambda item: (item[1], item[0].digest))
         return kernel, self.now() - began, len(self._running)
 
+    def plan(self) -> str:
+        """What there is to compile, in one line."""
+        return f"plan: {plural(self.total, 'kernel')} to build, {self.cached} present"
+
     def summary(self) -> str:
         """What compiling came to, in one line."""
-        parts = [f"{plural(self.compiled, 'kernel')} compiled in {duration(self.seconds)}"]
-        parts += [f"{self.cached} present"] if self.cached else []
-        parts += [f"{self.failed} failed"] if self.failed else []
-        line = ", ".join(parts)
+        line = f"{plural(self.compiled, 'kernel')} compiled in {duration(self.seconds)}"
+        line += f", {self.cached} present" if self.cached else ""
+        line += f", {self.failed} failed" if self.failed else ""
         return f"{line}; slowest {self._slowest[1]:.1f} s: {self._slowest[0]}" if self._slowest else line
 
 
@@ -139,13 +146,14 @@ class Notes:
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
-        if isinstance(event, events.Planned):
-            for warning in event.warnings:
-                self._say(f"note: {warning}")
-        elif isinstance(event, events.Failed):
-            self._say(_failure_line(event.failure))
-        elif isinstance(event, events.Notice):
-            self._say(f"note: {event.text}")
+        match event:
+            case events.Planned(_, warnings):
+                for warning in warnings:
+                    self._say(f"note: {warning}")
+            case events.Failed(failure):
+                self._say(_failure_line(failure))
+            case events.Notice(text):
+                self._say(f"note: {text}")
 
     def _say(self, line: str) -> None:
         click.echo(line, err=True)
@@ -163,26 +171,20 @@ class PlainReport(Notes):
     def __call__(self, event: Event) -> None:
         """Show an event."""
         super().__call__(event)
-        progress = self._progress
-        progress.take(event)
-        if isinstance(event, events.Enumerating):
-            self._say(f"enumerating: {plural(event.problems, 'problem')}")
-        elif isinstance(event, events.Ranking):
-            self._say(f"ranking: {plural(event.shapes, 'shape')}")
-        elif isinstance(event, events.Running):
-            self._say(f"recording: {event.command} for {event.target}")
-        elif isinstance(event, events.Ran):
-            failed = f", {event.failed} failed" if event.failed else ""
-            requests = plural(event.requests + event.failed, "request")
-            self._say(
-                f"recorded: {event.command} for {event.target}: {requests}, {event.compiled} compiled{failed}"
-            )
-        elif isinstance(event, events.Planned):
-            self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
-        elif isinstance(event, (events.Compiled, events.Shared, events.Failed)):
-            self._step()
-        elif isinstance(event, events.Linking):
-            self._say(f"linking: {plural(event.libraries, 'library')}")
+        self._progress.take(event)
+        match event:
+            case events.Enumerating() | events.Ranking() | events.Running():
+                self._say(self._progress.doing)
+            case events.Ran(command, target, requests, compiled, failed):
+                made = f"{plural(requests + failed, 'request')}, {compiled} compiled"
+                made += f", {failed} failed" if failed else ""
+                self._say(f"recorded {command} for {target}: {made}")
+            case events.Planned():
+                self._say(self._progress.plan())
+            case events.Compiled() | events.Shared() | events.Failed():
+                self._step()
+            case events.Linking(libraries):
+                self._say(f"linking {plural(libraries, 'library')}")
 
     def _step(self) -> None:
         progress = self._progress
@@ -191,11 +193,10 @@ class PlainReport(Notes):
         if progress.done == progress.total:
             self._say(f"finished: {progress.summary()}")
         elif progress.done % math.ceil(progress.total / 10) == 0:
-            failed = f", {progress.failed} failed" if progress.failed else ""
+            line = f"compiling: {progress.done}/{progress.total} in {duration(progress.seconds)}"
+            line += f", {progress.failed} failed" if progress.failed else ""
             left = progress.seconds_left
-            rest = f", about {duration(left)} left" if left is not None and left >= 1 else ""
-            took = duration(progress.seconds)
-            self._say(f"compiling: {progress.done}/{progress.total} in {took}{failed}{rest}")
+            self._say(line + (f", about {duration(left)} left" if left is not None and left >= 1 else ""))
 
 
 class BarReport(Notes):
@@ -229,7 +230,7 @@ class BarReport(Notes):
         if progress.doing or compiling or progress.libraries:
             self._live.start()
         if isinstance(event, events.Planned):
-            self._say(f"plan: {plural(progress.total, 'kernel')} to build, {progress.cached} present")
+            self._say(progress.plan())
         elif isinstance(event, events.Finished):
             self.close()
             if compiling:
@@ -259,9 +260,8 @@ class BarReport(Notes):
         rows = []
         if progress.total:
             rows.append(_bar("compiling", progress.done, progress.total, _speed(progress), width))
-            rows += [
-                Text(line, no_wrap=True, overflow="ellipsis", style="dim") for line in _state(progress, width)
-            ]
+            for line in _state(progress, width):
+                rows.append(Text(line, no_wrap=True, overflow="ellipsis", style="dim"))
         if progress.libraries:
             rows.append(_bar("linking", progress.linked, progress.libraries, ["libraries"], width))
         return rows
@@ -288,8 +288,7 @@ def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any
 
 def _speed(progress: Progress) -> list[str]:
     words = []
-    if progress.rate is not None:
-        rate = progress.rate
+    if (rate := progress.rate) is not None:
         words.append(f"{rate:.1f}/s" if rate >= 1 else f"{60 * rate:.0f}/min")
     if progress.seconds_left is not None:
         words.append(f"{duration(progress.seconds_left)} left")
@@ -299,10 +298,9 @@ def _speed(progress: Progress) -> list[str]:
 def _state(progress: Progress, width: int) -> list[str]:
     """What the store had, what failed, and what is taking longest just now."""
     line = f"{progress.cached} cached, {progress.failed} failed"
-    found = progress.running
-    if found is None:
+    if progress.running is None:
         return [line]
-    kernel, seconds, count = found
+    kernel, seconds, count = progress.running
     slowest = f"slowest now, {duration(seconds)}: "
     return [f"{line}, {count} running", slowest + short_name(kernel, width - len(slowest))]
 
@@ -344,8 +342,6 @@ def make_report(*, quiet: bool = False) -> Notes:
     if quiet:
         return Notes()
     if sys.stderr.isatty():
-        try:
+        with contextlib.suppress(ImportError):
             return BarReport()
-        except ImportError:
-            pass
     return PlainReport()

@@ -14,11 +14,6 @@ import click
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def json_option(function: Function) -> Function:
-    """The ``--json`` flag, the same on every query."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-
-
 def resumable(function: Function) -> Function:
     """Have an interrupt of a command that compiles say what becomes of what was compiled."""
 

@@ -39,10 +39,14 @@ class _Counts:
         return time.monotonic() - self._begin
 
     @property
+    def finished(self) -> int:
+        """Problems that need no more work."""
+        return self.done + self.kept_before + self.left_out
+
+    @property
     def seconds_left(self) -> float | None:
         """Estimate, None as long as nothing was measured."""
-        remaining = self.total - self.done - self.left_out - self.kept_before
-        return self.elapsed / self.done * remaining if self.done else None
+        return self.elapsed / self.done * (self.total - self.finished) if self.done else None
 
     def count(self, job: Job, problem: TunedProblem, *, new: bool) -> None:
         """Count a problem and its failures."""
@@ -118,9 +122,8 @@ class PlainReport(_Counts):
         if now - self._told < (_TERMINAL_SECONDS if self._terminal else _LOG_SECONDS):
             return
         self._told = now
-        finished = self.done + self.kept_before + self.left_out
         left = self.seconds_left
-        text = f"{finished}/{self.total} problems, {self.done / max(self.elapsed, 1e-9):.1f}/s"
+        text = f"{self.finished}/{self.total} problems, {self.done / max(self.elapsed, 1e-9):.1f}/s"
         if left is not None:
             text += f", {duration(left)} left"
         if self._terminal:
@@ -185,7 +188,7 @@ class JsonReport(_Counts):
             ranked=len(problem.ranked),
             stopped=len(problem.stopped),
             failed=len(problem.failed),
-            done=self.done + self.kept_before + self.left_out,
+            done=self.finished,
             problems=self.total,
             seconds_left=None if left is None else round(left, 1),
         )

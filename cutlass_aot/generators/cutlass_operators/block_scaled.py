@@ -22,6 +22,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_per
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -36,7 +37,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """Compile one block-scaled GEMM."""
-    problem = operands.problem_of_kernel(kernel)
+    problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (a_mode, _), (b_mode, _), (out_layout, _) = operator._major_modes(operator.metadata.operands)
     (clusters,) = dict(kernel.constants).values()
@@ -61,7 +62,7 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
         return {}
     return catalogue.by_design(
         PersistentDenseBlockScaledGemmOperator,
-        wanted=lambda described: operands.problem_of(described, "gemm") == listed,
+        has_operands=lambda described: operands.problem_of(described, "gemm") == listed,
         fits=lambda metadata: catalogue.runs_on(metadata, target),
     )
 

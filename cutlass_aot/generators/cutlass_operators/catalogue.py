@@ -19,16 +19,16 @@ Design = tuple[tuple[str, DesignValue], ...]
 
 
 def by_design(
-    operator_class: Any, wanted: Callable[[Any], bool], fits: Callable[[Any], bool]
+    operator_class: Any, has_operands: Callable[[Any], bool], fits: Callable[[Any], bool]
 ) -> dict[Design, Any]:
     """Operators of a class by their design in record form.
 
     Args:
         operator_class: of the package.
-        wanted: whether operand metadata is that of the operands wanted.
+        has_operands: whether operand metadata describes the operands in question.
         fits: whether an operator's metadata fits beyond that.
     """
-    combinations = [found for found in operator_class._metadata_operand_combinations() if wanted(found)]
+    combinations = [found for found in operator_class._metadata_operand_combinations() if has_operands(found)]
 
     class OfTheseOperands(operator_class):  # type: ignore[misc]
         """The class with these operands alone: asking it for all it has takes seconds."""
@@ -41,8 +41,12 @@ def by_design(
             return iter(combinations)
 
     OfTheseOperands.__name__ = operator_class.__name__  # the family's name in records
-    found = OfTheseOperands.generate_operators(fits)
-    return {tuple(sorted(operands.design(operator).items())): operator for operator in found}
+    return keyed(OfTheseOperands.generate_operators(fits))
+
+
+def keyed(operators: Iterable[Any]) -> dict[Design, Any]:
+    """Operators by their design in record form."""
+    return {tuple(sorted(operands.design(operator).items())): operator for operator in operators}
 
 
 def chosen(operators: Mapping[Design, Any], kernel: Kernel) -> Any:

@@ -15,6 +15,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -29,7 +30,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """Compile one grouped GEMM."""
-    problem = operands.problem_of_kernel(kernel)
+    problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (clusters,) = dict(kernel.constants).values()
     return dsl.compile_for(
@@ -47,7 +48,7 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     """Operators for a problem, by their design in record form."""
     return catalogue.by_design(
         ContiguousOffset2D3DGemmDenseOperator,
-        wanted=lambda described: operands.problem_of(described, "grouped_gemm") == problem,
+        has_operands=lambda described: operands.problem_of(described, "grouped_gemm") == problem,
         fits=lambda metadata: catalogue.runs_on(metadata, target),
     )
 

@@ -17,6 +17,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_mixed_input import MixedInpu
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -31,7 +32,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """Compile one mixed-input GEMM."""
-    problem = operands.problem_of_kernel(kernel)
+    problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     scale = problem.scales[0]
     (clusters,) = dict(kernel.constants).values()
@@ -51,7 +52,7 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     """Operators for a problem, by their design in record form."""
     return catalogue.by_design(
         MixedInputGemmOperator,
-        wanted=lambda described: operands.problem_of(described, "gemm") == problem,
+        has_operands=lambda described: operands.problem_of(described, "gemm") == problem,
         # The package's list for 8-bit integers is that of integer instructions; these kernels multiply in f16
         # or bf16.
         fits=lambda metadata: catalogue.among(

@@ -68,23 +68,6 @@ def problem_of(described: Any, operation: str) -> Problem:
     )
 
 
-def problem_of_kernel(kernel: Kernel) -> Problem:
-    """The problem that a kernel without an epilogue was enumerated for."""
-    first = kernel.operands[:3]
-    scales = {
-        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
-        for operand in kernel.operands
-        if operand.scale is not None
-    }
-    return Problem(
-        kernel.operation,
-        tuple(operand.dtype for operand in first),
-        "".join(operand.layout for operand in first),
-        kernel.accumulator,
-        scales=(scales.get("a"), scales.get("b")),
-    )
-
-
 def _scale_request(operand: Any) -> ScaleRequest | None:
     mode = getattr(operand, "mode", None)
     if mode is None:

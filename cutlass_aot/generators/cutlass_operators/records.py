@@ -9,6 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import CONTIGUOUS, EXTENTS
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.kernels.dtypes import BY_DSL
 from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
@@ -26,9 +27,6 @@ FAMILIES = {
 }
 """Families of dense GEMM by the name of their operator class, less ``Operator``."""
 
-EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
-"""Extents of each operand by their names, batch first."""
-
 _SCHEDULERS = {
     "CLCDynamicPersistentTileSchedulerMetadata": "clc",
     "StaticPersistentTileSchedulerMetadata": "static",
@@ -40,6 +38,7 @@ _ALWAYS_STATIC = (
     "PersistentDenseBlockScaledGemm",
     "MixedInputGemm",
     "ContiguousOffset2D3DGemmDense",
+    "Sm90Tf32PersistentGemm",
 )
 _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
@@ -131,14 +130,14 @@ def constraints(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
         OperandConstraint(
             name=name,
             dtype=dtype,
-            extents=EXTENTS[name],
-            contiguous=-1 if layout == "t" else -2,
+            extents=extents,
+            contiguous=CONTIGUOUS[letter],
             divisibility=int(constraint.divisibility),
             alignment=int(constraint.ptr_alignment_bytes),
             written=name == "out",
         )
-        for name, dtype, layout, constraint in zip(
-            EXTENTS, problem.dtypes, problem.layouts, described, strict=True
+        for (name, extents), dtype, letter, constraint in zip(
+            EXTENTS.items(), problem.dtypes, problem.layouts, described, strict=True
         )
     )
 

@@ -29,6 +29,7 @@ from cutlass_aot.generators.cutlass_operators import (
 )
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import EXTENTS, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -45,23 +46,16 @@ _OTHER_FAMILIES: Mapping[str, Any] = {
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
     """Every kernel of the package for ``problem`` on ``target``, without listing the catalogue."""
-    if len(problem.dtypes) != 3:
+    if len(problem.dtypes) != len(EXTENTS):
         return
-    if problem.epilogue is not None:
-        if _is_dense(problem):
-            plain = operators_of(replace(problem, epilogue=None), target)
-            yield from epilogue_records.enumerate_kernels(plain.values(), problem, target, device)
-        return
-    yield from _dense_kernels(problem, target, device)
+    if _is_dense(problem):
+        operators = operators_of(replace(problem, epilogue=None), target).values()
+        if problem.epilogue is not None:
+            yield from epilogue_records.enumerate_kernels(operators, problem, target, device)
+        else:
+            yield from (records.record(operator, target, device) for operator in operators)
     for family in _OTHER_FAMILIES.values():
         yield from family.enumerate_kernels(problem, target, device)
-
-
-def _dense_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
-    if not _is_dense(problem):
-        return
-    for operator in operators_of(problem, target).values():
-        yield records.record(operator, target, device)
 
 
 def _is_dense(problem: Problem) -> bool:
@@ -82,7 +76,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     if family is not None:
         elsewhere: CompiledFunction = family.compile_kernel(kernel)
         return elsewhere
-    problem = operands.problem_of_kernel(kernel)
+    problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     arguments = gemm_arguments(problem)
     wrappers = (arguments.A.tensor, arguments.B.tensor, arguments.out.tensor)
@@ -99,19 +93,13 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
 def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
     """Operators for a problem, by their design in record form."""
     found = cutlass.operators.get_operators(gemm_arguments(problem), target_sm=target.removeprefix("sm_"))
-    return {
-        tuple(sorted(records.design(operator).items())): operator
-        for operator in found
-        if not records.refusal(operator)
-    }
+    return catalogue.keyed(operator for operator in found if not records.refusal(operator))
 
 
 def gemm_arguments(problem: Problem, sizes: Mapping[str, int] = _SIZES) -> Any:
     """The package's description of a GEMM whose extents ``sizes`` gives by name; no memory is behind it."""
     tensors = []
-    for (_, extents), dtype, layout in zip(
-        records.EXTENTS.items(), problem.dtypes, problem.layouts, strict=True
-    ):
+    for extents, dtype, layout in zip(EXTENTS.values(), problem.dtypes, problem.layouts, strict=True):
         shape = [sizes[extent] for extent in extents]
         element = getattr(torch, DTYPES[dtype].torch)
         if layout == "n":

@@ -10,20 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 FAMILY = "SimtF64Gemm"
 TILE_SHAPES = ((16, 16), (32, 32))
 """Rows and columns of a tile; a block has as many threads, and 1024 is the most it can have."""
 
-_CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
-_OPERANDS = (
-    ("a", ("L", "M", "K"), False),
-    ("b", ("L", "K", "N"), False),
-    ("out", ("L", "M", "N"), True),
-)
+_ALIGNMENT = 8
+"""Bytes: those of an element."""
 
 
 class SimtF64Gemm:
@@ -34,6 +31,7 @@ class SimtF64Gemm:
     operations = ("gemm",)
     modules = (
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.simt_f64_gemm.generator",
         "cutlass_aot.generators.simt_f64_gemm.kernel",
     )
@@ -56,13 +54,7 @@ class SimtF64Gemm:
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.simt_f64_gemm.kernel import gemm
 
-        problem = Problem(
-            kernel.operation,
-            tuple(operand.dtype for operand in kernel.operands),
-            kernel.layouts,
-            kernel.accumulator,
-        )
-        if kernel not in _kernels(problem, kernel.target):
+        if kernel not in _kernels(problem_of_kernel(kernel), kernel.target):
             raise GeneratorError(
                 f"{self.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
             )
@@ -72,31 +64,14 @@ class SimtF64Gemm:
 
 
 def _kernels(problem: Problem, target: str) -> Iterator[Kernel]:
-    wanted = (problem.operation, problem.dtypes, problem.accumulator)
-    if (
-        wanted != ("gemm", ("f64",) * len(_OPERANDS), "f64")
-        or len(problem.layouts) != len(_OPERANDS)
-        or problem.scales != (None, None)
-        or problem.epilogue is not None
-        or target not in KNOWN_TARGETS
-    ):
+    of_f64 = Problem("gemm", ("f64",) * len(EXTENTS), problem.layouts, "f64")
+    if problem != of_f64 or len(problem.layouts) != len(EXTENTS) or target not in KNOWN_TARGETS:
         return
     for tile_shape in TILE_SHAPES:
         yield Kernel.make(
             operation="gemm",
             generator=SimtF64Gemm.name,
-            operands=tuple(
-                OperandConstraint(
-                    name=name,
-                    dtype="f64",
-                    extents=extents,
-                    contiguous=_CONTIGUOUS[letter],
-                    divisibility=1,
-                    alignment=8,
-                    written=written,
-                )
-                for (name, extents, written), letter in zip(_OPERANDS, problem.layouts, strict=True)
-            ),
+            operands=constraints(problem, _ALIGNMENT),
             accumulator="f64",
             design={"family": FAMILY, "tile_shape": tile_shape},
             target=target,

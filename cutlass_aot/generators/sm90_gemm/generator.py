@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
 
 FAMILY = "Sm90ClusterGemm"
 TARGET = "sm_90a"
@@ -31,12 +32,6 @@ EPILOGUE_DTYPES = ("bf16", "f16", "f32")
 
 _ALIGNMENT = 16
 """Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
-_CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
-_OPERANDS = (
-    ("a", ("L", "M", "K"), False),
-    ("b", ("L", "K", "N"), False),
-    ("out", ("L", "M", "N"), True),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +153,7 @@ class Sm90Gemm:
     operations = ("gemm",)
     modules = (
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.sm90_gemm.generator",
         "cutlass_aot.generators.sm90_gemm.epilogue",
         "cutlass_aot.generators.sm90_gemm.kernel",
@@ -190,29 +186,17 @@ class Sm90Gemm:
         from cutlass_aot.generators.sm90_gemm.kernel import gemm
 
         # What is compiled in stands before the epilogue's operands, of which there can be any number.
-        operands, others = (fakes := dsl.fake_operands(kernel))[: len(_OPERANDS)], fakes[len(_OPERANDS) :]
+        a, b, out, *others = dsl.fake_operands(kernel)
+        compiled_in = epilogue_of(kernel), plan_of(kernel)
         return dsl.compile_for(
-            kernel.target,
-            gemm,
-            *operands,
-            epilogue_of(kernel),
-            plan_of(kernel),
-            *others,
-            dsl.environment_stream(),
+            kernel.target, gemm, a, b, out, *compiled_in, *others, dsl.environment_stream()
         )
 
 
 def plan_of(kernel: Kernel) -> Plan:
     """What the design of a kernel means."""
-    dtypes = tuple(operand.dtype for operand in kernel.operands[: len(_OPERANDS)])
-    problem = Problem(
-        kernel.operation,
-        dtypes,
-        kernel.layouts[: len(_OPERANDS)],
-        kernel.accumulator,
-        epilogue=epilogue_of(kernel),
-    )
-    bits, output_bits = DTYPES[dtypes[0]].bits, DTYPES[dtypes[-1]].bits
+    problem = problem_of_kernel(kernel, epilogue_of(kernel))
+    bits, output_bits = DTYPES[problem.dtypes[0]].bits, DTYPES[problem.dtypes[-1]].bits
     for design in _offered(problem, kernel.target):
         if _kernel(problem, design, dict(kernel.constants)) == kernel:
             return design.plan(bits, output_bits, bool(kernel.epilogue), sum(dict(kernel.constants).values()))
@@ -227,7 +211,7 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
         return None
     operands = (
         EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
-        for operand in kernel.operands[len(_OPERANDS) :]
+        for operand in kernel.operands[len(EXTENTS) :]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
@@ -258,7 +242,7 @@ def _fusible(epilogue: Epilogue) -> bool:
 
 
 def _offered(problem: Problem, target: str) -> Iterator[_Design]:
-    if problem.operation != "gemm" or len(problem.dtypes) != len(_OPERANDS) or target != TARGET:
+    if problem.operation != "gemm" or len(problem.dtypes) != len(EXTENTS) or target != TARGET:
         return
     a, b, out = problem.dtypes
     if a not in INPUTS or b != a or out not in INPUTS[a] or problem.accumulator != "f32":
@@ -285,21 +269,10 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
     return Kernel.make(
         operation=problem.operation,
         generator=Sm90Gemm.name,
-        operands=tuple(
-            OperandConstraint(
-                name=name,
-                dtype=dtype,
-                extents=extents,
-                contiguous=_CONTIGUOUS[letter],
-                divisibility=_ALIGNMENT * 8 // DTYPES[dtype].bits,
-                alignment=_ALIGNMENT,
-                written=written,
-            )
-            for (name, extents, written), dtype, letter in zip(
-                _OPERANDS, problem.dtypes, problem.layouts, strict=True
-            )
-        )
-        + (() if epilogue is None else tuple(map(_epilogue_constraint, epilogue.operands))),
+        operands=(
+            *constraints(problem, _ALIGNMENT),
+            *(map(_epilogue_constraint, epilogue.operands) if epilogue else ()),
+        ),
         accumulator=problem.accumulator,
         epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),

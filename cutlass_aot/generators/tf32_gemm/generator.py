@@ -1,4 +1,4 @@
-"""TF32 GEMMs: f32 operands that the tensor cores round. The interface; see ``tf32_gemm_operators``.
+"""TF32 GEMMs: f32 operands that the tensor cores round. The interface.
 
 ``cutlass.operators`` 0.3.0 has no operator for f32 operands. These are operators of our own, registered with
 the package as anybody's would be.
@@ -25,9 +25,11 @@ class Tf32Gemm:
     operations = ("gemm",)
     modules = (
         "cutlass_aot.generators.cutlass_operators.catalogue",
+        "cutlass_aot.generators.cutlass_operators.operands",
         "cutlass_aot.generators.cutlass_operators.records",
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.tf32_gemm.generator",
         "cutlass_aot.generators.tf32_gemm.operators",
         "cutlass_aot.generators.tf32_gemm.sm90",

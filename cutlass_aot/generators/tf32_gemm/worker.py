@@ -6,16 +6,15 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, records
 from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import constraints, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.tf32_gemm import NAME
 from cutlass_aot.generators.tf32_gemm.operators import OPERATORS, Sm90Tf32PersistentGemmOperator
-from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 _OUTPUTS = ("f32", "bf16", "f16")
 _ALIGNMENT = 16
@@ -27,19 +26,17 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
         yield Kernel.make(
             operation="gemm",
             generator=NAME,
-            operands=_operands(problem),
+            operands=constraints(problem, _ALIGNMENT),
             accumulator="f32",
             design=dict(design),
             target=target,
-            constants=_constants(dict(design), device),
+            constants=records.constants(dict(design), device),
         )
 
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """Compile one kernel."""
-    dtypes = tuple(operand.dtype for operand in kernel.operands)
-    problem = Problem(kernel.operation, dtypes, kernel.layouts, kernel.accumulator)
-    operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
+    operator = catalogue.chosen(operators_of(problem_of_kernel(kernel), kernel.target), kernel)
     operands = dsl.fake_operands(kernel)
     stream = dsl.environment_stream()
     clusters = next((value for _, value in kernel.constants), None)
@@ -65,37 +62,11 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
         return {}
     # f32 in torch, as in memory.
     arguments = gemm_arguments(problem)
-    wanted = target.removeprefix("sm_")
-    return {
-        tuple(sorted(records.design(operator).items())): operator
+    architecture = target.removeprefix("sm_")
+    return catalogue.keyed(
+        operator
         for kind in OPERATORS
         for operator in kind.generate_operators(None, args=arguments)
         # A portable target is compiled for all it runs on, such as sm_100f for sm_103f.
-        if any(supported.is_portable_to(wanted) for supported in operator.metadata.supported_targets)
-    }
-
-
-def _operands(problem: Problem) -> tuple[OperandConstraint, ...]:
-    return tuple(
-        OperandConstraint(
-            name=name,
-            dtype=dtype,
-            extents=records.EXTENTS[name],
-            contiguous=-1 if layout == "t" else -2,
-            divisibility=_ALIGNMENT // DTYPES[dtype].bytes,
-            alignment=_ALIGNMENT,
-            written=name == "out",
-        )
-        for name, dtype, layout in zip(records.EXTENTS, problem.dtypes, problem.layouts, strict=True)
+        if any(supported.is_portable_to(architecture) for supported in operator.metadata.supported_targets)
     )
-
-
-def _constants(design: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
-    """Clusters that run at once, for static schedulers."""
-    if design.get("tile_scheduler") == "clc":
-        return {}
-    cluster = design["cluster_shape"]
-    if not isinstance(cluster, tuple):
-        raise CompileError(f"cluster shape {cluster!r}: expected a shape")
-    size = cluster[0] * cluster[1]
-    return {f"max_active_clusters_{size}": device.active_clusters(size)}

@@ -14,7 +14,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cutlass_aot.programs.describe.distributions import origin_of
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe.distributions import is_of_program
 from cutlass_aot.schema.requests.request import Value
 
 _MADE_BY_DATACLASSES = "__create_fn__.<locals>."
@@ -52,6 +53,21 @@ def is_made(kind: type) -> bool:
     return module.partition(".")[0] != "cutlass" and not _is_under_its_name(kind)
 
 
+def is_described_whole(thing: Any) -> bool:
+    """Whether it is a class that is described by its members. Classes within a function of ``__main__`` have
+    source of their own."""
+    return (
+        isinstance(thing, type) and is_made(thing) and (thing.__module__ != "__main__" or is_in_main(thing))
+    )
+
+
+def is_in_main(thing: Any) -> bool:
+    """Whether ``__main__`` has this function or class under its name; closures are described with the
+    request."""
+    name = thing.__qualname__
+    return "<locals>" not in name and "<lambda>" not in name and not closes_over_values(thing)
+
+
 def _is_under_its_name(thing: Any) -> bool:
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     if found is None:
@@ -79,6 +95,12 @@ def closes_over_values(thing: Any) -> bool:
     return isinstance(thing, types.FunctionType) and not {"__class__"}.issuperset(thing.__code__.co_freevars)
 
 
+def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The variables that a function closes over; without those that nothing was put into yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell for name, cell in cells if cell != types.CellType()}
+
+
 def unwrapped(function: Any) -> Any:
     """What a function's decorators were given, without those of the DSL, of frameworks and of Python's own
     library. Those of the program are part of what a trace runs."""
@@ -100,10 +122,13 @@ def _is_by_program(function: Any) -> bool:
         return False
     # Its `__module__` is that of what it wraps.
     module = sys.modules.get(function.__globals__.get("__name__", ""))
-    if module is None or module.__name__ == "__main__":
-        return module is not None
-    origin = origin_of(module)
-    return origin is not None and not origin.is_neutral
+    return module is not None and is_of_program(module)
+
+
+def is_own(thing: Any) -> bool:
+    """Whether the program brings a class or function: its code decides kernels."""
+    module = sys.modules.get(thing.__module__ or "")
+    return is_generated(thing) if module is None else is_of_program(module)
 
 
 def is_of_dataclasses(member: Any) -> bool:
@@ -165,6 +190,20 @@ def source_of(function: types.FunctionType) -> str:
             f"line {first} has {len(found)} lambdas that it could be: put each on a line of its own"
         )
     return found.pop()
+
+
+def script_source(thing: Any) -> str:
+    """The source of a function or class of ``__main__``."""
+    try:
+        return inspect.getsource(thing) if isinstance(thing, type) else source_of(thing)
+    except (OSError, TypeError, SyntaxError, ValueError) as error:
+        raise RequestError(f"the source of {qualified_name(thing)} is not at hand ({error})") from None
+
+
+def first_line(thing: Any) -> int:
+    """Where a function begins in its file, also if a trace has replaced its code; 0 for a class."""
+    code = getattr(thing, "_original_code", None) or getattr(thing, "__code__", None)
+    return code.co_firstlineno if code is not None else 0
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import cutlass_aot
 from cutlass_aot.errors import ToolchainError
 
 NEUTRAL = frozenset(
@@ -33,8 +34,10 @@ in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
-"""Of the modules that were asked for; Python makes a module another one when it is reloaded."""
+"""Of the modules that were looked up; Python makes a module another one when it is reloaded."""
 _IN_PLACE_OF_THE_DSL = "cutlass_aot.programs.without_dsl"
+OWN_FOLDER = f"{Path(cutlass_aot.__file__).resolve().parent}/"
+"""This package, which answers for the GPU and stands before ``cute.compile``: none of it decides kernels."""
 
 
 class Origin(NamedTuple):
@@ -94,11 +97,25 @@ def origin_of(module: ModuleType) -> Origin | None:
     return _origin_of_file(str(file), module.__name__)
 
 
-def origin_of_file(file: str) -> Origin | None:
-    """Where a source file comes from, as far as a module that has been imported from it tells; None as
-    above."""
+def deciding_origin_of(module: ModuleType) -> Origin | None:
+    """Where a module comes from whose code may decide kernels; None for others, and as above."""
+    return _unless_neutral(origin_of(module))
+
+
+def is_of_program(module: ModuleType) -> bool:
+    """Whether the program brings a module, as its script or by a package: its code may decide kernels."""
+    return module.__name__ == "__main__" or deciding_origin_of(module) is not None
+
+
+def deciding_origin_of_file(file: str) -> Origin | None:
+    """Where a source file comes from whose code may decide kernels, as far as a module that has been imported
+    from it tells; None for others, and as above."""
     name = _module_names(len(sys.modules)).get(file, "")
-    return None if name == "__main__" else _origin_of_file(file, name or Path(file).stem)
+    return None if name == "__main__" else _unless_neutral(_origin_of_file(file, name or Path(file).stem))
+
+
+def _unless_neutral(origin: Origin | None) -> Origin | None:
+    return None if origin is None or origin.is_neutral else origin
 
 
 def in_standard_library(file: str) -> bool:

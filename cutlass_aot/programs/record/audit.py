@@ -23,11 +23,14 @@ from typing import Any
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe.code_slice import CodeSlice
 from cutlass_aot.programs.describe.definitions import is_defined_at, source_lines
-from cutlass_aot.programs.describe.distributions import in_standard_library, origin_of_file
+from cutlass_aot.programs.describe.distributions import (
+    OWN_FOLDER,
+    deciding_origin_of_file,
+    in_standard_library,
+)
 
 _TOOLS = (4, 3, 5, 2, 1, 0)
 """Numbers of tools of ``sys.monitoring``, those first that no debugger or profiler has by agreement."""
-_OWN = f"{Path(__file__).resolve().parents[2]}/"
 
 
 class Trace:
@@ -155,7 +158,7 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
         if _decides_nothing(file):
             continue
         if not item.co_flags & CO_OPTIMIZED:  # The body of a module or of a class.
-            origin = origin_of_file(file)
+            origin = deciding_origin_of_file(file)
             if origin is not None and origin.name not in names:
                 raise RequestError(
                     f"compiling imported {file}, which does not follow from the kernel's code, so that an "
@@ -219,12 +222,11 @@ def _is_followed(item: CodeType, lines: Mapping[int, str]) -> bool:
 
 def _decides_nothing(file: str) -> bool:
     """Whether the code of a file is the DSL's, a framework's or this package's, or made without a file."""
-    if file.startswith(("<", _OWN)) or in_standard_library(file):
+    if file.startswith(("<", OWN_FOLDER)) or in_standard_library(file):
         return True
     package = getattr(sys.modules.get("cutlass"), "__file__", None)
     if package and file.startswith(f"{Path(package).parent}/") and "/cutlass/operators/" not in file:
         return True
     if file == getattr(sys.modules.get("__main__"), "__file__", None):
         return False
-    origin = origin_of_file(file)
-    return origin is None or origin.is_neutral
+    return deciding_origin_of_file(file) is None

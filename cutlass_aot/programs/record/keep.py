@@ -7,6 +7,7 @@ however it ends; :func:`gathered` makes recordings of it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -22,7 +23,7 @@ from cutlass_aot.programs.record.watched import compile_watched
 from cutlass_aot.programs.start.files import note_refusal, read_whole, refusals, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import cache_environment, known_variables
-from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.programs.without_tvm_ffi import as_requested
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, encode
 from cutlass_aot.schema.requests.recording import MAX_OBJECT_BYTES, Recording
@@ -42,12 +43,10 @@ def begin(plan: Mapping[str, Any]) -> None:
     """
     os.environ.update(cache_environment())
     keeper = Keeper(Path(plan["folder"]))
-    numbers: dict[str, Mapping[str, int]] = {}
 
+    @functools.cache
     def device(target: str) -> Mapping[str, int]:
-        if target not in numbers:
-            numbers[target] = device_numbers(profile_at_hand(target))
-        return numbers[target]
+        return device_numbers(profile_at_hand(target))
 
     surroundings = Surroundings(device, known_variables)
 
@@ -97,7 +96,7 @@ class Keeper:
             self._keep(request, compiled.function, compiled.call)
         except Exception as error:  # Whatever it is: the program has its function, and goes on.
             self.refuse(f"{request.callable}: {error}")
-        return as_asked(request, compiled.function)
+        return as_requested(request, compiled.function)
 
     def refuse(self, reason: str) -> None:
         """Note a request that cannot be kept."""

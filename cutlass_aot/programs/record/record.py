@@ -13,7 +13,7 @@ folder as soon as it is known, so that nothing is lost however the program ends:
     <digest>.refusal    why a call makes no request; the digest is that of the reason
     <process>.imported  files that the process has imported, once its program has come to its end
     <process>.error     instead, if that end was an error that nothing has caught
-    <process>.status    there if the program has asked for an exit status other than 0
+    <process>.status    there if the program has requested an exit status other than 0
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from cutlass_aot.programs.describe.distributions import in_standard_library
 from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
 from cutlass_aot.programs.start.files import note_refusal, printable, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
@@ -50,6 +51,8 @@ from cutlass_aot.schema.requests.request import Request
 
 MODULE = "cutlass_aot.programs.record.record"
 _POLL_SECONDS = 0.02
+_Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
+"""The compiler, its arguments and its keywords."""
 
 
 def begin(plan: Mapping[str, Any]) -> None:
@@ -126,14 +129,10 @@ class Recorder:
     """Answers ``cute.compile`` by noting the request.
 
     Attributes:
-        folder: takes what is found.
+        folder, known, compiler, jobs, timeout: as :func:`plan_of` takes them.
         device: numbers of the GPU that is pretended.
-        known: digests of requests that need not be compiled.
-        compiler: the module whose function ``compile_request`` compiles.
-        jobs: how many forks may compile at once.
-        timeout: seconds that one of them may take.
         erred: whether an error that nothing has caught has ended the program.
-        status: exit status other than 0 that the program has asked for last; another function of it may have
+        status: exit status other than 0 that the program has requested last; another function of it may have
             caught that.
         read: files that the program was started with, and those that it has read in the folder that it was
             started in.
@@ -187,9 +186,7 @@ class Recorder:
             self._process = os.getpid()
             self._running.clear()
 
-    def _note(
-        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
-    ) -> None:
+    def _note(self, request: Request, compile: Compile, call: _Call) -> None:
         path = self.folder / request.digest
         try:
             # Whoever makes this file first compiles it: another process of the program may ask for the same.
@@ -208,9 +205,7 @@ class Recorder:
             self._compile(request, compile, call)
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
-    def _compile(
-        self, request: Request, compile: Any, call: tuple[Any, Sequence[Any], Mapping[str, Any]]
-    ) -> None:
+    def _compile(self, request: Request, compile: Compile, call: _Call) -> None:
         """In the fork: compile, and end the process."""
         path = self.folder / request.digest
         status = 1
@@ -263,8 +258,7 @@ class Recorder:
                 time.sleep(_POLL_SECONDS)
 
     def _ended(self, name: str, status: int) -> None:
-        path = self.folder / name
-        if not path.with_suffix(".result").exists() and not path.with_suffix(".failure").exists():
+        if not any((self.folder / f"{name}.{kind}").exists() for kind in ("result", "failure")):
             self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
 
     def _fail(self, name: str, failure: dict[str, Any]) -> None:
@@ -323,7 +317,7 @@ def _watch_the_end(recorder: Recorder) -> None:
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         recorder.erred = True
         shown(kind, error, trace)
-        explained = pretend_gpu.explain_data_dependence(error)
+        explained = explain_data_dependence(error)
         if explained:
             print(f"cutlass-aot: {explained}", file=sys.stderr)
 

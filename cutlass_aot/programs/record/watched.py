@@ -111,7 +111,7 @@ def _without_line_numbers() -> Iterator[None]:
     """Within the block: compile without line numbers of the source, also where a program asks for them.
 
     They name files by their paths on the machine that compiles. The instructions are the same, so that a
-    request does not say whether they were asked for.
+    request does not say whether they were requested.
     """
     kind: Any = importlib.import_module("cutlass.base_dsl.compiler").GenerateLineInfo
     kind._value = property(lambda option: False, lambda option, value: None)

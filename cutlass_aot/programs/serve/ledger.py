@@ -62,7 +62,7 @@ class Ledger:
     """Requests of a program, by their digests.
 
     Attributes:
-        entries: what was asked for; what could not be described stands under the reason.
+        entries: what was requested; what could not be described stands under the reason.
         unused: digests of requests that the bundles have and nobody made.
     """
 

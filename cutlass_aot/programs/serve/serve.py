@@ -33,7 +33,7 @@ from cutlass_aot.programs.start.environment import SERVE_VARIABLE
 from cutlass_aot.programs.start.files import write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import cache_environment, caches_left_on, known_variables
-from cutlass_aot.programs.without_tvm_ffi import as_asked
+from cutlass_aot.programs.without_tvm_ffi import as_requested
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle, open_bundle
 from cutlass_aot.runtime.installed import open_installed
@@ -68,7 +68,7 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
 
     Args:
         bundles: names of installed bundles, directories, or open bundles. Those of a later call come before
-            those of an earlier one; within a call they are asked in the order given.
+            those of an earlier one; within a call they are searched in the order given.
 
     Returns:
         What answers: how many requests it has answered, and which it could not.
@@ -169,7 +169,7 @@ class Server:
     """Answers ``cute.compile`` from bundles; made by :func:`serve`. May be used from several threads.
 
     Attributes:
-        bundles: those that it asks, in this order.
+        bundles: those that it searches, in this order.
         keeper: keeps what is compiled under policies ``warn`` and ``jit``, if set.
     """
 
@@ -198,8 +198,7 @@ class Server:
         self._ledger = Ledger()
 
     def ledger(self) -> Ledger:
-        """What was answered and what was missed until now, with the requests of the bundles that nobody asked
-        for."""
+        """What was answered and what was missed until now, and which requests of the bundles nobody made."""
         held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
         return self._ledger.with_unused(held)
 
@@ -220,7 +219,7 @@ class Server:
             BundleError: if a file cannot be read, or a library mapped.
         """
         found = self._found(request)
-        return None if found is None else as_asked(request, found[1].function)
+        return None if found is None else as_requested(request, found[1].function)
 
     def _found(self, request: Request) -> tuple[Bundle, CompiledFunction] | None:
         for bundle in self.bundles:
@@ -244,7 +243,7 @@ class Server:
             bundle, compiled = found
             code_bytes = compiled.kernel.entry.code.size
             self._ledger.answered(request, bundle.name, code_bytes, time.perf_counter() - start)
-            return as_asked(request, compiled.function)
+            return as_requested(request, compiled.function)
         return self._missed(
             request, RequestNotFound(explain_miss(request, self.bundles)), arguments, keywords, compile
         )

@@ -16,17 +16,17 @@ class AfterImport:
     """A finder that finds nothing itself: it has functions called with modules that were imported.
 
     Args:
-        wanted: full name of each module to the function that is called with it, once it has been executed.
+        hooks: full name of each module to the function that is called with it, once it has been executed.
     """
 
-    def __init__(self, wanted: Mapping[str, Seen]) -> None:
-        self.wanted = dict(wanted)
+    def __init__(self, hooks: Mapping[str, Seen]) -> None:
+        self._hooks = dict(hooks)
         self._finding: set[str] = set()
 
     def begin(self) -> None:
         """Look at every import from now on, and at what was imported before."""
         sys.meta_path.insert(0, self)
-        for name, seen in self.wanted.items():
+        for name, seen in self._hooks.items():
             module = sys.modules.get(name)
             # One that is being imported right now is seen when it is complete: it has this loader or none.
             if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -41,7 +41,7 @@ class AfterImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The specification that the other finders give, with a loader that calls the module's function."""
-        if name not in self.wanted or name in self._finding:
+        if name not in self._hooks or name in self._finding:
             return None
         self._finding.add(name)
         try:
@@ -49,7 +49,7 @@ class AfterImport:
         finally:
             self._finding.discard(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.wanted[name])  # type: ignore[assignment]
+            spec.loader = _Loader(spec.loader, self._hooks[name])  # type: ignore[assignment]
         return spec
 
 

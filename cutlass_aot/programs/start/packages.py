@@ -136,7 +136,7 @@ def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]
     """The switches, as ``module:NAME``, of caches that imported packages use although they were to be off.
 
     A package that was imported before its variable was set keeps its cache, and answers from it before
-    ``cute.compile`` is asked.
+    ``cute.compile`` is called.
 
     Args:
         modules: the imported modules by name; those of this process if left out.

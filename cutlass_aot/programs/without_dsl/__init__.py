@@ -2,7 +2,7 @@
 
 Once :func:`activate` is called, ``import cutlass`` gives placeholders: the DSL's names, with which a program
 can be imported and describe what it asks ``cute.compile`` for. The description has the same digest as with
-the DSL, so that a bundle has the kernel. Whatever else is asked of a placeholder raises
+the DSL, so that a bundle has the kernel. Any other use of a placeholder raises
 :class:`~cutlass_aot.errors.DslNeeded`, which says what it was::
 
     import cutlass_aot
@@ -71,7 +71,7 @@ def fingerprint() -> str:
     found = _fingerprint() if _fingerprint is not None else ""
     if not found:
         raise DslNeeded(
-            "the fingerprint of the DSL was asked for, which the requests of a bundle have: serve a bundle "
+            "the fingerprint of the DSL was requested, which the requests of a bundle have: serve a bundle "
             "of a program's kernels (cutlass_aot.serve)"
         )
     release = found.partition(" ")[0]

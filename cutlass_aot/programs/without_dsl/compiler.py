@@ -18,7 +18,7 @@ from typing import Any
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.programs.without_dsl import names
 from cutlass_aot.programs.without_dsl.finder import find
-from cutlass_aot.programs.without_dsl.placeholders import Unknown, refuse, unknown_class
+from cutlass_aot.programs.without_dsl.placeholders import Unknown, by_name, refuse, unknown_class
 from cutlass_aot.programs.without_dsl.placeholders import function as stand_in_function
 from cutlass_aot.runtime.machine import cuda_driver
 
@@ -29,6 +29,10 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _ADAPTERS = "cutlass.base_dsl.runtime.jit_arg_adapters:JitArgAdapterRegistry"
 _NO_GPU = (10, 0)
 """What the DSL takes a machine without a GPU for."""
+_FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "bool": {"action": "store_true"}, "int": {"nargs": "?", "type": int},
+}  # fmt: skip
+"""How the text of an option is read, by the kind of its value."""
 _NOT_A_FLAG = re.compile(r"(?:--)?(?:warnings|remarks|iket|debug|diagnostic)\b")
 
 
@@ -95,16 +99,8 @@ def options() -> Mapping[str, Any]:
             if option.flag is None:
                 continue
             default = argparse.SUPPRESS if option.is_left_out else option.default
-            if option.kind == "bool":
-                parser.add_argument(
-                    f"--{option.flag}", dest=option.class_name, action="store_true", default=default
-                )
-            elif option.kind == "int":
-                parser.add_argument(
-                    f"--{option.flag}", dest=option.class_name, nargs="?", type=int, default=default
-                )
-            else:
-                parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default)
+            kind = _FLAGS.get(option.kind, {})
+            parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default, **kind)
         try:
             found = vars(parser.parse_args(words))
         except SystemExit:
@@ -114,16 +110,10 @@ def options() -> Mapping[str, Any]:
             parsed.options[kinds[name]].value = _checked(name, value)
         return parsed
 
-    for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable, *kinds.values()):
-        kind.__module__, kind.__qualname__ = _COMPILER, kind.__name__
-    return {
-        **kinds,
-        **{
-            kind.__name__: kind
-            for kind in (CompileOption, BooleanCompileOption, CompileOptions, CompileCallable)
-        },
-        "_parse_compile_options_from_str": _parse_compile_options_from_str,
-    }
+    return by_name(
+        *kinds.values(), CompileOption, BooleanCompileOption, CompileOptions, CompileCallable,
+        _parse_compile_options_from_str,
+    )  # fmt: skip
 
 
 def _words(text: str) -> list[str]:
@@ -255,15 +245,12 @@ def _named(kind: str, what: Any) -> Any:
 
 def dsl() -> Mapping[str, Any]:
     """``BaseDSL``, which knows the settings."""
-    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
-    base = _class_with("cutlass.base_dsl.dsl", "BaseDSL", instance)
-    return {"BaseDSL": base}
+    return by_name(_dsl_class("cutlass.base_dsl.dsl", "BaseDSL"))
 
 
 def cute_dsl() -> Mapping[str, Any]:
     """``CuTeDSL``, which has the decorators."""
-    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
-    return {"CuTeDSL": _class_with("cutlass.cutlass_dsl.cutlass", "CuTeDSL", instance)}
+    return by_name(_dsl_class("cutlass.cutlass_dsl.cutlass", "CuTeDSL"))
 
 
 def _arch() -> Any:
@@ -280,13 +267,14 @@ class _Dsl(type):
             return Unknown(f"{where.replace(':', '.')}.{name}")
         if name.startswith("__"):
             raise AttributeError(name)
-        return refuse(f"{where.replace(':', '.')}.{name} was asked for")
+        return refuse(f"{where.replace(':', '.')}.{name} was requested")
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         refuse(f"{cls.__module__}.{cls.__qualname__} was called")
 
 
-def _class_with(module: str, name: str, instance: Any) -> type:
+def _dsl_class(module: str, name: str) -> type:
+    instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
     members = {
         "__module__": module,
         "_get_dsl": staticmethod(lambda: instance),
@@ -314,16 +302,14 @@ def experimental() -> Mapping[str, Any]:
 def adapters() -> Mapping[str, Any]:
     """What registers how values of a type are passed to a trace: there is none."""
 
-    def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
-        return lambda adapter: adapter
-
     class JitArgAdapterRegistry:
         """The adapters."""
 
-    JitArgAdapterRegistry.register_jit_arg_adapter = staticmethod(register_jit_arg_adapter)  # type: ignore[attr-defined]
-    module = "cutlass.base_dsl.runtime.jit_arg_adapters"
-    JitArgAdapterRegistry.__module__, JitArgAdapterRegistry.__qualname__ = module, "JitArgAdapterRegistry"
-    return {"JitArgAdapterRegistry": JitArgAdapterRegistry}
+        @staticmethod
+        def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
+            return lambda adapter: adapter
+
+    return by_name(JitArgAdapterRegistry)
 
 
 def operations() -> Mapping[str, Any]:
@@ -340,7 +326,7 @@ def expressions() -> Mapping[str, Any]:
             refuse(f"const_expr of a {type(expression).__qualname__} was called")
         return expression
 
-    return {"const_expr": const_expr}
+    return by_name(const_expr)
 
 
 def arguments() -> Mapping[str, Any]:
@@ -357,5 +343,4 @@ def arguments() -> Mapping[str, Any]:
             """Keep what they refer to."""
             self.references.extend(references)
 
-    JitArguments.__module__, JitArguments.__qualname__ = "cutlass.testing", "JitArguments"
-    return {"JitArguments": JitArguments}
+    return by_name(JitArguments)

@@ -1,4 +1,4 @@
-"""Modules that stand for the DSL's: their names are made when they are asked for, by the table."""
+"""Modules that stand for the DSL's: a name is made when it is first used, by the table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cutlass_aot.programs.without_dsl.placeholders import (
 _WRITTEN: Mapping[str, str] = {
     "cutlass.base_dsl.enums": "numbers:enumerations",
     "cutlass.base_dsl.typing": "numbers:numbers",
-    "cutlass.cute.typing": "tensors:symbols",
+    "cutlass.cute.typing": "symbols:symbols",
     "cutlass.cute.runtime": "tensors:tensors",
-    "cutlass.runtime": "tensors:streams",
+    "cutlass.runtime": "streams:streams",
     "cutlass.base_dsl.compiler": "compiler:options",
     "cutlass.base_dsl.dsl": "compiler:dsl",
     "cutlass.cutlass_dsl.cutlass": "compiler:cute_dsl",
@@ -40,7 +40,7 @@ _WRITTEN: Mapping[str, str] = {
     "cutlass.base_dsl.common": "machine:versions",
     "cutlass.cute.arch.tmem": "machine:tensor_memory",
     "cutlass.base_dsl.torch": "tensors:torch_dtypes",
-    "cutlass.torch": "tensors:torch_streams",
+    "cutlass.torch": "streams:torch_streams",
     "cutlass.testing": "compiler:arguments",
     "cutlass.utils.smem_allocator": "machine:shared_memory",
     "cutlass.memory": "machine:shared_memory",
@@ -137,7 +137,7 @@ def find(where: str) -> Any:
 
 
 def _made(module: str, name: str, known: names.Name) -> Any:
-    """What a name of a module holds, when it is asked for first."""
+    """What a name of a module holds, made when it is first used."""
     kind, what = known
     own = f"{module}:{name}"
     if name in _SAME and _SAME[name] != own:

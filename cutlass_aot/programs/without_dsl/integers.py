@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cutlass_aot.programs.without_dsl.placeholders import refuse
+from cutlass_aot.programs.without_dsl.placeholders import by_name, refuse
 
 
 def integers() -> Mapping[str, Any]:
@@ -25,6 +25,4 @@ def integers() -> Mapping[str, Any]:
         checked("round_up", a, b)
         return -(-a // b) * b
 
-    for function in (ceil_div, round_up):
-        function.__module__, function.__qualname__ = "cutlass.cute.core", function.__name__
-    return {"ceil_div": ceil_div, "round_up": round_up}
+    return by_name(ceil_div, round_up)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cutlass_aot.programs.without_dsl import names
 from cutlass_aot.programs.without_dsl.finder import find
-from cutlass_aot.programs.without_dsl.placeholders import refuse
+from cutlass_aot.programs.without_dsl.placeholders import by_name, refuse
 from cutlass_aot.runtime.machine import cuda_driver
 
 
@@ -23,18 +23,16 @@ def versions() -> Mapping[str, Any]:
             self.major, self.minor = map(int, version.split(".")[:2])
 
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, DSLCudaVersion) and (self.major, self.minor) == (
-                other.major,
-                other.minor,
-            )
+            return isinstance(other, DSLCudaVersion) and self._numbers() == other._numbers()
 
         def __lt__(self, other: Any) -> bool:
-            return bool((self.major, self.minor) < (other.major, other.minor))
+            return bool(self._numbers() < other._numbers())
 
         def __hash__(self) -> int:
-            return hash((self.major, self.minor))
+            return hash(self._numbers())
 
-    DSLCudaVersion.__module__, DSLCudaVersion.__qualname__ = "cutlass.base_dsl.common", "DSLCudaVersion"
+        def _numbers(self) -> tuple[int, int]:
+            return self.major, self.minor
 
     def coerced(version: Any) -> Any:
         if not isinstance(version, (str, DSLCudaVersion)):
@@ -55,7 +53,7 @@ def versions() -> Mapping[str, Any]:
             max_version is None or own <= coerced(max_version)
         )
 
-    return {"DSLCudaVersion": DSLCudaVersion, "target_version": target_version}
+    return by_name(DSLCudaVersion, target_version)
 
 
 def cuda() -> Mapping[str, Any]:
@@ -74,10 +72,10 @@ def shared_memory() -> Mapping[str, Any]:
             compute_capability = f"sm_{arch.major}{arch.minor}"
         found = names.shared_memory().get(compute_capability)
         if found is None:
-            refuse(f"the shared memory of {compute_capability} was asked for")
+            refuse(f"the shared memory of {compute_capability} was requested")
         return found
 
-    return {"get_smem_capacity_in_bytes": get_smem_capacity_in_bytes}
+    return by_name(get_smem_capacity_in_bytes)
 
 
 def hardware() -> Mapping[str, Any]:
@@ -91,7 +89,7 @@ def hardware() -> Mapping[str, Any]:
 
         def get_max_active_clusters(self, cluster_size: int, stream: Any = None) -> int:
             """Of the driver: the DSL compiles a kernel to ask it."""
-            refuse(f"the maximum number of active clusters of {cluster_size} was asked for")
+            refuse(f"the maximum number of active clusters of {cluster_size} was requested")
 
         def get_device_multiprocessor_count(self) -> int:
             """Of the driver."""
@@ -101,9 +99,7 @@ def hardware() -> Mapping[str, Any]:
             """Of the driver."""
             return cuda_driver.l2_bytes(self.device_id)
 
-    HardwareInfo.__module__ = "cutlass.utils.hardware_info"
-    HardwareInfo.__qualname__ = "HardwareInfo"
-    return {"HardwareInfo": HardwareInfo}
+    return by_name(HardwareInfo)
 
 
 def tensor_memory() -> Mapping[str, Any]:
@@ -111,7 +107,7 @@ def tensor_memory() -> Mapping[str, Any]:
 
     def columns(found: Mapping[str, int], compute_capability: str) -> int:
         if compute_capability not in found:
-            refuse(f"the tensor memory of {compute_capability} was asked for")
+            refuse(f"the tensor memory of {compute_capability} was requested")
         return found[compute_capability]
 
     def get_min_tmem_alloc_cols(compute_capability: str) -> int:
@@ -122,9 +118,4 @@ def tensor_memory() -> Mapping[str, Any]:
         """The most columns."""
         return columns(names.tensor_memory()[1], compute_capability)
 
-    for function in (get_min_tmem_alloc_cols, get_max_tmem_alloc_cols):
-        function.__module__, function.__qualname__ = "cutlass.cute.arch.tmem", function.__name__
-    return {
-        "get_min_tmem_alloc_cols": get_min_tmem_alloc_cols,
-        "get_max_tmem_alloc_cols": get_max_tmem_alloc_cols,
-    }
+    return by_name(get_min_tmem_alloc_cols, get_max_tmem_alloc_cols)

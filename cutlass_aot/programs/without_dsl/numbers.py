@@ -115,7 +115,7 @@ class NumericMeta(DslType):
     @property
     def mlir_type(cls) -> Any:
         """Of the compiler."""
-        refuse(f"{dotted(_TYPING)}.{cls.__name__}.mlir_type was asked for")
+        refuse(f"{dotted(_TYPING)}.{cls.__name__}.mlir_type was requested")
 
     @property
     def numpy_dtype(cls) -> Any:
@@ -211,14 +211,14 @@ def _number(self: Any, value: Any, **options: Any) -> None:
     if getattr(type(value), "__module__", "") == _TYPING and hasattr(value, "value"):
         value = value.value
     if type(value) not in (bool, int, float):
-        refuse(f"{dotted(_TYPING)}.{name} of a {type(value).__qualname__} was asked for")
+        refuse(f"{dotted(_TYPING)}.{name} of a {type(value).__qualname__} was requested")
     if name == "Boolean":
         self.value = int(bool(value))
         self._value_int8 = None
     elif kind.is_float:
         self.value = float(value)
     elif kind._np_range is None or not kind._np_range[0] <= value <= kind._np_range[1]:
-        refuse(f"{dotted(_TYPING)}.{name} of {value}, which it does not hold, was asked for")
+        refuse(f"{dotted(_TYPING)}.{name} of {value}, which it does not hold, was requested")
     else:
         self.value = int(value)
 

@@ -33,10 +33,10 @@ _MAKES_MORE = frozenset(
 )
 
 
-def refuse(asked: str) -> NoReturn:
-    """Raise that something was asked for."""
+def refuse(what: str) -> NoReturn:
+    """Raise that only the DSL can do what was requested."""
     raise DslNeeded(
-        f"{asked}: without the DSL a program can describe what it asks cute.compile for, and nothing else; "
+        f"{what}: without the DSL a program can describe what it asks cute.compile for, and nothing else; "
         "pip install nvidia-cutlass-dsl, and leave out cutlass_aot.without_dsl"
     )
 
@@ -44,6 +44,11 @@ def refuse(asked: str) -> NoReturn:
 def dotted(where: str) -> str:
     """A name of the table as a program writes it."""
     return where.replace(":", ".")
+
+
+def by_name(*things: Any) -> dict[str, Any]:
+    """Functions and classes under the names by which they are defined."""
+    return {thing.__name__: thing for thing in things}
 
 
 class Unknown:
@@ -161,7 +166,7 @@ def unknown_class(where: str) -> UnknownClass:
 
 def _called(*arguments: Any, **keywords: Any) -> None:
     # Both are of the globals that each function has.
-    _refuse(_ASKED)  # type: ignore[name-defined]  # noqa: F821
+    _refuse(_REQUESTED)  # type: ignore[name-defined]  # noqa: F821
 
 
 @functools.lru_cache(maxsize=1024)
@@ -177,13 +182,13 @@ def function(where: str) -> types.FunctionType:
         "__name__": module,
         "__builtins__": builtins,
         "_refuse": refuse,
-        "_ASKED": f"{dotted(where)} was called",
+        "_REQUESTED": f"{dotted(where)} was called",
     }
     short, parameters = name.rpartition(".")[2], names.parameters(where)
     if parameters is None:
         made = types.FunctionType(_code_in(module), variables, short)
     else:
-        text = f"def {short}{parameters}: _refuse(_ASKED)"
+        text = f"def {short}{parameters}: _refuse(_REQUESTED)"
         exec(compile(text, names.file_of(module), "exec"), variables)  # noqa: S102 - of the table's names
         made = variables.pop(short)
     made.__module__, made.__qualname__ = module, name
@@ -191,7 +196,7 @@ def function(where: str) -> types.FunctionType:
 
 
 def _property(where: str) -> property:
-    return property(lambda instance: refuse(f"{dotted(where)} was asked for"))
+    return property(lambda instance: refuse(f"{dotted(where)} was requested"))
 
 
 def class_for(where: str, entry: Mapping[str, Any], find: Find, metaclass: type = type) -> type:
@@ -294,7 +299,7 @@ class _Protocol(abc.ABCMeta):
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls.__module__.partition(".")[0] != "cutlass":
             return super().__instancecheck__(instance)
-        refuse(f"whether an object is a {cls.__module__}.{cls.__qualname__} was asked for")
+        refuse(f"whether an object is a {cls.__module__}.{cls.__qualname__} was requested")
 
 
 def _enumeration(
@@ -332,7 +337,7 @@ def _fields(fields: list[list[Any]], where: str) -> dict[str, Any]:
 
 
 def _unknown_default(name: str) -> Callable[[], Any]:
-    return lambda: refuse(f"the default of {name} was asked for")
+    return lambda: refuse(f"the default of {name} was requested")
 
 
 def _is_fields_alone(where: str, entry: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 Everything that a request holds is a *value*: None, a boolean, an integer of 64 bits, a float, text or bytes,
 which stand for themselves, a list, or a map from text to values. Whatever else a program passes is described
-by a map that names its kind (:mod:`cutlass_aot.programs.describe.values`)::
+by a map that names its kind (:mod:`cutlass_aot.programs.describe.values.describer`)::
 
     {"tuple": [1, 2]}
     {"tensor": {"dtype": "cutlass.base_dsl.typing:BFloat16", "shape": [{"symbol": 0, ...}, 4096], ...}}

@@ -1,4 +1,4 @@
-"""A real build and a real doctor, seen: JSON lines, a page, the steps of a trial."""
+"""A real build and a real doctor, seen: JSON lines, a page, the steps of the toolchain self-test."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_build_in_json_with_a_page_and_then_one_with_nothing_to_do(tmp_path):
 def test_the_doctor_tries_the_toolchain():
     done = command("doctor", "--build", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    trial = json.loads(done.stdout)["trial"]
-    assert set(trial["seconds"]) == {"find", "import", "compile", "link", "load"}
-    assert trial["seconds"]["compile"] > 0
-    assert (trial["failed"], trial["problem"], trial["advice"]) == ("", "", "")
+    test = json.loads(done.stdout)["toolchain_test"]
+    assert set(test["seconds"]) == {"find", "import", "compile", "link", "load"}
+    assert test["seconds"]["compile"] > 0
+    assert (test["failed"], test["problem"], test["advice"]) == ("", "", "")

@@ -211,7 +211,7 @@ def test_the_command_shows_what_was_ranked(manifest):
     told = json.loads(result.stdout)
     (ranking,) = told["rankings"]
     assert (ranking["gpu"], ranking["shapes"]) == ("B200", 6)
-    assert "ranking: 6 shapes" in result.stderr
+    assert "ranking for 6 shapes" in result.stderr
 
 
 def test_an_unknown_heuristic_is_named(manifest):

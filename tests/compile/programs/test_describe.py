@@ -23,7 +23,8 @@ import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe.values import MAX_DEPTH, Describer, Passed
+from cutlass_aot.programs.describe.values.describer import Describer
+from cutlass_aot.programs.describe.values.description import MAX_DEPTH, Passed
 from cutlass_aot.schema.encoding import encode
 
 pytestmark = pytest.mark.compile

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from cutlass_aot.generators.device_profiles import load_profile
-from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.record import fake_tensors, pretend_gpu
 
 pytestmark = pytest.mark.compile
 
 _BEGIN = """
 import sys
 from cutlass_aot.generators.device_profiles import load_profile
-from cutlass_aot.programs.record import pretend_gpu
+from cutlass_aot.programs.record import fake_tensors, pretend_gpu
 
 pretend_gpu.install(load_profile("h200"), "sm_90a", fake_tensors={fake})
 assert "torch" not in sys.modules and "cutlass" not in sys.modules
@@ -79,7 +79,7 @@ for ask in (
     try:
         print("gave", ask())
     except Exception as error:
-        print(pretend_gpu.explain_data_dependence(error))
+        print(fake_tensors.explain_data_dependence(error))
 """)
     assert len(lines) == 7
     for line in lines:
@@ -93,13 +93,13 @@ weight = torch.nn.Parameter(torch.randn(4, 4, device="cuda"))
 try:
     (weight * 2).sum().backward()
 except RuntimeError as error:
-    print(pretend_gpu.explain_data_dependence(error))
+    print(fake_tensors.explain_data_dependence(error))
 """)
     assert line.startswith("the program called torch's autograd, whose backward pass does not run")
 
 
 def test_other_errors_are_not_explained():
-    assert pretend_gpu.explain_data_dependence(ValueError("a wrong shape")) is None
+    assert fake_tensors.explain_data_dependence(ValueError("a wrong shape")) is None
 
 
 def test_operators_of_packages_run_their_implementation():

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cutlass.cute.runtime", reason="the DSL is not installed")
 
-from cutlass_aot.programs.describe.values import Describer
+from cutlass_aot.programs.describe.values.describer import Describer
 
 pytestmark = pytest.mark.compile
 

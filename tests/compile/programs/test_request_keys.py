@@ -454,8 +454,8 @@ def test_what_a_decorator_remembers_is_not_in_a_key(tmp_path):
         "def keyed():\n"
         "    yield modify\n"
         "    compiled(1)\n"
-        "    from cutlass_aot.programs.describe import code_slice as slice\n"
-        "    slice._known.clear()\n"
+        "    from cutlass_aot.programs.describe import follow_code\n"
+        "    follow_code._known.clear()\n"
         "    yield modify\n",
     )
     assert before == after

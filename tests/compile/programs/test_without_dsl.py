@@ -52,13 +52,13 @@ def test_the_names_are_those_of_the_dsl_that_is_installed():
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_a_program_makes_the_same_requests(target):
     program = FIXTURES / "some_of_three_packages.py"
-    wanted = collected(program, target)
-    assert wanted.status == 0, wanted.output
-    assert len(wanted.requests) >= 10
-    found = collected(program, target, wanted.fingerprint)
-    assert found.status == 0, found.output
-    assert compared(found, wanted) == []
-    assert found.requests.keys() == wanted.requests.keys()
+    with_dsl = collected(program, target)
+    assert with_dsl.status == 0, with_dsl.output
+    assert len(with_dsl.requests) >= 10
+    without = collected(program, target, with_dsl.fingerprint)
+    assert without.status == 0, without.output
+    assert compared(without, with_dsl) == []
+    assert without.requests.keys() == with_dsl.requests.keys()
 
 
 def described(how: str, seed: int) -> list[Any]:

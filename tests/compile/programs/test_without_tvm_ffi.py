@@ -24,7 +24,7 @@ from cutlass.cute.typing import AddressSpace
 
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record.watched import compile_watched
-from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_asked, is_without
+from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_requested, is_without
 from cutlass_aot.schema.requests.request import Request
 
 pytestmark = pytest.mark.compile
@@ -97,7 +97,7 @@ def test_it_is_compiled_with_tvm_ffi_and_called_without():
     assert "TVMFFI" in type(compiled.function).__name__
     assert not any("_tvm_ffi_tensor" in vars(item) for item in (arguments[1], arguments[2][0]))
     assert requested(cute.compile, *arguments) == request, "the compiler and the tensors are as they were"
-    function = as_asked(request, compiled.function)
+    function = as_requested(request, compiled.function)
     values, factors = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
     for _ in range(2):
         function(from_dlpack(values), (from_dlpack(factors),), cutlass.Float32(5))
@@ -111,7 +111,7 @@ def test_a_tuple_may_be_annotated_without_its_elements():
     compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
     values = torch.tensor([1.0, 2.0])
     others = (cutlass.Float32(10), cutlass.Float32(20)), ((cutlass.Float32(30),), cutlass.Float32(40))
-    as_asked(request, compiled.function)(from_dlpack(values), *others)
+    as_requested(request, compiled.function)(from_dlpack(values), *others)
     assert values.tolist() == [101.0, 2.0]
 
 
@@ -139,7 +139,7 @@ def test_a_program_s_own_pointers_are_described_without_their_addresses_and_pass
     other._dtype = other._desc = cutlass.Int32
     assert requested(cute.compile, incremented, other) != request
     compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
-    function = as_asked(request, compiled.function)
+    function = as_requested(request, compiled.function)
     for address in (values.data_ptr(), values.data_ptr() + 4):
         function(OwnPointer(address))
     assert values.tolist() == [2.0, 3.0]
@@ -169,4 +169,4 @@ def test_threads_compile_one_after_the_other_and_leave_everything_as_it_was():
 
 def test_a_function_with_tvm_ffi_is_answered_as_it_is():
     function = object()
-    assert as_asked(SimpleNamespace(options={}), function) is function
+    assert as_requested(SimpleNamespace(options={}), function) is function

@@ -66,7 +66,7 @@ def test_a_dsl_that_cannot_be_imported(building, doctor):
 
     building(build)
     status, out = doctor("--json")
-    found = json.loads(out)["trial"]
+    found = json.loads(out)["toolchain_test"]
     assert (status, found["failed"], list(found["seconds"])) == (1, "import", ["find"])
     assert found["problem"].endswith("libmlir.so")
     assert "cannot be imported" in found["advice"]
@@ -111,7 +111,7 @@ def test_a_linker_that_fails(building, doctor):
         raise LinkError("zig ended with 1")
 
     building(build)
-    found = json.loads(doctor("--json")[1])["trial"]
+    found = json.loads(doctor("--json")[1])["toolchain_test"]
     assert (found["failed"], found["problem"]) == ("link", "zig ended with 1")
     assert set(found["seconds"]) == {"find", "import", "compile"}
 
@@ -139,7 +139,7 @@ def test_a_library_that_cannot_be_loaded(building, doctor, monkeypatch, outcome,
     libraries = {os.uname().machine: "lib/x86_64/sm_90a-0.so"}
     monkeypatch.setattr(toolchain_test, "unpack_bundle", lambda bundle, output: [{"libraries": libraries}])
     monkeypatch.setattr(toolchain_test.subprocess, "run", run)
-    found = json.loads(doctor("--json")[1])["trial"]
+    found = json.loads(doctor("--json")[1])["toolchain_test"]
     assert found["failed"] == "load"
     assert problem in found["problem"]
     assert set(found["seconds"]) == {"find", "import", "compile", "link"}

@@ -102,9 +102,9 @@ def test_a_recording_of_somebody_s_own_is_not_overwritten(tmp_path):
 
 
 def test_a_recording_of_its_own_is_replaced(tmp_path):
-    asked = request(configuration=1)
-    recording = Recording((CompiledRequest(asked),))
-    data = recording_to_bytes(recording, {asked.digest: os.urandom(20_000)})
+    known = request(configuration=1)
+    recording = Recording((CompiledRequest(known),))
+    data = recording_to_bytes(recording, {known.digest: os.urandom(20_000)})
     (tmp_path / "app.recording").write_bytes(data)
     (tmp_path / "app.toml").write_text("# Written by cutlass-aot: what it was\n")
     assert "nothing is written" in capture(tmp_path, "print()", "-o", "app.toml").stderr

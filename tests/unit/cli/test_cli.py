@@ -146,7 +146,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
 
     points = [
         EntryPoint("a_broken", "no_such_module:Generator", GENERATORS),
-        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesWhenAsked", GENERATORS),
+        EntryPoint("b_raises", "tests.unit.cli.test_cli:RaisesAtTargets", GENERATORS),
         EntryPoint("c_good", "tests.support.misbehaving:Misbehaving", GENERATORS),
     ]
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: points)
@@ -158,7 +158,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     first, second = errors.splitlines()
     assert first.startswith("error: generator 'a_broken': no_such_module:Generator cannot be imported: ")
     assert second == (
-        "error: generator 'b_raises' (tests.unit.cli.test_cli:RaisesWhenAsked) raised ValueError: not today"
+        "error: generator 'b_raises' (tests.unit.cli.test_cli:RaisesAtTargets) raised ValueError: not today"
     )
     status, out, _ = run("generators", "--json")
     assert status == 1
@@ -167,7 +167,7 @@ def test_a_broken_generator_hides_no_other(run, monkeypatch):
     assert set(found[1]) == {"name", "location", "problem"}
 
 
-class RaisesWhenAsked:
+class RaisesAtTargets:
     """A generator that cannot say what it has."""
 
     name = "b_raises"

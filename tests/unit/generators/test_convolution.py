@@ -113,8 +113,8 @@ def test_every_declared_kernel_has_room_and_a_record_of_its_parameters(kernel_mo
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_there_is_one_that_keeps_the_size_of_the_image(kernel_module, filter, dtype):
     same = (filter[0] // 2, filter[1] // 2)
-    wanted = {"filter": filter, "stride": (1, 1), "padding": same, "dilation": (1, 1), "dtype": dtype}
-    assert any(wanted.items() <= dict(kernel.parameters).items() for kernel in enumerated())
+    parameters = {"filter": filter, "stride": (1, 1), "padding": same, "dilation": (1, 1), "dtype": dtype}
+    assert any(parameters.items() <= dict(kernel.parameters).items() for kernel in enumerated())
 
 
 def test_operands_are_images_filters_and_an_output(kernel_module):

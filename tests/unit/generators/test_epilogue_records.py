@@ -30,19 +30,19 @@ def problem(text, operands, layouts="tnt", accumulator="f32"):
     )  # fmt: skip
 
 
-def kernels(asked, **design):
+def kernels(described, **design):
     operator = PersistentDenseGemmEFCOperator(
-        asked.dtypes, asked.layouts, asked.accumulator, **{"use_2cta_mma": False, **design}
+        described.dtypes, described.layouts, described.accumulator, **{"use_2cta_mma": False, **design}
     )
-    other = PersistentDenseGemmOperator(asked.dtypes, asked.layouts, asked.accumulator)
-    return list(enumerate_kernels([other, operator], asked, "sm_100a", B200))
+    other = PersistentDenseGemmOperator(described.dtypes, described.layouts, described.accumulator)
+    return list(enumerate_kernels([other, operator], described, "sm_100a", B200))
 
 
 def test_an_epilogue_adds_its_operands_by_name():
-    asked = problem("D = alpha * accum + beta * C; F = accum; r = sum(accum)", {
+    described = problem("D = alpha * accum + beta * C; F = accum; r = sum(accum)", {
         "C": MATRIX, "F": {**MATRIX, "layout": "n", "transport": "sync_gmem_store"}, "r": {"extents": "M"},
     })  # fmt: skip
-    (kernel,) = kernels(asked, cluster_shape=(2, 1, 1))
+    (kernel,) = kernels(described, cluster_shape=(2, 1, 1))
     assert [operand.name for operand in kernel.operands] == ["a", "b", "out", "C", "F", "alpha", "beta", "r"]
     assert kernel.epilogue == "D = C * beta + accum * alpha; F = accum; r = sum(accum)"
     assert dict(kernel.design)["transports"] == "F=sync_gmem_store"
@@ -56,8 +56,8 @@ def test_an_epilogue_adds_its_operands_by_name():
 
 
 def test_a_pair_of_blocks_shares_a_tile():
-    asked = problem("D = accum + C", {"C": {**MATRIX, "transport": "async_gmem_load"}})
-    (kernel,) = kernels(asked, tile_shape=(256, 64, 64), cluster_shape=(4, 2, 1), use_2cta_mma=True)
+    described = problem("D = accum + C", {"C": {**MATRIX, "transport": "async_gmem_load"}})
+    (kernel,) = kernels(described, tile_shape=(256, 64, 64), cluster_shape=(4, 2, 1), use_2cta_mma=True)
     assert kernel.operands[-1].multiples == (1, 512, 128)
 
 
@@ -133,25 +133,25 @@ def epilogues(draw):
 @st.composite
 def built(draw):
     layouts = draw(st.sampled_from(("tnt", "ttn")))
-    asked = Problem("gemm", ("f16",) * 3, layouts, "f32", epilogue=draw(epilogues()))
+    described = Problem("gemm", ("f16",) * 3, layouts, "f32", epilogue=draw(epilogues()))
     tile = (draw(st.sampled_from((64, 128))), draw(st.sampled_from((32, 64))), 64)
-    (kernel,) = kernels(asked, tile_shape=tile, cluster_shape=(draw(st.sampled_from((1, 2))), 1, 1))
-    return asked, kernel
+    (kernel,) = kernels(described, tile_shape=tile, cluster_shape=(draw(st.sampled_from((1, 2))), 1, 1))
+    return described, kernel
 
 
 @given(built())
 def test_a_record_gives_its_epilogue_back(made):
-    asked, kernel = made
+    described, kernel = made
     again = epilogue_of(kernel)
-    assert again.formula == asked.epilogue.formula
+    assert again.formula == described.epilogue.formula
     resolved = tuple(
-        dataclasses.replace(operand, layout=operand.layout or asked.layouts[2])
+        dataclasses.replace(operand, layout=operand.layout or described.layouts[2])
         if operand.extents == ("L", "M", "N")
         else operand
-        for operand in asked.epilogue.operands
+        for operand in described.epilogue.operands
     )
     assert again.operands == resolved
-    assert from_plain(Problem, decode(encode(to_plain(asked)), "it"), "a problem") == asked
+    assert from_plain(Problem, decode(encode(to_plain(described)), "it"), "a problem") == described
 
 
 @given(built(), st.integers(1, 40), st.integers(1, 40), st.booleans())

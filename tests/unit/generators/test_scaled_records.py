@@ -8,6 +8,7 @@ import pytest
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.cutlass_operators import CutlassOperators, operands
+from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -161,8 +162,8 @@ def test_a_record_gives_its_problem_back(problem):
         design={"family": "x"},
         target="sm_100a",
     )
-    assert operands.problem_of_kernel(kernel) == problem
-    assert operands.problem_of_kernel(from_plain(Kernel, to_plain(kernel), "a kernel record")) == problem
+    assert problem_of_kernel(kernel) == problem
+    assert problem_of_kernel(from_plain(Kernel, to_plain(kernel), "a kernel record")) == problem
 
 
 def test_the_design_says_what_the_code_does_where_the_metadata_does_not():

@@ -55,6 +55,7 @@ def test_every_source_file_is_part_of_the_key() -> None:
     generator = SimtF64Gemm()
     assert set(generator.modules) == {
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.simt_f64_gemm.generator",
         "cutlass_aot.generators.simt_f64_gemm.kernel",
     }

@@ -18,35 +18,40 @@ from cutlass_aot.schema.requests.request import Request
 from tests.support.requests import request
 
 
-def keep(folder: Path, asked: Request, data: bytes) -> None:
+def keep(folder: Path, kept: Request, data: bytes) -> None:
     """As a process of a program does."""
-    path = folder / asked.digest
+    path = folder / kept.digest
     write_whole(path.with_suffix(".object"), data)
-    write_whole(path.with_suffix(".request"), asked.encoded())
+    write_whole(path.with_suffix(".request"), kept.encoded())
     write_whole(path.with_suffix(".result"), encode({"call": None}))
 
 
 def test_what_is_large_makes_several_recordings(tmp_path):
-    asked = [request(configuration=number) for number in range(5)]
-    for number, one in enumerate(asked):
+    requests = [request(configuration=number) for number in range(5)]
+    for number, one in enumerate(requests):
         keep(tmp_path, one, bytes(100 * (number + 1)))
     note_refusal(tmp_path, "x: a raw address")
-    parts = list(gathered(tmp_path, most=500))
-    assert len(parts) > 1
-    assert [part.refusals for part, _ in parts] == [("x: a raw address",), *[()] * (len(parts) - 1)]
-    for part, objects in parts:
+    recordings = list(gathered(tmp_path, most=500))
+    assert len(recordings) > 1
+    assert [recording.refusals for recording, _ in recordings] == [
+        ("x: a raw address",),
+        *[()] * (len(recordings) - 1),
+    ]
+    for recording, objects in recordings:
         assert sum(map(len, objects.values())) <= 500
-        assert recording_from_bytes(recording_to_bytes(part, objects), "it") == (part, objects)
+        assert recording_from_bytes(recording_to_bytes(recording, objects), "it") == (recording, objects)
     found = {
-        item.request.digest: objects[item.request.digest] for part, objects in parts for item in part.requests
+        item.request.digest: objects[item.request.digest]
+        for recording, objects in recordings
+        for item in recording.requests
     }
-    assert found == {one.digest: bytes(100 * (number + 1)) for number, one in enumerate(asked)}
+    assert found == {one.digest: bytes(100 * (number + 1)) for number, one in enumerate(requests)}
 
 
 def test_one_that_is_larger_than_all_has_a_recording_of_its_own(tmp_path):
     for number in range(3):
         keep(tmp_path, request(configuration=number), bytes(100))
-    assert [len(part.requests) for part, _ in gathered(tmp_path, most=50)] == [1, 1, 1]
+    assert [len(recording.requests) for recording, _ in gathered(tmp_path, most=50)] == [1, 1, 1]
 
 
 def test_nothing_kept_is_one_empty_recording(tmp_path):

@@ -26,7 +26,7 @@ def test_answers_and_misses_are_counted_by_request():
     assert ledger.with_unused([one.digest, two.digest, "f" * 64]).unused == ("f" * 64,)
 
 
-def test_what_one_process_of_several_asked_for_is_used():
+def test_what_one_process_of_several_requested_is_used():
     one, two, three = request(configuration=1), request(configuration=2), request(configuration=3)
     held = [item.digest for item in (one, two, three)]
     first, second = Ledger(), Ledger()
@@ -34,8 +34,8 @@ def test_what_one_process_of_several_asked_for_is_used():
     second.answered(two, "b", 20_000, 0.1)
     second.answered(one, "b", 20_000, 0.2)
     whole = Ledger()
-    for part in (first, second):
-        whole.merge(part.with_unused(held))
+    for ledger in (first, second):
+        whole.merge(ledger.with_unused(held))
     assert whole.unused == (three.digest,)
     assert whole.entries[one.digest].count == 2
     # Each of the two processes would have compiled it.
@@ -44,14 +44,14 @@ def test_what_one_process_of_several_asked_for_is_used():
 
 def test_a_request_that_one_process_compiled_and_another_had_answered_counts_as_both():
     one, other = Ledger(), Ledger()
-    asked = request(configuration=1)
-    one.missed(asked, "no kernel", 7.0)
-    other.answered(asked, "b", 20_000, 0.1)
+    missed = request(configuration=1)
+    one.missed(missed, "no kernel", 7.0)
+    other.answered(missed, "b", 20_000, 0.1)
     for first, second in ((one, other), (other, one)):
         whole = Ledger()
         whole.merge(first)
         whole.merge(second)
-        entry = whole.entries[asked.digest]
+        entry = whole.entries[missed.digest]
         assert (entry.bundle, entry.reason, entry.count, entry.missed) == ("b", "no kernel", 2, 1)
         assert (entry.seconds, entry.compiling) == (0.1, 7.0)
 

@@ -209,8 +209,8 @@ def test_the_bill_lists_the_code_of_requests(bundle: Path) -> None:
 def test_wheels_have_the_requests(bundle: Path, tmp_path: Path) -> None:
     (wheel,) = build_wheels(bundle, tmp_path / "whole")
     assert verify_path(wheel) == []
-    parts = build_wheels(bundle, tmp_path / "parts", split=True)
-    assert [verify_path(part) for part in parts] == [[], []]
+    wheels = build_wheels(bundle, tmp_path / "wheels", split=True)
+    assert [verify_path(wheel) for wheel in wheels] == [[], []]
 
 
 def test_each_target_of_a_split_bundle_answers_its_own_requests(mixed: BundlePlan, tmp_path: Path) -> None:
@@ -258,17 +258,18 @@ def test_ls_says_what_sets_requests_of_a_callable_apart(bundle: Path, run: Calla
 def test_show_prints_a_request_for_a_reader_and_for_a_program(
     bundle: Path, tmp_path: Path, run: Callable[..., str]
 ) -> None:
-    asked = compiled(
+    recorded = compiled(
         CallByName(("x", "eps"), (1e-6,), ("stream", "flag"), {"stream": None}, ("x",)),
         options={"raw": b"\x01\xff"},
         callable="ops.norm:run",
     )
     write_bundle(
-        plan(tmp_path / "other", groups=[request_group(tmp_path, [asked])], rankings=()), tmp_path / "shown"
+        plan(tmp_path / "other", groups=[request_group(tmp_path, [recorded])], rankings=()),
+        tmp_path / "shown",
     )
-    shown = run("show", tmp_path / "shown", asked.request.digest[:10])
+    shown = run("show", tmp_path / "shown", recorded.request.digest[:10])
     for line in (
-        f"request           {asked.request.digest}",
+        f"request           {recorded.request.digest}",
         "callable          ops.norm:run",
         "configuration     ops.norm:Norm",
         "                  N = 4096",
@@ -283,8 +284,8 @@ def test_show_prints_a_request_for_a_reader_and_for_a_program(
         "called with       (x, eps=1e-06, *, stream=None, flag); fields of x one after the other",
     ):
         assert line in shown.splitlines(), line
-    record = json.loads(run("show", tmp_path / "shown", asked.request.kernel.name, "--json"))
-    assert record["request"]["digest"] == asked.request.digest
+    record = json.loads(run("show", tmp_path / "shown", recorded.request.kernel.name, "--json"))
+    assert record["request"]["digest"] == recorded.request.digest
     assert record["request"]["options"] == {"raw": {"bytes": "01ff"}}
     assert record["call"]["keyword_names"] == ["stream", "flag"]
     assert json.loads(run("show", bundle, gemm_name(bundle), "--json")).get("request") is None
@@ -296,28 +297,28 @@ def gemm_name(bundle: Path) -> str:
 
 def test_a_large_configuration_is_shown_field_by_field(tmp_path: Path, run: Callable[..., str]) -> None:
     inner = {"object": "ops:Tile", "fields": {f"field_{n}": n for n in range(12)}}
-    asked = compiled(
+    recorded = compiled(
         configuration={"object": "ops.norm:Norm", "fields": {"tiles": {"tuple": [inner, 7]}, "e": []}}
     )
     write_bundle(
-        plan(tmp_path / "other", groups=[request_group(tmp_path, [asked])], rankings=()), tmp_path / "b"
+        plan(tmp_path / "other", groups=[request_group(tmp_path, [recorded])], rankings=()), tmp_path / "b"
     )
-    lines = [line.strip() for line in run("show", tmp_path / "b", asked.request.digest).splitlines()]
+    lines = [line.strip() for line in run("show", tmp_path / "b", recorded.request.digest).splitlines()]
     at = lines.index("configuration     e = []")
     assert lines[at + 1 : at + 4] == ["tiles:", "[0]:", "field_0 = 0"]
     assert "[1] = 7" in lines
 
 
 def test_as_few_values_as_do_set_requests_apart() -> None:
-    def asked(n: int, dtype: str, **changes: Any) -> Any:
+    def variant(n: int, dtype: str, **changes: Any) -> Any:
         fields = {"N": n, "twice": 2 * n, "dtype": {"type": f"cutlass:{dtype}"}}
         return request(configuration={"object": "o", "fields": fields}, **changes)
 
     assert set_apart([]) == []
-    assert set_apart([asked(1, "F16")]) == [""]
-    assert set_apart([asked(1, "F16"), asked(2, "F16")]) == ["N 1", "N 2"]
-    assert set_apart([asked(1, "F16"), asked(1, "BF16"), asked(2, "F16")]) == [
+    assert set_apart([variant(1, "F16")]) == [""]
+    assert set_apart([variant(1, "F16"), variant(2, "F16")]) == ["N 1", "N 2"]
+    assert set_apart([variant(1, "F16"), variant(1, "BF16"), variant(2, "F16")]) == [
         "N 1, dtype F16", "N 1, dtype BF16", "N 2, dtype F16",
     ]  # fmt: skip
     # Where one has what the other has not.
-    assert set_apart([asked(1, "F16"), asked(1, "F16", options={})]) == ["options.opt-level 3", ""]
+    assert set_apart([variant(1, "F16"), variant(1, "F16", options={})]) == ["options.opt-level 3", ""]

@@ -1,4 +1,4 @@
-"""What stands for the DSL where it is not: names, and refusals that say what was asked. Needs no DSL.
+"""What stands for the DSL where it is not: names, and refusals that say what was requested.
 
 Each case is a process of its own: the names take the place of the DSL in all of it.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from cutlass_aot.errors import DslNeeded
 from cutlass_aot.programs.without_dsl import names
-from cutlass_aot.programs.without_dsl.tensors import Layout
+from cutlass_aot.programs.without_dsl.layout import Layout
 
 BEGIN = """\
 from cutlass_aot import without_dsl
@@ -21,7 +21,7 @@ without_dsl.activate("4.8.1 0123")
 import cutlass
 import cutlass.cute as cute
 from cutlass_aot.errors import CutlassAotError, DslNeeded, RequestError
-from cutlass_aot.programs.describe.values import Describer
+from cutlass_aot.programs.describe.values.describer import Describer
 """
 
 
@@ -49,7 +49,7 @@ def raised(expression: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("expression", "asked"),
+    ("expression", "refusal"),
     [
         ("cute.make_layout((4, 8))", "cutlass.cute.core.make_layout was called"),
         ("cute.size((4, 8))", "cutlass.cute.size was called"),
@@ -58,7 +58,7 @@ def raised(expression: str) -> str:
         ("list(cute.size)", "cutlass.cute.size was used (iter)"),
         ("cute.size + 1", "cutlass.cute.size was used (add)"),
         ("cute.size == 1", "cutlass.cute.size was compared"),
-        ("cutlass.Float32.mlir_type", "cutlass.base_dsl.typing.Float32.mlir_type was asked for"),
+        ("cutlass.Float32.mlir_type", "cutlass.base_dsl.typing.Float32.mlir_type was requested"),
         ("cutlass.Int8(300)", "cutlass.base_dsl.typing.Int8 of 300"),
         ("cutlass.Int32(1) + 1", "cutlass.base_dsl.typing.Numeric.__add__ was called"),
         ("cute.jit(print)(1)", "builtins.print, which a trace calls, was called"),
@@ -68,10 +68,10 @@ def raised(expression: str) -> str:
         ("isinstance(1, cutlass.base_dsl.typing.JitArgument)", "whether an object is a"),
     ],
 )
-def test_a_use_of_a_name_is_refused_with_the_name(expression, asked):
+def test_a_use_of_a_name_is_refused_with_the_name(expression, refusal):
     text = raised(expression)
     assert text.startswith("DslNeeded"), text
-    assert asked in text
+    assert refusal in text
     assert "pip install nvidia-cutlass-dsl" in text
 
 

@@ -1,0 +1,61 @@
+"""Operands of a GEMM as kernel records have them, for generators of such kernels: a, b, out, then others."""
+
+from __future__ import annotations
+
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.manifest.scales import ScaleRequest
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import Epilogue
+from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, Kernel, OperandConstraint
+
+EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
+"""Extents of each operand by their names, batch first."""
+
+CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
+"""The contiguous mode by the layout's letter."""
+
+
+def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ...]:
+    """What a dense GEMM demands of a, b and out.
+
+    Args:
+        problem: their element types and layouts.
+        alignment: bytes that addresses, contiguous extents and strides are multiples of.
+    """
+    return tuple(
+        OperandConstraint(
+            name=name,
+            dtype=dtype,
+            extents=extents,
+            contiguous=CONTIGUOUS[letter],
+            divisibility=alignment * 8 // DTYPES[dtype].bits,
+            alignment=alignment,
+            written=name == "out",
+        )
+        for (name, extents), dtype, letter in zip(
+            EXTENTS.items(), problem.dtypes, problem.layouts, strict=True
+        )
+    )
+
+
+def problem_of_kernel(kernel: Kernel, epilogue: Epilogue | None = None) -> Problem:
+    """The problem that a kernel was enumerated for.
+
+    Args:
+        kernel: a record, whose first operands are a, b and out.
+        epilogue: that of the kernel, which each generator describes in its own way.
+    """
+    first = kernel.operands[: len(EXTENTS)]
+    scales = {
+        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
+        for operand in kernel.operands
+        if operand.scale is not None
+    }
+    return Problem(
+        kernel.operation,
+        tuple(operand.dtype for operand in first),
+        kernel.layouts[: len(EXTENTS)],
+        kernel.accumulator,
+        scales=(scales.get("a"), scales.get("b")),
+        epilogue=epilogue,
+    )

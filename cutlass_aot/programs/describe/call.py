@@ -1,0 +1,235 @@
+"""A call of ``cute.compile``, taken apart by the rules of the DSL.
+
+Arguments are bound to parameters, and told apart into those that are compiled in and those that are passed at
+each call: what is annotated as ``Constexpr``, None, classes, and the instance of a method are compiled in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_origin
+
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe.definitions import qualified_name
+from cutlass_aot.programs.describe.values.description import Description, Passed
+from cutlass_aot.schema.requests.request import Value
+
+_CONTROLS = ("options", "is_experimental", "compile_only", "no_cache", "no_jit_engine")
+"""Keywords of ``cute.compile`` that are not arguments and change no code, or are looked at by themselves."""
+_REFUSED_CONTROLS = {
+    "trace_finalize_hooks": "functions that change what was traced",
+    "compile_to_precompiled_mlir": "a module instead of a function",
+    "pipeline": "a pipeline of its own for the compiler",
+    "gpu_module_attrs": "attributes of its own for the compiler",
+    "export_name": "a name of its own for what is compiled",
+}
+
+
+class Call(NamedTuple):
+    """A call, taken apart.
+
+    Attributes:
+        function: the function that is traced.
+        subject: what was passed to be compiled.
+        name: of it, for the request.
+        arguments: those of the function, without the instance.
+        keywords: arguments by name.
+        controls: keywords that are for ``cute.compile`` itself.
+        bound: whether the function's first parameter is the instance.
+    """
+
+    function: types.FunctionType
+    subject: Any
+    name: str
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    controls: Mapping[str, Any]
+    bound: bool
+
+
+def call_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
+    """Take a call apart.
+
+    Args:
+        arguments: the callable, then its arguments.
+        keywords: arguments by name and options.
+    """
+    if not arguments:
+        raise RequestError("cute.compile was called without a function")
+    subject, *rest = arguments
+    function: Any = subject
+    if inspect.ismethod(subject):
+        function = subject.__func__
+    elif not inspect.isfunction(subject):
+        function = getattr(type(subject), "__call__", None)  # noqa: B004 - the function itself
+    function = _innermost(function)
+    if not isinstance(function, types.FunctionType):
+        raise RequestError(
+            f"cute.compile was called with a {type(subject).__qualname__}, expected a function or an instance"
+        )
+    is_function = inspect.isfunction(subject)
+    is_named = is_function or inspect.ismethod(subject)
+    name = qualified_name(function if is_named else _innermost(type(subject)))
+    for control, what in _REFUSED_CONTROLS.items():
+        if keywords.get(control):
+            raise RequestError(f"{name}: {control}: it asks for {what}")
+    own = {
+        key: value for key, value in keywords.items() if key not in _CONTROLS and key not in _REFUSED_CONTROLS
+    }
+    controls = {key: value for key, value in keywords.items() if key in _CONTROLS}
+    return Call(function, subject, name, rest, own, controls, bound=not is_function)
+
+
+def _innermost(thing: Any) -> Any:
+    """What all decorators were given."""
+    while hasattr(thing, "__wrapped__"):
+        thing = thing.__wrapped__
+    return thing
+
+
+class _Parameter(NamedTuple):
+    """A parameter, as far as its annotation decides what becomes of an argument.
+
+    Attributes:
+        constant: whether it is compiled in.
+        is_class: whether a class is.
+        has_extents: whether numbers in tuples are, as those of a shape.
+        dtypes: types of the DSL that a number is converted to.
+    """
+
+    name: str
+    constant: bool = False
+    is_class: bool = True
+    has_extents: bool = False
+    dtypes: tuple[str, ...] = ()
+
+
+class _Parameters(NamedTuple):
+    """Parameters of a function.
+
+    Attributes:
+        positional: those that can be passed in order.
+        rest: the name of ``*args``; ``""`` without.
+        by_name: those that can be passed by name, in the order of the signature.
+        more: the name of ``**kwargs``; ``""`` without.
+    """
+
+    positional: tuple[_Parameter, ...]
+    rest: str
+    by_name: Mapping[str, _Parameter]
+    more: str
+
+
+# Weakly: a function may hold tensors.
+_known_parameters: weakref.WeakKeyDictionary[types.FunctionType, _Parameters] = weakref.WeakKeyDictionary()
+
+
+def _parameters(function: Any) -> _Parameters:
+    known = _known_parameters.get(function)
+    if known is None:
+        known = _known_parameters[function] = _parameters_of(function)
+    return known
+
+
+def _parameters_of(function: Any) -> _Parameters:
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception as error:
+        raise RequestError(
+            f"{qualified_name(function)}: its annotations cannot be evaluated: {error}"
+        ) from None
+    positional: list[_Parameter] = []
+    by_name, rest, more = {}, "", ""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        free = annotation is parameter.empty or get_origin(annotation) is type
+        own = _Parameter(
+            parameter.name,
+            _is_constexpr(annotation),
+            free,
+            annotation is not parameter.empty and not _passes_numbers(annotation),
+            tuple(_dtypes(annotation)),
+        )
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = parameter.name
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            more = parameter.name
+        else:
+            by_name[parameter.name] = own
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                positional.append(own)
+    return _Parameters(tuple(positional), rest, by_name, more)
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    constexpr = sys.modules["cutlass"].Constexpr
+    return get_origin(annotation) is constexpr or (
+        isinstance(annotation, type) and issubclass(annotation, constexpr)
+    )
+
+
+def _passes_numbers(annotation: Any) -> bool:
+    """Whether Python's numbers in a tuple that is annotated so are passed at each call.
+
+    They are by ``tuple`` and ``tuple[int, ...]``, and not by the DSL's ``Shape`` and its like, which are
+    unions of tuples. What is neither is taken for the latter: a key may have too much.
+    """
+    if annotation in (tuple, list, typing.Tuple, typing.List, int, float, bool):  # noqa: UP006
+        return True
+    origin, inner = get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        some = [item for item in inner if item is not type(None)]
+        return len(some) == 1 and _passes_numbers(some[0])
+    if origin in (tuple, list):
+        return all(item is Ellipsis or _passes_numbers(item) for item in inner)
+    return isinstance(annotation, sys.modules["cutlass.base_dsl.typing"].NumericMeta)
+
+
+def _dtypes(annotation: Any) -> Iterator[str]:
+    if isinstance(annotation, sys.modules["cutlass.base_dsl.typing"].NumericMeta):
+        yield qualified_name(annotation)
+    for item in typing.get_args(annotation):
+        yield from _dtypes(item)
+
+
+def _described(description: Description, parameter: _Parameter, value: Any) -> Value:
+    passed = _passed(parameter, value)
+    described = description.argument(parameter.name, value, passed)
+    if passed is Passed.CONSTANT or not parameter.dtypes:
+        return described
+    own = described if isinstance(described, dict) else {"value": described}
+    return {**own, "as": list(parameter.dtypes)}
+
+
+def described_arguments(description: Description, call: Call) -> Iterator[tuple[str, Value]]:
+    """The arguments of a call by name, described as the DSL passes them."""
+    positional, rest, by_name, more = _parameters(call.function)
+    own = positional[call.bound :]
+    for index, value in enumerate(call.arguments):
+        if index < len(own):
+            parameter = own[index]
+        elif rest:
+            parameter = _Parameter(f"{rest}[{index - len(own)}]")
+        else:
+            raise RequestError(
+                f"{call.name}: it takes {len(own)} arguments in order, got {len(call.arguments)}"
+            )
+        yield parameter.name, _described(description, parameter, value)
+    # In the order of the signature, in which the DSL passes them: not in that of the call.
+    for name in sorted(call.keywords, key=lambda name: ([*by_name, name].index(name), name)):
+        value = call.keywords[name]
+        known = by_name.get(name)
+        if known is None and not more:
+            raise RequestError(f"{call.name}: it has no argument {name!r}")
+        yield name, _described(description, known or _Parameter(name), value)
+
+
+def _passed(parameter: _Parameter, value: Any) -> Passed:
+    if parameter.constant or value is None or (isinstance(value, type) and parameter.is_class):
+        return Passed.CONSTANT
+    return Passed.EXTENT if parameter.has_extents and type(value) in (tuple, list) else Passed.DYNAMIC

@@ -1,0 +1,1 @@
+"""Describing values: what a program passes to ``cute.compile``, as values of a request."""

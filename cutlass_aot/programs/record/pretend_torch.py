@@ -1,0 +1,177 @@
+"""``torch.cuda`` where there is no GPU: questions are answered for the GPU of a profile, and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cutlass_aot.programs.record.gpu_properties import GpuProperties
+
+CUDA_VERSION = "13.0"
+"""What ``torch.version.cuda`` is where torch is a build without CUDA."""
+
+
+class _Idle:
+    """Does nothing: as a context manager, as a decorator, and as a function."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else None
+
+    def do_nothing(self, *args: Any, **options: Any) -> None:
+        """Do nothing."""
+
+
+class Stream(_Idle):
+    """A stream on which nothing runs. The default stream is the one whose handle is zero."""
+
+    device_index = 0
+
+    def __init__(
+        self, device: Any = None, priority: int = 0, *, cuda_stream: int = 0, **options: Any
+    ) -> None:
+        self.cuda_stream = self.stream_id = cuda_stream
+        self.priority = priority
+
+    wait_event = wait_stream = synchronize = _Idle.do_nothing
+
+    @property
+    def device(self) -> Any:
+        """The device that is not there."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """The event, or a new one."""
+        return Event() if event is None else event
+
+    def query(self) -> bool:
+        """Whether everything is done: it is."""
+        return True
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.cuda_stream)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+
+class Event(_Idle):
+    """An event that has happened. No time passes between two of them."""
+
+    record = wait = synchronize = _Idle.do_nothing
+
+    def query(self) -> bool:
+        """Whether it has happened: it has."""
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds: more than none, since a program may divide by it."""
+        return 1e-3
+
+
+class Graph(_Idle):
+    """A CUDA graph of nothing."""
+
+    capture_begin = capture_end = replay = reset = _Idle.do_nothing
+    enable_debug_mode = debug_dump = instantiate = _Idle.do_nothing
+
+    def pool(self) -> tuple[int, int]:
+        """The handle of a memory pool."""
+        return (0, 0)
+
+
+_IDLE = ("graph", "stream", "StreamContext", "device", "device_of", "_DeviceGuard")
+_CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (True, ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported")),
+    (False, ("can_device_access_peer", "is_current_stream_capturing")),
+    (1, ("device_count",)),
+    ("", ("get_gencode_flags", "memory_summary")),
+    ((0, 0), ("graph_pool_handle",)),
+    (0, (
+        "current_device", "initial_seed", "get_sync_debug_mode", "_exchange_device", "_maybe_exchange_device",
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "memory_cached", "max_memory_cached", "memory_usage", "utilization", "device_memory_used",
+    )),
+    (None, (
+        "_lazy_init", "_lazy_call", "init", "synchronize", "set_device", "set_stream", "empty_cache",
+        "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
+        "set_rng_state_all", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep",
+        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+    )),
+)  # fmt: skip
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **options: value
+
+
+def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
+    """Name in ``torch.cuda`` to what stands there instead: an object each, since torch looks them up."""
+
+    def streams(*args: Any, **options: Any) -> Stream:
+        return Stream()
+
+    def random_state(*args: Any, **options: Any) -> Any:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def external(data_ptr: int, *args: Any, **options: Any) -> Stream:
+        return Stream(cuda_stream=data_ptr)
+
+    return {
+        **{name: _constant(value) for value, names in _CONSTANTS for name in names},
+        **{name: type(name, (_Idle,), {}) for name in _IDLE},
+        "get_device_capability": _constant((gpu.major, gpu.minor)),
+        "get_device_properties": _constant(gpu),
+        "get_device_name": _constant(gpu.name),
+        "get_arch_list": _constant([f"sm_{gpu.major}{gpu.minor}"]),
+        "mem_get_info": _constant((gpu.total_memory, gpu.total_memory)),
+        "memory_stats": lambda *args, **options: {},
+        "get_rng_state": random_state,
+        "get_rng_state_all": lambda *args: [random_state()],
+        "current_stream": streams,
+        "default_stream": streams,
+        "get_stream_from_external": external,
+        "ExternalStream": external,
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+    }
+
+
+def answer_for(torch: Any, gpu: GpuProperties) -> None:
+    """Have ``torch.cuda`` answer for a GPU."""
+    cuda = torch.cuda
+    for name, answer in _answers(torch, gpu).items():
+        # torch.cuda hands on what its modules define, and programs know both names.
+        for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    for name in ("range", "range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(cuda.nvtx, name, type(name, (_Idle,), {}))
+    torch.Generator = _generator(torch.Generator)
+    if torch.version.cuda is None:
+        torch.version.cuda = CUDA_VERSION
+
+
+def _generator(real: Any) -> Any:
+    """torch's class of random number generators, all of which are of the CPU."""
+
+    class Generator(real):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls, "cpu")
+
+    return Generator
