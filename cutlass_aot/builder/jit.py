@@ -238,8 +238,8 @@ def _signature(query: Query, gpu: _Gpu) -> Signature:
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
         for operand in query.operands
     )
-    asked = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
-    return (os.getpid(), gpu, asked, operands)
+    requested = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
+    return (os.getpid(), gpu, requested, operands)
 
 
 def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
@@ -266,7 +266,7 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
 
 
 def _serves(kernel: Kernel, query: Query) -> bool:
-    """Whether a kernel computes what is asked for, on these operands."""
+    """Whether a kernel computes what is requested, on these operands."""
     order = _order(kernel, query)
     return (
         bool(order)

@@ -10,7 +10,9 @@ annotation                            plain data
 ``float``, ``bytes``, ``None``        will not
 ``Literal["a", "b"]``                 one of the texts
 ``A | B``                             whichever it is; the alternatives differ in the type of their plain data
+``A | B`` of records alone            a map from the name of the class to the record
 ``tuple[A, ...]``, ``tuple[A, B]``    a list
+``frozenset[A]``                      a sorted list
 ``Mapping[str, A]``, ``dict``         a map; the encoders sort it
 a dataclass or a ``NamedTuple``       a map from the names of the fields; a list if the class is a :func:`row`
 ``Any``                               the value, unread
@@ -220,7 +222,7 @@ def _made(annotation: Any) -> Codec:
     if type(annotation) is _ANNOTATED:
         return _annotated(annotation.__origin__, annotation.__metadata__)
     origin: Any = getattr(annotation, "__origin__", None)
-    if origin is None and hasattr(annotation, "__annotations__"):
+    if _is_class_with_fields(annotation):
         return _row(annotation) if annotation in _ROWS else _record(annotation)
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     if origin is tuple:
@@ -229,9 +231,15 @@ def _made(annotation: Any) -> Codec:
         return _union(arguments)
     if origin in (Mapping, dict) and arguments[0] is str:
         return _map(arguments[1])
+    if origin is frozenset:
+        return _set(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     raise NotImplementedError(f"{annotation!r} has no stored form")
+
+
+def _is_class_with_fields(annotation: Any) -> bool:
+    return getattr(annotation, "__origin__", None) is None and hasattr(annotation, "__annotations__")
 
 
 def _annotated(annotation: Any, notes: tuple[Any, ...]) -> Codec:
@@ -294,6 +302,8 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
     codecs = [codec_of(annotation) for annotation in annotations]
     readers = {kind: codec.read for codec in codecs for kind in codec.plain[:1]}
     if len(readers) < len(codecs):
+        if all(map(_is_class_with_fields, annotations)):
+            return _tagged(annotations)
         raise NotImplementedError(f"{annotations} cannot be told apart by their stored forms")
     for codec in codecs:
         for kind in codec.plain[1:]:
@@ -313,6 +323,28 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
         return None if value is None or write_one is None else write_one(value)
 
     return Codec(read, write if write_one is not None else None, tuple(readers))
+
+
+def _tagged(classes: tuple[Any, ...]) -> Codec:
+    """One of several records, told apart by the names of their classes."""
+    codecs = {cls.__name__: codec_of(cls) for cls in classes}
+
+    def read(data: Any, what: str) -> Any:
+        if type(data) is not dict or len(data) != 1:
+            raise _unexpected(data, f"a map from one of {', '.join(sorted(codecs))}")
+        ((name, fields),) = data.items()
+        if name not in codecs:
+            raise _unexpected(name, f"one of {', '.join(sorted(codecs))}")
+        try:
+            return codecs[name].read(fields, what)
+        except MALFORMED as error:
+            raise _inside(error, f".{name}") from None
+
+    def write(value: Any) -> dict[str, Any]:
+        name = type(value).__name__
+        return {name: codecs[name].to_plain(value)}
+
+    return Codec(read, write, (dict,))
 
 
 def _any_to_plain(value: Any) -> Any:
@@ -346,6 +378,15 @@ def _list(annotation: Any) -> Codec:
         return list(value) if codec.write is None else [codec.write(item) for item in value]
 
     return Codec(read, write, (list,))
+
+
+def _set(annotation: Any) -> Codec:
+    inner = _list(annotation)
+    return Codec(
+        lambda data, what: frozenset(inner.read(data, what)),
+        lambda values: inner.to_plain(sorted(values)),
+        inner.plain,
+    )
 
 
 def _map(annotation: Any) -> Codec:

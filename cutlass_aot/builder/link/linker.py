@@ -15,12 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cutlass_aot.builder import native
-from cutlass_aot.builder.link.packages import (
-    distribution,
-    license_text,
-    module_file,
-    package_file,
-)
+from cutlass_aot.builder.link.packages import distribution, license_text, module_file, package_file
 from cutlass_aot.builder.native import GLIBC, TVM_FFI_SYMBOLS
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode

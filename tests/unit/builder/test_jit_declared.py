@@ -25,7 +25,7 @@ COMPUTE_CAPABILITIES = {0: (9, 0), 1: (8, 0)}
 
 
 class Compiled:
-    """What a compilation gives: it notes its calls."""
+    """What a compilation gives: it records its calls."""
 
     def __init__(self, kernel):
         self.kernel, self.calls = kernel, []

@@ -13,7 +13,8 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import Operand, policy
-from cutlass_aot.builder.compile.compile import _answer
+from cutlass_aot.builder.compile.compile import _check_answer
+from cutlass_aot.builder.compile.messages import Enumerated
 from cutlass_aot.builder.plan.plan import enumerations, load_sources, select
 from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
 from cutlass_aot.generators import registry
@@ -297,8 +298,9 @@ def chosen(extra: str) -> list[dict[str, Any]]:
     answers = []
     for question in enumerations(parsed, sources):
         generator = sources.instances["scale_rows"]
-        records = [k.encoded() for k in generator.enumerate(question.problem, question.target, DEVICE)]
-        answers.append((question, _answer(question, records, generator.design)))
+        kernels = tuple(generator.enumerate(question.problem, question.target, DEVICE))
+        _check_answer(question, Enumerated(kernels, tuple(generator.design)))
+        answers.append((question, kernels))
     return [dict(kernel.parameters) for kernel in select(parsed, answers, "4.8.1").kernels]
 
 
