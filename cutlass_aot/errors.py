@@ -79,7 +79,7 @@ class CompileError(CutlassAotError):
 
 
 class ArtifactError(CutlassAotError):
-    """A compiled object is not what was asked for (wrong target, undefined symbols)."""
+    """A compiled object is not what was requested (wrong target, undefined symbols)."""
 
 
 class LinkError(CutlassAotError):
@@ -117,7 +117,7 @@ class RegistryError(CutlassAotError):
 
 
 class RegistryNameError(CutlassAotError):
-    """A name of something in a registry is malformed, or names too little for what is asked."""
+    """A name of something in a registry is malformed, or names too little for what is requested."""
 
     exit_code = 2
 
@@ -163,7 +163,7 @@ class ProgramError(CutlassAotError):
 
 
 class DslNeeded(CutlassAotError):
-    """A program that runs without the DSL asked for something that only the DSL can do."""
+    """A program that runs without the DSL needs something that only the DSL can do."""
 
 
 class LaunchError(CutlassAotError):

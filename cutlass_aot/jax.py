@@ -109,7 +109,7 @@ def _transposed(operand: OperandDescription) -> OperandDescription:
 
 
 def _target(kernel: KernelHandle, b_transposed: bool) -> str:
-    """The name under which XLA knows a kernel; registered when it is first asked for."""
+    """The name under which XLA knows a kernel; registered when it is first needed."""
     # Equal objects have one name, from whatever bundle: XLA takes a name once, and keeps it in its cache.
     entry = kernel.entry
     name = f"{entry.kernel.symbol}_{entry.object_sha256[:16]}{'_b_transposed' if b_transposed else ''}"

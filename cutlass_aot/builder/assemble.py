@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +11,20 @@ from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.link.packages import license_notices
 from cutlass_aot.builder.native import CUDA_DRIVER
 from cutlass_aot.builder.plan.plan import kernel_entries
-from cutlass_aot.builder.plan.recipe import Origins, Recipe
+from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.plan.tuned import measured_rankings
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.bundle.glibc import glibc_of
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
 from cutlass_aot.bundle.write import Outcome, write_bundle
 from cutlass_aot.programs.describe.distributions import DSL
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.store.roots import Reference
 
 
 def assemble(
-    recipe: Recipe,
-    selection: Selection,
-    origins: Origins,
-    keys: Sequence[str],
+    planned: PlannedBundle,
     artifacts: Mapping[str, Artifact],
     libraries: Libraries,
     linker: LinkToolchain,
@@ -36,16 +33,14 @@ def assemble(
     """Put a bundle together; returns with it the records of the store that it is made of.
 
     Args:
-        recipe: what the bundle is to be.
-        selection: its kernels.
-        origins: what they come from.
-        keys: the kernels' keys, in their order.
+        planned: the bundle.
         artifacts: by key, of every kernel.
         libraries: have all of them.
         linker: for one of the hosts, to say what the libraries need.
         bundle: the bundle's directory.
     """
-    entries = kernel_entries(selection.kernels, keys, artifacts, origins, libraries.entry)
+    recipe, selection, origins = planned.recipe, planned.selection, planned.origins
+    entries = kernel_entries(planned, artifacts, libraries.entry)
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
     groups = [_with_requests(group, selection) for group in libraries.groups(entries)]
     launchers = libraries.launchers()
@@ -60,7 +55,7 @@ def assemble(
             device=recipe.device,
             targets=recipe.targets,
             hosts=recipe.hosts,
-            needs=Needs(
+            requirements=VersionRequirements(
                 cuda_driver=CUDA_DRIVER,
                 tvm_ffi=linker.tvm_ffi_version,
                 glibc=glibc_of(file.path for file in linked),
@@ -73,8 +68,8 @@ def assemble(
         ),
         bundle,
     )
-    references = [("kernel", key) for key in keys] + [("library", key) for key in libraries.store_keys()]
-    return outcome, references
+    kernels = [("kernel", key) for key in planned.keys]
+    return outcome, kernels + [("library", key) for key in libraries.store_keys()]
 
 
 def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:

@@ -7,25 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import cutlass_aot
+from cutlass_aot.builder import events
 from cutlass_aot.builder.assemble import assemble
 from cutlass_aot.builder.compile import compile as compiling
+from cutlass_aot.builder.compile.compile import Compilation
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.compile.pool import Executor, Pool
-from cutlass_aot.builder.events import (
-    Compiled,
-    Enumerating,
-    Event,
-    Failed,
-    Finished,
-    Listener,
-    Planned,
-    Ranking,
-    Shared,
-    UpToDate,
-)
+from cutlass_aot.builder.events import Event, Listener
 from cutlass_aot.builder.inputs.explain import explain, keep_parts, parts_reference
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.inputs.inputs import Inputs, Tools, load_inputs, load_tools, naming, remember_files
@@ -34,7 +25,7 @@ from cutlass_aot.builder.link.libraries import Libraries
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.plan import plan as planning
 from cutlass_aot.builder.plan import rank as ranking
-from cutlass_aot.builder.plan.recipe import Recipe, inputs_digest
+from cutlass_aot.builder.plan.recipe import Origins, PlannedBundle, Recipe
 from cutlass_aot.builder.plan.tuned import check_planned, read_tunings
 from cutlass_aot.builder.programs.record import (
     Program,
@@ -51,10 +42,11 @@ from cutlass_aot.builder.settings import Settings
 from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
 from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.bundle.write import bundle_is
-from cutlass_aot.errors import CutlassAotError, ToolchainError
+from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
 from cutlass_aot.runtime.files.verified_read import read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -69,7 +61,7 @@ class BuildResult:
 
     Attributes:
         bundle: its directory, or the shard's.
-        kernels: number of kernels asked for.
+        kernels: number of kernels requested.
         compiled: how many were compiled now.
         failures: what failed; the bundle is written only if nothing did.
         written: whether the directory was written, False if it was up to date.
@@ -188,7 +180,8 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         planned_by = (("plan", inputs.plan_digest), parts_reference(inputs), *sorted(runs))
         failed = tuple(failure for item in recorded for failure in item.failures)
         fresh = sum(item.compiled for item in recorded)
-        making = _Making(recipe, selection, inputs.tools, store, settings, pool, planned_by, failed, fresh)
+        planned = _planned(recipe, selection, inputs.tools)
+        making = _Making(planned, inputs.tools, store, settings, pool, planned_by, failed, fresh)
         result = making.bundle(output) if share is None else making.shard(output, share)
     remember_files(settings.store, inputs.files)
     made = _made(result, settings.store)
@@ -231,9 +224,16 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
     selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
     with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
-        result = _Making(recipe, selection, tools, store, settings, pool).bundle(output)
+        planned = _planned(recipe, selection, tools)
+        result = _Making(planned, tools, store, settings, pool).bundle(output)
     remember_files(settings.store, files)
     return result
+
+
+def _planned(recipe: Recipe, selection: Selection, tools: Tools) -> PlannedBundle:
+    origins = tools.origins
+    keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
+    return PlannedBundle(recipe, selection, origins, keys)
 
 
 def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener) -> BuildResult:
@@ -247,29 +247,27 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     """
     shards = [read_shard(path) for path in paths]
     check_whole(shards)
-    first = shards[0]
-    linkers = {host: LinkToolchain.detect(host) for host in first.recipe.hosts}
-    _check_same_builder(first, linkers)
-    store, bundle = Store(store_path), output / first.recipe.name
+    planned, recipe = shards[0].planned, shards[0].planned.recipe
+    linkers = {host: LinkToolchain.detect(host) for host in recipe.hosts}
+    _check_same_builder(planned.origins, linkers)
+    store, bundle = Store(store_path), output / recipe.name
+    kernels = planned.selection.kernels
     with (
         store.workspace() as workspace,
-        Libraries(first.selection.kernels, linkers, store, workspace, tell, available_workers()) as libraries,
+        Libraries(kernels, linkers, store, workspace, tell, available_workers()) as libraries,
     ):
         artifacts: dict[str, Artifact] = {}
         for shard in shards:
             artifacts |= take_artifacts(shard, store, libraries.add)
-        linker = linkers[first.recipe.hosts[0]]
-        outcome, references = assemble(
-            first.recipe, first.selection, first.origins, first.keys, artifacts, libraries, linker, bundle
-        )
-        set_root(store, first.recipe.name, references)
-    result = BuildResult(bundle, len(first.keys), 0, (), outcome.written, outcome.catalog_sha256)
+        outcome, references = assemble(planned, artifacts, libraries, linkers[recipe.hosts[0]], bundle)
+        set_root(store, recipe.name, references)
+    result = BuildResult(bundle, len(kernels), 0, (), outcome.written, outcome.catalog_sha256)
     return _finish(result, tell)
 
 
-def _check_same_builder(shard: Shard, linkers: Mapping[str, LinkToolchain]) -> None:
+def _check_same_builder(origins: Origins, linkers: Mapping[str, LinkToolchain]) -> None:
     """Refuse to link what would come out differently from what the shards' machines would have linked."""
-    theirs = {**shard.origins.linkers, "cutlass-aot": shard.origins.own_sources}
+    theirs = {**origins.linkers, "cutlass-aot": origins.own_sources}
     ours = {host: linker.fingerprint for host, linker in linkers.items()}
     ours["cutlass-aot"] = digest(encode(own_sources(Files())))
     if ours != theirs:
@@ -281,9 +279,21 @@ def _check_same_builder(shard: Shard, linkers: Mapping[str, LinkToolchain]) -> N
         )
 
 
+class _Built(NamedTuple):
+    """What the store remembers of a bundle, by the digest of its plan.
+
+    Attributes:
+        catalog_sha256: digest of its catalog.
+        references: records of the store that it is made of.
+    """
+
+    catalog_sha256: str
+    references: tuple[Reference, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """One bundle in the making: its kernels are chosen, its tools are found.
+    """One bundle in the making.
 
     Attributes:
         planned_by: records that its root keeps beside those of what it is made of, so that the next build has
@@ -292,8 +302,7 @@ class _Making:
         recorded: how many requests of programs were compiled for it.
     """
 
-    recipe: Recipe
-    selection: Selection
+    planned: PlannedBundle
     tools: Tools
     store: Store
     settings: Settings
@@ -304,68 +313,55 @@ class _Making:
 
     def bundle(self, output: Path) -> BuildResult:
         """Compile what the store lacks, link, write."""
-        bundle, tell = output / self.recipe.name, self.settings.tell
-        origins, keys = self.tools.origins, self._keys()
-        name = inputs_digest(self.recipe, self.selection, origins, keys)
-        record = self.store.get_record("bundle", name)
-        known: dict[str, Any] = record if isinstance(record, dict) else {}
-        catalog = str(known.get("catalog_sha256", ""))
-        if not self.failed and not self.settings.whole and bundle_is(bundle, catalog):
+        planned, recipe, tell = self.planned, self.planned.recipe, self.settings.tell
+        bundle, name, count = output / recipe.name, planned.digest, len(planned.keys)
+        try:
+            before = from_plain(_Built, self.store.get_record("bundle", name), "a bundle's record")
+        except CorruptFile:
+            before = _Built("", ())
+        if not self.failed and not self.settings.whole and bundle_is(bundle, before.catalog_sha256):
             # Another manifest's bundle of this name may have taken the root.
-            references = known.get("references")
-            if isinstance(references, list) and references:
-                keep_root(self.store, self.recipe.name, [*references, *self.planned_by])
-            tell(UpToDate(len(keys)))
-            return _finish(BuildResult(bundle, len(keys), 0, (), False, catalog), tell)
-        linkers = self.tools.linkers
+            keep_root(self.store, recipe.name, [*before.references, *self.planned_by])
+            tell(events.UpToDate(count))
+            return _finish(BuildResult(bundle, count, 0, (), False, before.catalog_sha256), tell)
+        linkers, jobs = self.tools.linkers, self.settings.jobs
         # From here on no collection takes what the store has: see Store.workspace.
         with (
             self.store.workspace() as workspace,
-            Libraries(
-                self.selection.kernels, linkers, self.store, workspace, tell, self.settings.jobs
-            ) as libraries,
+            Libraries(planned.selection.kernels, linkers, self.store, workspace, tell, jobs) as libraries,
         ):
-            artifacts, failures, compiled = self._compile(keys, workspace, libraries.add)
-            if failures:
-                kernels = len(keys) + len(self.failed)
-                return _finish(BuildResult(bundle, kernels, compiled, failures, False), tell)
-            first = linkers[self.recipe.hosts[0]]
-            outcome, made_of = assemble(
-                self.recipe, self.selection, origins, keys, artifacts, libraries, first, bundle
-            )
-            references = [*made_of, ("bundle", name)]
-            record = {"catalog_sha256": outcome.catalog_sha256, "references": references}
-            self.store.put_record("bundle", name, record)
-            set_root(self.store, self.recipe.name, [*references, *self.planned_by])
-        result = BuildResult(bundle, len(keys), compiled, (), outcome.written, outcome.catalog_sha256)
+            done = self._compile(workspace, libraries.add)
+            if done.failures:
+                kernels = count + len(self.failed)
+                return _finish(BuildResult(bundle, kernels, done.compiled, done.failures, False), tell)
+            linker = linkers[recipe.hosts[0]]
+            outcome, made_of = assemble(planned, done.artifacts, libraries, linker, bundle)
+            built = _Built(outcome.catalog_sha256, (*made_of, ("bundle", name)))
+            self.store.put_record("bundle", name, to_plain(built))
+            set_root(self.store, recipe.name, [*built.references, *self.planned_by])
+        result = BuildResult(bundle, count, done.compiled, (), outcome.written, outcome.catalog_sha256)
         return _finish(result, tell)
 
     def shard(self, output: Path, share: Share) -> BuildResult:
         """Compile what the store lacks of a share, and write it."""
-        keys = self._keys()
-        path = output / share.directory(self.recipe.name)
+        keys = share.of(self.planned.keys)
+        path = output / share.directory(self.planned.recipe.name)
         with self.store.workspace() as workspace:
-            artifacts, failures, compiled = self._compile(keys, workspace, wanted=share.of(keys))
-            if not failures:
-                shard = Shard(share, self.recipe, self.selection, self.tools.origins, tuple(keys), path)
-                write_shard(shard, artifacts, self.store)
-                set_root(self.store, path.name, [("kernel", key) for key in sorted(share.of(keys))])
-        kernels = len(share.of(keys)) + len(self.failed)
-        result = BuildResult(path, kernels, compiled, failures, not failures)
+            done = self._compile(workspace, required=keys)
+            if not done.failures:
+                write_shard(Shard(share, self.planned, path), done.artifacts, self.store)
+                set_root(self.store, path.name, [("kernel", key) for key in sorted(keys)])
+        kernels = len(keys) + len(self.failed)
+        result = BuildResult(path, kernels, done.compiled, done.failures, not done.failures)
         return _finish(result, self.settings.tell)
-
-    def _keys(self) -> list[str]:
-        origins = self.tools.origins
-        return planning.kernel_keys(self.selection, origins.generators, origins.toolchain)
 
     def _compile(
         self,
-        keys: Sequence[str],
         workspace: Path,
         add: Callable[[Kernel, str, bool], None] = lambda _kernel, _object, _fresh: None,
-        wanted: frozenset[str] | None = None,
-    ) -> tuple[dict[str, Artifact], tuple[Failure, ...], int]:
-        """Artifacts of the kernels wanted (None for all), what failed, and how many were compiled now.
+        required: frozenset[str] | None = None,
+    ) -> Compilation:
+        """Have the artifacts of the kernels with some keys (None for all), and say what failed.
 
         ``add`` is told of every object as soon as the store has it, and whether it is new there.
         """
@@ -373,24 +369,25 @@ class _Making:
 
         def tell(event: Event) -> None:
             settings.tell(event)
-            if isinstance(event, (Compiled, Shared)):
+            if isinstance(event, (events.Compiled, events.Shared)):
                 add(event.kernel, event.artifact.object_sha256, True)
 
-        check_planned(self.recipe.tuning, self.selection.kernels, tools.origins.provenance)
-        planned = planning.against_store(self.selection, keys, self.store)
-        if wanted is not None:
-            planned = [item for item in planned if item.key in wanted]
-        settings.tell(Planned(tuple(planned), self.selection.warnings))
+        selection = self.planned.selection
+        check_planned(self.planned.recipe.tuning, selection.kernels, tools.origins.provenance)
+        planned = planning.against_store(selection, self.planned.keys, self.store)
+        if required is not None:
+            planned = [item for item in planned if item.key in required]
+        settings.tell(events.Planned(tuple(planned), selection.warnings))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:
                 add(item.kernel, item.artifact.object_sha256, False)
         for failure in self.failed:
-            settings.tell(Failed(failure))
+            settings.tell(events.Failed(failure))
         failures = self.failed if settings.retry else (*self._failed_before(planned), *self.failed)
         planned = [item for item in planned if settings.retry or not item.failed]
         if len(artifacts) == len(planned):
-            return artifacts, failures, self.recorded
+            return Compilation(artifacts, failures, self.recorded)
         try:
             with self._executor() as executor:
                 done = compiling.compile_missing(
@@ -402,7 +399,9 @@ class _Making:
             raise
         # Idle workers would keep gigabytes while libraries are linked.
         self.pool.end()
-        return artifacts | done.artifacts, (*failures, *done.failures), self.recorded + done.compiled
+        return Compilation(
+            artifacts | done.artifacts, (*failures, *done.failures), self.recorded + done.compiled
+        )
 
     def _executor(self) -> AbstractContextManager[Executor]:
         """Who compiles: workers of this machine, or of a dask scheduler."""
@@ -431,12 +430,13 @@ class _Making:
             Failure(item.kernel, item.failed, log(item.key), before=True) for item in planned if item.failed
         ]
         for failure in failures:
-            self.settings.tell(Failed(failure))
+            self.settings.tell(events.Failed(failure))
         return tuple(failures)
 
 
 def _finish(result: BuildResult, tell: Listener) -> BuildResult:
-    tell(Finished(result.bundle, result.kernels, result.compiled, len(result.failures), result.written))
+    failed = len(result.failures)
+    tell(events.Finished(result.bundle, result.kernels, result.compiled, failed, result.written))
     return result
 
 
@@ -455,12 +455,12 @@ def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     if not inputs.manifest.tables:
         return Selection((), ())
     questions = planning.enumerations(inputs.manifest, tools.sources)
-    settings.tell(Enumerating(len(questions)))
+    settings.tell(events.Enumerating(len(questions)))
     answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
     with naming(inputs.manifest.path):
         versions = tools.compiler.versions
         selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
         if inputs.model is None:
             return selection
-        settings.tell(Ranking(len(inputs.manifest.select.shapes.extents)))
+        settings.tell(events.Ranking(len(inputs.manifest.select.shapes.extents)))
         return ranking.rank(selection, inputs.manifest, inputs.model, tools.sources, inputs.devices, pool)

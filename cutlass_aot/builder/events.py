@@ -141,7 +141,7 @@ class Finished:
 
     Attributes:
         bundle: the bundle's directory.
-        kernels: number of kernels asked for.
+        kernels: number of kernels requested.
         compiled: how many were compiled now.
         failed: how many failed; no bundle was written if any did.
         written: whether the bundle's directory was written.
@@ -155,20 +155,8 @@ class Finished:
 
 
 Event = (
-    Enumerating
-    | Ranking
-    | Running
-    | Ran
-    | Planned
-    | UpToDate
-    | Started
-    | Compiled
-    | Shared
-    | Failed
-    | Linking
-    | Linked
-    | Notice
-    | Finished
-)
+    Enumerating | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled | Shared | Failed
+    | Linking | Linked | Notice | Finished
+)  # fmt: skip
 Listener = Callable[[Event], None]
 """Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

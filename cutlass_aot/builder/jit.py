@@ -46,8 +46,9 @@ from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.runtime.selection.match import arrangement, usual_accumulator
 from cutlass_aot.runtime.selection.query import Parameters, Query
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents
@@ -237,8 +238,8 @@ def _signature(query: Query, gpu: _Gpu) -> Signature:
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
         for operand in query.operands
     )
-    asked = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
-    return (os.getpid(), gpu, asked, operands)
+    requested = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
+    return (os.getpid(), gpu, requested, operands)
 
 
 def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
@@ -265,7 +266,7 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
 
 
 def _serves(kernel: Kernel, query: Query) -> bool:
-    """Whether a kernel computes what is asked for, on these operands."""
+    """Whether a kernel computes what is requested, on these operands."""
     order = _order(kernel, query)
     return (
         bool(order)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.builder.plan.plan import kernel_keys
-from cutlass_aot.builder.plan.recipe import Origins, Recipe, inputs_digest
-from cutlass_aot.builder.records import Selection
+from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.schema.codec import from_plain, to_plain
@@ -63,24 +62,20 @@ class Shard:
 
     Attributes:
         share: which.
-        recipe: what the bundle is to be.
-        selection: all kernels of the bundle.
-        origins: what they come from.
-        keys: the kernels' keys, in their order.
+        planned: the whole bundle.
         path: the shard's directory.
     """
 
     share: Share
-    recipe: Recipe
-    selection: Selection
-    origins: Origins
-    keys: tuple[str, ...]
+    planned: PlannedBundle
     path: Path
 
     @property
-    def bundle_digest(self) -> str:
-        """The same for all shards of one bundle."""
-        return inputs_digest(self.recipe, self.selection, self.origins, self.keys)
+    def kernels(self) -> list[tuple[str, Kernel]]:
+        """Those of its share, with their keys."""
+        share = self.share.of(self.planned.keys)
+        pairs = zip(self.planned.keys, self.planned.selection.kernels, strict=True)
+        return [(key, kernel) for key, kernel in pairs if key in share]
 
 
 def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
@@ -110,22 +105,9 @@ def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -
 
 def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
     """Objects and their records first, what makes it a shard last."""
-    share = shard.share.of(shard.keys)
-    for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
-        if key in share:
-            copy_artifact(store, own, key, kernel, artifacts[key])
-    own.put_record(
-        "shard",
-        _KEY,
-        {
-            "index": shard.share.index,
-            "count": shard.share.count,
-            "recipe": to_plain(shard.recipe),
-            "selection": to_plain(shard.selection),
-            "origins": to_plain(shard.origins),
-            "keys": list(shard.keys),
-        },
-    )
+    for key, kernel in shard.kernels:
+        copy_artifact(store, own, key, kernel, artifacts[key])
+    own.put_record("shard", _KEY, {**to_plain(shard.share), **to_plain(shard.planned)})
 
 
 def read_shard(path: Path) -> Shard:
@@ -137,14 +119,8 @@ def read_shard(path: Path) -> Shard:
     if record is None:
         raise BundleError(f"{path} is not a complete shard: build it again with `cutlass-aot build --shard`")
     try:
-        return Shard(
-            share=Share.parse(f"{record['index']}/{record['count']}"),
-            recipe=from_plain(Recipe, record["recipe"], "a recipe"),
-            selection=from_plain(Selection, record["selection"], "a selection"),
-            origins=from_plain(Origins, record["origins"], "the origins of kernels"),
-            keys=tuple(map(str, record["keys"])),
-            path=path,
-        )
+        share = Share.parse(f"{record.pop('index')}/{record.pop('count')}")
+        return Shard(share, from_plain(PlannedBundle, record, "a planned bundle"), path)
     except (*MALFORMED, CorruptFile) as error:
         raise BundleError(f"{path}: the shard's record is malformed ({error}): build it again") from None
 
@@ -159,17 +135,15 @@ def take_artifacts(
         store: takes the objects.
         add: told of each kernel, the digest of its object when the store has it, and whether it is new there.
     """
-    own, share = Store(shard.path, create=False), shard.share.of(shard.keys)
-    taken = {}
-    for kernel, key in zip(shard.selection.kernels, shard.keys, strict=True):
-        if key in share:
-            artifact, why = read_artifact(own, key, kernel)
-            if artifact is None:
-                raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
-            fresh = not store.has_record("kernel", key)
-            copy_artifact(own, store, key, kernel, artifact)
-            add(kernel, artifact.object_sha256, fresh)
-            taken[key] = artifact
+    own, taken = Store(shard.path, create=False), {}
+    for key, kernel in shard.kernels:
+        artifact, why = read_artifact(own, key, kernel)
+        if artifact is None:
+            raise BundleError(f"{shard.path}: {kernel.name}: {why}: build this shard again")
+        fresh = not store.has_record("kernel", key)
+        copy_artifact(own, store, key, kernel, artifact)
+        add(kernel, artifact.object_sha256, fresh)
+        taken[key] = artifact
     return taken
 
 
@@ -178,9 +152,9 @@ def check_whole(shards: Sequence[Shard]) -> None:
     if not shards:
         raise BundleError("there is nothing to merge: name the directories of all shards of a bundle")
     first = shards[0]
-    generators, toolchain = first.origins.generators, first.origins.toolchain
+    planned, origins = first.planned, first.planned.origins
     # Objects are taken by their keys: one that is not what it says must not get into the store.
-    if kernel_keys(first.selection, generators, toolchain) != list(first.keys):
+    if kernel_keys(planned.selection, origins.generators, origins.toolchain) != planned.keys:
         raise BundleError(f"{first.path}: its keys are not those of its kernels: build this shard again")
     for shard in shards[1:]:
         what = f"{shard.path} and {first.path} are not of one build"
@@ -188,8 +162,8 @@ def check_whole(shards: Sequence[Shard]) -> None:
             raise BundleError(
                 f"{what}: one is of {shard.share.count} shards, the other of {first.share.count}"
             )
-        if shard.bundle_digest != first.bundle_digest:
-            raise BundleError(f"{what}: {_difference(shard, first)}")
+        if shard.planned.digest != planned.digest:
+            raise BundleError(f"{what}: {_difference(shard.planned, planned)}")
     indices = [shard.share.index for shard in shards]
     twice = sorted({index for index in indices if indices.count(index) > 1})
     if twice:
@@ -197,12 +171,12 @@ def check_whole(shards: Sequence[Shard]) -> None:
     missing = sorted(set(range(1, first.share.count + 1)) - set(indices))
     if missing:
         raise BundleError(
-            f"of {first.share.count} shards of {first.recipe.name} these are missing: "
+            f"of {first.share.count} shards of {planned.recipe.name} these are missing: "
             f"{', '.join(map(str, missing))}"
         )
 
 
-def _difference(one: Shard, other: Shard) -> str:
+def _difference(one: PlannedBundle, other: PlannedBundle) -> str:
     """In words, what two shards of different builds differ in."""
     versions, others = one.origins.versions, other.origins.versions
     for name in sorted({*versions, *others}):

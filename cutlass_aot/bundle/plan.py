@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Needs
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, VersionRequirements
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.requests.request import OPERATION, CompiledRequest
 from cutlass_aot.schema.tuning.ranking import Ranking
@@ -61,7 +61,7 @@ class BundlePlan:
         device: device profile it was built with.
         targets: GPU code targets, in any order.
         hosts: CPU architectures; each group has a library for each.
-        needs: what it needs of a machine.
+        requirements: versions that it needs on a machine.
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
         launchers: host to the library through which kernels are launched.
@@ -75,7 +75,7 @@ class BundlePlan:
     device: str
     targets: Sequence[str]
     hosts: Sequence[str]
-    needs: Needs
+    requirements: VersionRequirements
     provenance: Mapping[str, str]
     groups: Sequence[GroupPlan]
     launchers: Mapping[str, PackedFile]

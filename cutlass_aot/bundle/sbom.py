@@ -213,7 +213,7 @@ def _code_component(code: Code) -> dict[str, Any]:
 def _packages(catalog: Catalog) -> list[dict[str, Any]]:
     """What the bundle was made with, and what it needs to be loaded."""
     versions = {name: version for name, version in catalog.provenance.items() if name != "toolchain"}
-    versions.setdefault("apache-tvm-ffi", catalog.needs.tvm_ffi)
+    versions.setdefault("apache-tvm-ffi", catalog.requirements.tvm_ffi)
     return [_component(name, version) for name, version in sorted(versions.items())]
 
 

@@ -56,7 +56,7 @@ class VerifiedBundle:
             device=catalog.device,
             targets=catalog.targets,
             hosts=catalog.hosts,
-            needs=catalog.needs,
+            requirements=catalog.requirements,
             provenance=catalog.provenance,
             groups=self.groups,
             launchers={

@@ -41,7 +41,8 @@ from cutlass_aot.schema.bundles.signature import SIGNATURES, Signature
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import decompress, decompressed
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS, Kernel
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import OPERATION, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_from_bytes
 from cutlass_aot.schema.targets import Target
@@ -362,7 +363,7 @@ class _Verification:
         for host, reference in catalog.launchers.items():
             libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
         for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
-            self._library(reference, expected, catalog.needs.glibc)
+            self._library(reference, expected, catalog.requirements.glibc)
         for reference, spans in sorted(codes.items(), key=lambda item: item[0].path):
             self._code(reference, spans)
         bill = self._references.get(f"{BILL_FOLDER}/{BILL_NAME}")

@@ -16,7 +16,7 @@ from cutlass_aot.schema.words import size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-    from cutlass_aot.schema.kernels.kernel import OperandConstraint
+    from cutlass_aot.schema.kernels.constraints import OperandConstraint
 
 
 @click.command("show")

@@ -18,7 +18,7 @@ from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.targets import Target
 
 
-class Found(NamedTuple):
+class NamedCatalog(NamedTuple):
     """A bundle whose catalog was read.
 
     Attributes:
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     catalog: Catalog
 
 
-def find_bundles(name: str) -> list[Found]:
+def find_bundles(name: str) -> list[NamedCatalog]:
     """The bundle that a directory or a wheel is, or those that are installed under a name; at least one."""
     path, problem = Path(name), ""
     try:
@@ -41,7 +41,7 @@ def find_bundles(name: str) -> list[Found]:
         # It may be the name of an installed bundle nevertheless.
         problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
     else:
-        return [Found(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
+        return [NamedCatalog(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
     installed = installed_bundles()
     found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
     if not found and problem:
@@ -52,10 +52,10 @@ def find_bundles(name: str) -> list[Found]:
             f"{name!r} is not a bundle: expected a directory, a wheel, or the name of an installed bundle "
             f"(installed: {listed})"
         )
-    return [Found(str(folder), read_catalog(folder)) for folder in found]
+    return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
 
 
-def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
+def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
     """The answer for a machine, as plain data.
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
@@ -73,7 +73,7 @@ def diagnose(bundles: list[Found], facts: Machine) -> dict[str, Any]:
     }
 
 
-def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:
+def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
     catalog = bundle.catalog
     return {
         "name": catalog.name,
@@ -81,7 +81,7 @@ def _answer(bundle: Found, answer: Answer) -> dict[str, Any]:
         "where": bundle.where,
         "targets": list(catalog.targets),
         "hosts": list(catalog.hosts),
-        "needs": catalog.needs._asdict(),
+        "needs": catalog.requirements._asdict(),
         "accepted": answer.accepted,
         "reasons": [_reason(reason) for reason in answer.reasons],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],

@@ -37,7 +37,7 @@ def expected_versions() -> dict[str, str]:
 
 
 def satisfies(version: str, expected: str) -> bool:
-    """Whether a version is one that is asked for.
+    """Whether a version is one that is required.
 
     Args:
         version: installed, such as ``2.13.0+cpu``.
@@ -60,17 +60,17 @@ def satisfies(version: str, expected: str) -> bool:
 
 
 def differing(installed: Mapping[str, str | None], expected: Mapping[str, str]) -> list[dict[str, str]]:
-    """Installed packages whose versions are not those asked for, as plain data.
+    """Installed packages whose versions are not those required, as plain data.
 
     Keys of each: ``package``, ``installed``, ``expected``. Packages that are missing are not among them.
     """
     found = []
     for name, version in sorted(installed.items()):
-        wanted = expected.get(name, "")
+        required = expected.get(name, "")
         try:
-            good = version is None or satisfies(version, wanted)
+            good = version is None or satisfies(version, required)
         except ValueError:
             good = False
         if not good:
-            found.append({"package": name, "installed": str(version), "expected": wanted})
+            found.append({"package": name, "installed": str(version), "expected": required})
     return found

@@ -55,7 +55,7 @@ _OTHER_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def this_machine() -> Machine:
-    """Facts of the machine that this runs on. The driver is asked; nothing is imported for it."""
+    """Facts of the machine that this runs on. The driver tells of its GPUs; nothing is imported for it."""
     return Machine(
         host=os.uname().machine,
         libc=machine.c_library(),

@@ -1,7 +1,7 @@
 """What this machine has, lacks, can build and can run, as plain data.
 
 It must answer where things are broken: with no GPU, no driver, no compiler and no build side. Nothing of the
-build side is imported; packages are asked for their versions alone.
+build side is imported; of packages only the versions are read.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from cutlass_aot.manifest.kernels import TABLE_KEYS
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.declaration import Operand
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",

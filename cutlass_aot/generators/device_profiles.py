@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
+from cutlass_aot.schema.codec import Codec, Form, codec_of
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
+
+
+def _by_text(_: Any) -> Codec:
+    """Whole numbers by whole numbers: the keys of a map that is stored are text."""
+    inner = codec_of(Mapping[str, int])
+
+    def read(data: Any, what: str) -> dict[int, int]:
+        return {int(size): count for size, count in inner.read(data, what).items()}
+
+    return Codec(read, lambda counts: {str(size): count for size, count in counts.items()}, inner.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class DeviceProfile:
     gpu: str
     compute_capability: tuple[int, int]
     sm_count: int
-    max_active_clusters: Mapping[int, int]
+    max_active_clusters: Annotated[Mapping[int, int], Form(_by_text)]
     measured: bool
     source: str
 
@@ -80,13 +91,6 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
         return _parse(load_toml(path), name)
 
 
-def device_record(device: DeviceProfile) -> dict[str, Any]:
-    """A device profile as plain data."""
-    record = asdict(device)
-    record["max_active_clusters"] = {str(size): count for size, count in device.max_active_clusters.items()}
-    return record
-
-
 def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
     missing, unknown = sorted(_FIELDS - table.keys()), sorted(table.keys() - _FIELDS)
     if missing or unknown:
@@ -126,10 +130,3 @@ def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
         measured=table["measured"],
         source=str(table["source"]),
     )
-
-
-def device_from_record(record: Mapping[str, Any]) -> DeviceProfile:
-    """Read what :func:`device_record` gave."""
-    clusters = {int(size): int(count) for size, count in record["max_active_clusters"].items()}
-    major, minor = record["compute_capability"]
-    return DeviceProfile(**{**record, "compute_capability": (major, minor), "max_active_clusters": clusters})

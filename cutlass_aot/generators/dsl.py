@@ -18,8 +18,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.protocol import CompiledFunction
+from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import ANY_SHAPE, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 __all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.scales import ScaleRequest
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 """Extents of each operand by their names, batch first."""

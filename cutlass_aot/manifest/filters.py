@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.kernels.design import full_name, matches
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
 
 FilterValue = str | int | bool
 

@@ -285,13 +285,13 @@ class Bundle:
             operation: what is computed.
             parameters: every one of them, with its value.
         """
-        wanted = sorted((name, type(value), value) for name, value in parameters.items())
+        expected = sorted((name, type(value), value) for name, value in parameters.items())
         return [
             handle
             for target in self.targets
             for entry in self.groups.of_operation(operation, target)
             # True and 1 are equal, and two parameters.
-            if [(name, type(value), value) for name, value in entry.parameters] == wanted
+            if [(name, type(value), value) for name, value in entry.parameters] == expected
             for handle in self._finder.handles(entry)
         ]
 

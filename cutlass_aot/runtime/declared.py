@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from cutlass_aot.errors import (
-    BundleError,
-    CorruptFile,
     GeneratorError,
-    Incompatible,
     KernelNotFound,
     OperandError,
-    SchemaTooNew,
-    UntrustedBundle,
 )
 from cutlass_aot.runtime import policy
-from cutlass_aot.runtime.bundle import Bundle, note_opened, opened_bundles
-from cutlass_aot.runtime.installed import open_found
+from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.runtime.bundle_search import BundleSearch
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, is_torch
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
-from cutlass_aot.runtime.search_path import InstalledBundle, located
 from cutlass_aot.runtime.selection.query import Parameters
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
-from cutlass_aot.schema.versions import order
 
 MAX_COMBINATIONS = 4096
 """Most values of all parameters together."""
@@ -46,7 +38,6 @@ _EXACT = (0, 0)
 # What a file name may have: parameters stand in the names of a bundle's files.
 _TEXT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _declared: dict[str, DeclaredKernel] = {}
-_installed: dict[Path, Bundle] = {}
 
 
 def kernel(
@@ -322,76 +313,6 @@ class PrebuiltFunction:
         return [*operands, *(named[name] for name in rest)]
 
 
-class BundleSearch:
-    """Bundles that are open, the latest first, then those that are installed and not open already.
-
-    Of those that are installed, what is earlier on the search path comes first, then the newest. A wheel is
-    opened when its turn comes, a directory when its name and version are needed for the order. One that
-    cannot be opened is passed over.
-
-    Attributes:
-        seen: name and version of each bundle that was gone through.
-        problems: which installed bundles could not be opened, and why.
-    """
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.problems: list[str] = []
-
-    def __iter__(self) -> Iterator[Bundle]:
-        self.seen, self.problems = [], []
-        paths: set[Path] = set()
-        # Opened here, and not by the program: they have their own order.
-        ours = {id(bundle) for bundle in list(_installed.values())}
-        for bundle in opened_bundles():
-            if id(bundle) not in ours:
-                paths.add(bundle.path.absolute())
-                yield self._seen(bundle)
-        for item in self._in_order(item for item in located() if _absolute(item) not in paths):
-            found = self._opened(item)
-            if found is not None:
-                yield self._seen(found)
-
-    def _in_order(self, found: Iterable[InstalledBundle]) -> list[InstalledBundle]:
-        """In the order in which they are searched; directories that cannot be opened are left out."""
-        ordered: list[tuple[str, str, InstalledBundle]] = []
-        for item in found:
-            name, version = item.name, item.version
-            if not item.announced:
-                bundle = self._opened(item)
-                if bundle is None:
-                    continue
-                name, version = bundle.name, bundle.version
-            ordered.append((name, version, item))
-        ordered.sort(key=lambda row: (row[0], str(row[2].path)))
-        ordered.sort(key=lambda row: order(row[1]), reverse=True)
-        ordered.sort(key=lambda row: row[2].place)
-        return [item for _, _, item in ordered]
-
-    def _opened(self, item: InstalledBundle) -> Bundle | None:
-        """What was found, open; None if it cannot be."""
-        # Kept here: whoever opened it otherwise would have to.
-        bundle = None if item.path is None else _installed.get(item.path)
-        if bundle is not None:
-            return bundle
-        try:
-            directory = open_found(item)
-            directory.check_machine()
-        except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
-            called = f"{item.name} {item.version}".rstrip()
-            self.problems.append(f"installed bundle {called} cannot be opened: {error}")
-            return None
-        return _installed.setdefault(directory.path, note_opened(Bundle(directory)))
-
-    def _seen(self, bundle: Bundle) -> Bundle:
-        self.seen.append(f"{bundle.name} {bundle.version}")
-        return bundle
-
-
-def _absolute(item: InstalledBundle) -> Path | None:
-    return None if item.path is None else item.path.absolute()
-
-
 def _ordinal_of(operands: Sequence[Any]) -> int:
     """The GPU of the first operand that is on one."""
     for operand in operands:
@@ -408,16 +329,14 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:
     """A parameter's value, if it is one that a record can have."""
-    if isinstance(value, tuple) and all(type(item) is int for item in value):
-        return value
-    if type(value) is str and not _TEXT.fullmatch(value):
+    if not is_value(value):
+        raise GeneratorError(
+            f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a "
+            "tuple of whole numbers"
+        )
+    if isinstance(value, str) and not _TEXT.fullmatch(value):
         raise GeneratorError(
             f"kernel {name!r}: parameter {key} = {value!r}: expected text of letters, digits, '_', '.' and "
             "'-', at most 64 of them: it becomes part of file names"
         )
-    if type(value) in (bool, int, float, str) and value == value:
-        return value  # type: ignore[no-any-return]
-    raise GeneratorError(
-        f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a tuple "
-        "of whole numbers"
-    )
+    return value

@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
     place: int
 
 
-class Found(NamedTuple):
+class InstalledStatus(NamedTuple):
     """An installed bundle, and whether :func:`open_installed` opens it; ``str`` gives a line for it.
 
     Attributes:
@@ -111,7 +111,7 @@ def installed_report(
     version: str | None = None,
     *,
     paths: Iterable[str | os.PathLike[str]] = (),
-) -> list[Found]:
+) -> list[InstalledStatus]:
     """Every installed bundle, of one name or of all, and whether :func:`open_installed` opens it.
 
     Args:
@@ -126,7 +126,7 @@ def installed_report(
     found = list(gathered.refused)
     for candidates in by_name.values():
         first = _first(candidates)
-        found += [_found(candidate, _behind(first, candidate)) for candidate in candidates]
+        found += [_status(candidate, _behind(first, candidate)) for candidate in candidates]
     return sorted(found, key=lambda item: (item.name, order(item.version), bool(item.reason), item.path))
 
 
@@ -187,7 +187,7 @@ def _behind(first: Candidate, other: Candidate) -> str:
     return _REASONS[differing[0] if differing else -1].format(first=first.directory.path)
 
 
-def open_found(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> BundleDirectory:
+def open_located(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> BundleDirectory:
     """Open what a search found, and check its catalog against the name and version that announced it.
 
     A signature is of the catalog, not of a wheel's metadata: with another name or version there, a bundle
@@ -230,12 +230,12 @@ class _Gathered(NamedTuple):
         candidates: what can be opened, in the order of the search path.
         refused: what cannot, with the reasons.
         names: names and versions of all that is installed, as far as they are known.
-        errors: of bundles of the name and version that was asked for.
+        errors: of bundles of the requested name and version.
         unnamed: errors of bundles whose name could not be read, and which may be meant.
     """
 
     candidates: list[Candidate]
-    refused: list[Found]
+    refused: list[InstalledStatus]
     names: list[tuple[str, str]]
     errors: list[CutlassAotError]
     unnamed: list[CutlassAotError]
@@ -258,10 +258,10 @@ def _gather(
             gathered.names.append((item.name, item.version))
             continue
         try:
-            directory = open_found(item, keys)
+            directory = open_located(item, keys)
         except CutlassAotError as error:
             where = str(item.path or item.package)
-            gathered.refused.append(Found(item.name, item.version, where, reason=str(error)))
+            gathered.refused.append(InstalledStatus(item.name, item.version, where, reason=str(error)))
             (gathered.errors if item.announced or name is None else gathered.unnamed).append(error)
             continue
         catalog = directory.catalog
@@ -273,18 +273,18 @@ def _gather(
             if check:
                 directory.check_machine()
         except CutlassAotError as error:
-            gathered.refused.append(_found(candidate, str(error)))
+            gathered.refused.append(_status(candidate, str(error)))
             gathered.errors.append(error)
             continue
         gathered.candidates.append(candidate)
     return gathered
 
 
-def _found(candidate: Candidate, reason: str) -> Found:
+def _status(candidate: Candidate, reason: str) -> InstalledStatus:
     catalog = candidate.directory.catalog
     count = sum(group.count for group in catalog.groups)
     path = str(candidate.directory.path)
-    return Found(catalog.name, catalog.version, path, catalog.targets, catalog.hosts, count, reason)
+    return InstalledStatus(catalog.name, catalog.version, path, catalog.targets, catalog.hosts, count, reason)
 
 
 def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> CutlassAotError:
@@ -299,9 +299,9 @@ def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> Cutl
     names = sorted(dict.fromkeys(gathered.names), key=lambda item: (item[0], order(item[1])))
     listed = ", ".join(" ".join(item).rstrip() for item in names)
     problems = "".join(f"; {error}" for error in gathered.unnamed)
-    wanted = f"bundle {f'{name} {version or str()}'.rstrip()!r} is not" if name else "no bundle is"
+    missing = f"bundle {f'{name} {version or str()}'.rstrip()!r} is not" if name else "no bundle is"
     untrusted = any(isinstance(error, UntrustedBundle) for error in gathered.unnamed)
     return (UntrustedBundle if untrusted else BundleError)(
-        f"{wanted} installed: installed are {listed or 'no bundles'}; install its wheel, or open a directory "
-        f"with cutlass_aot.open{problems}"
+        f"{missing} installed: installed are {listed or 'no bundles'}; install its wheel, or open a "
+        f"directory with cutlass_aot.open{problems}"
     )

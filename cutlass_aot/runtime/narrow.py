@@ -144,9 +144,9 @@ def encode(values: Any, dtype: str) -> Any:
     codes = codes[:1] + [code for before, code in pairwise(codes) if known[before] < known[code]]
     table = torch.tensor([known[code] for code in codes], dtype=torch.float64, device=values.device)
     numbers = torch.tensor(codes, dtype=torch.uint8, device=values.device)
-    wanted = values.to(torch.float64).clamp(table[0], table[-1]).contiguous()
-    above = torch.searchsorted(table, wanted).clamp(1, len(codes) - 1)
-    low, high = wanted - table[above - 1], table[above] - wanted
+    exact = values.to(torch.float64).clamp(table[0], table[-1]).contiguous()
+    above = torch.searchsorted(table, exact).clamp(1, len(codes) - 1)
+    low, high = exact - table[above - 1], table[above] - exact
     upper = (high < low) | ((high == low) & (numbers[above] % 2 == 0))
     return numbers[torch.where(upper, above, above - 1)]
 

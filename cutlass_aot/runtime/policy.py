@@ -204,7 +204,7 @@ def warn_once(what: str, message: str) -> None:
 
 
 def _level_of_caller() -> int:
-    """The ``stacklevel``, for the function that asks, of the first frame that is not of this package."""
+    """The ``stacklevel``, for the calling function, of the first frame that is not of this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cutlass_aot."):
         level, frame = level + 1, frame.f_back

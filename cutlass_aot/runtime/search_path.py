@@ -1,6 +1,6 @@
 """Bundles at hand: those that were installed as wheels, and those in directories of the search path.
 
-A wheel of a bundle, or of a part of one, has an entry point in the group ``cutlass_aot.bundles``: its name is
+A wheel of a bundle has an entry point in the group ``cutlass_aot.bundles``: its name is
 the bundle's, its value a package, which has the bundle's files in the folder ``bundle``. It is found without
 importing the package.
 
@@ -8,7 +8,7 @@ A directory of the search path is a bundle, or holds some: as they were built (`
 wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
 
 A search reads nothing of a bundle. What a wheel's metadata announce is not what was signed: who opens one
-holds it against the catalog (:func:`~cutlass_aot.runtime.installed.open_found`).
+checks it against the catalog (:func:`~cutlass_aot.runtime.installed.open_located`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
 
 @dataclass(frozen=True, slots=True)
 class InstalledBundle:
-    """A bundle at hand, or a part of one.
+    """A bundle at hand.
 
     Attributes:
         name: of the bundle; of its directory, where that is not read, or cannot be.
@@ -64,7 +64,7 @@ class InstalledBundle:
 def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
     """Every bundle at hand, sorted by name, version and place.
 
-    It is a list and no more: nothing is loaded, and nobody is asked whether he trusts what is in a directory,
+    It is a list and no more: nothing is loaded, and no signature is checked of what is in a directory,
     whose catalog is read for its name and version.
 
     Args:

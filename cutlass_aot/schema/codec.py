@@ -10,7 +10,9 @@ annotation                            plain data
 ``float``, ``bytes``, ``None``        will not
 ``Literal["a", "b"]``                 one of the texts
 ``A | B``                             whichever it is; the alternatives differ in the type of their plain data
+``A | B`` of records alone            a map from the name of the class to the record
 ``tuple[A, ...]``, ``tuple[A, B]``    a list
+``frozenset[A]``                      a sorted list
 ``Mapping[str, A]``, ``dict``         a map; the encoders sort it
 a dataclass or a ``NamedTuple``       a map from the names of the fields; a list if the class is a :func:`row`
 ``Any``                               the value, unread
@@ -22,8 +24,8 @@ field, :class:`Check` and :func:`within` for its values, :class:`Form` for anoth
 with each other has a method ``validate``, which raises ``ValueError``.
 
 Readers are strict: an unknown field, a missing one or a value of another type is refused, and the error says
-where it is. A codec is made when its type is first asked for. Annotations that are text have to be evaluated
-then, which takes most of that time: modules with records that opening a bundle reads do without
+where it is. A codec is made when the first value is read or written. Annotations that are text have to be
+evaluated then, which takes most of that time: modules with records that opening a bundle reads do without
 ``from __future__ import annotations``.
 """
 
@@ -116,7 +118,7 @@ class _Malformed(ValueError):
         self.path = path
 
 
-def _found(data: Any, expected: str) -> _Malformed:
+def _unexpected(data: Any, expected: str) -> _Malformed:
     return _Malformed(f"found {shown(data)}, expected {expected}")
 
 
@@ -185,23 +187,43 @@ def header(schema: int, kind: str = "") -> Callable[[type[T]], type[T]]:
 
 
 def codec_of(annotation: Any) -> Codec:
-    """How the values of an annotation are read and written."""
+    """How the values of an annotation are read and written.
+
+    Raises:
+        NotImplementedError: from the codec, when it is first used, if the annotation has no stored form.
+    """
     # They have a slow hash, and few are met twice.
     if type(annotation) is _ANNOTATED:
-        return _annotated(annotation.__origin__, annotation.__metadata__)
-    found = _CODECS.get(annotation)
-    if found is None:
-        found = _CODECS[annotation] = _made(annotation)
-    return found
+        return _LazyCodec(annotation)
+    codec = _CODECS.get(annotation)
+    if codec is None:
+        codec = _CODECS[annotation] = _LazyCodec(annotation)
+    return codec
 
 
 _ANNOTATED: Any = type(Annotated[int, None])
 
 
+class _LazyCodec(Codec):
+    """The codec of an annotation, made when the first value is read or written."""
+
+    __slots__ = ("annotation",)
+
+    def __init__(self, annotation: Any) -> None:
+        self.annotation = annotation
+
+    def __getattr__(self, name: str) -> Any:
+        made = _made(self.annotation)
+        self.read, self.write, self.plain = made.read, made.write, made.plain
+        return getattr(self, name)
+
+
 def _made(annotation: Any) -> Codec:
+    if type(annotation) is _ANNOTATED:
+        return _annotated(annotation.__origin__, annotation.__metadata__)
     origin: Any = getattr(annotation, "__origin__", None)
-    if origin is None and hasattr(annotation, "__annotations__"):
-        return _later(_row, annotation, list) if annotation in _ROWS else _later(_record, annotation, dict)
+    if _is_class_with_fields(annotation):
+        return _row(annotation) if annotation in _ROWS else _record(annotation)
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     if origin is tuple:
         return _list(arguments[0]) if arguments[1:] == (...,) else _fixed(arguments)
@@ -209,22 +231,15 @@ def _made(annotation: Any) -> Codec:
         return _union(arguments)
     if origin in (Mapping, dict) and arguments[0] is str:
         return _map(arguments[1])
+    if origin is frozenset:
+        return _set(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     raise NotImplementedError(f"{annotation!r} has no stored form")
 
 
-def _later(make: Callable[[Any], Codec], cls: Any, plain: type) -> Codec:
-    """The codec of a record, made when the first one is read or written."""
-    made: Codec | None = None
-
-    def codec() -> Codec:
-        nonlocal made
-        if made is None:
-            made = make(cls)
-        return made
-
-    return Codec(lambda data, what: codec().read(data, what), lambda value: codec().to_plain(value), (plain,))
+def _is_class_with_fields(annotation: Any) -> bool:
+    return getattr(annotation, "__origin__", None) is None and hasattr(annotation, "__annotations__")
 
 
 def _annotated(annotation: Any, notes: tuple[Any, ...]) -> Codec:
@@ -258,7 +273,7 @@ _NAMES = {
 def _leaf(kind: type, write: Writer | None = None) -> Codec:
     def read(data: Any, _what: str) -> Any:
         if type(data) is not kind:
-            raise _found(data, _NAMES[kind])
+            raise _unexpected(data, _NAMES[kind])
         return data
 
     return Codec(read, write, (kind,))
@@ -266,7 +281,7 @@ def _leaf(kind: type, write: Writer | None = None) -> Codec:
 
 def _number(data: Any, _what: str) -> float:
     if type(data) not in (float, int) or data != data:
-        raise _found(data, "a number")
+        raise _unexpected(data, "a number")
     return float(data)
 
 
@@ -287,6 +302,8 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
     codecs = [codec_of(annotation) for annotation in annotations]
     readers = {kind: codec.read for codec in codecs for kind in codec.plain[:1]}
     if len(readers) < len(codecs):
+        if all(map(_is_class_with_fields, annotations)):
+            return _tagged(annotations)
         raise NotImplementedError(f"{annotations} cannot be told apart by their stored forms")
     for codec in codecs:
         for kind in codec.plain[1:]:
@@ -296,7 +313,7 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
     def read(data: Any, what: str) -> Any:
         reader = readers.get(type(data))
         if reader is None:
-            raise _found(data, names)
+            raise _unexpected(data, names)
         return reader(data, what)
 
     optional = [codec for codec in codecs if codec.plain != (type(None),)]
@@ -308,6 +325,28 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
     return Codec(read, write if write_one is not None else None, tuple(readers))
 
 
+def _tagged(classes: tuple[Any, ...]) -> Codec:
+    """One of several records, told apart by the names of their classes."""
+    codecs = {cls.__name__: codec_of(cls) for cls in classes}
+
+    def read(data: Any, what: str) -> Any:
+        if type(data) is not dict or len(data) != 1:
+            raise _unexpected(data, f"a map from one of {', '.join(sorted(codecs))}")
+        ((name, fields),) = data.items()
+        if name not in codecs:
+            raise _unexpected(name, f"one of {', '.join(sorted(codecs))}")
+        try:
+            return codecs[name].read(fields, what)
+        except MALFORMED as error:
+            raise _inside(error, f".{name}") from None
+
+    def write(value: Any) -> dict[str, Any]:
+        name = type(value).__name__
+        return {name: codecs[name].to_plain(value)}
+
+    return Codec(read, write, (dict,))
+
+
 def _any_to_plain(value: Any) -> Any:
     return list(value) if type(value) is tuple else value
 
@@ -315,7 +354,7 @@ def _any_to_plain(value: Any) -> Any:
 def _literal(values: tuple[Any, ...]) -> Codec:
     def read(data: Any, _what: str) -> Any:
         if type(data) is not str or data not in values:
-            raise _found(data, " or ".join(map(repr, values)))
+            raise _unexpected(data, " or ".join(map(repr, values)))
         return data
 
     return Codec(read, None, (str,))
@@ -323,44 +362,51 @@ def _literal(values: tuple[Any, ...]) -> Codec:
 
 def _list(annotation: Any) -> Codec:
     codec = codec_of(annotation)
-    read_item, write_item = codec.read, codec.write
 
     def read(data: Any, what: str) -> tuple[Any, ...]:
         if type(data) is not list:
-            raise _found(data, "a list")
-        items = []
+            raise _unexpected(data, "a list")
+        items: list[Any] = []
         try:
             for item in data:
-                items.append(read_item(item, what))
+                items.append(codec.read(item, what))
         except MALFORMED as error:
             raise _inside(error, f"[{len(items)}]") from None
         return tuple(items)
 
-    write = list if write_item is None else lambda value: [write_item(item) for item in value]
+    def write(value: Any) -> list[Any]:
+        return list(value) if codec.write is None else [codec.write(item) for item in value]
+
     return Codec(read, write, (list,))
+
+
+def _set(annotation: Any) -> Codec:
+    inner = _list(annotation)
+    return Codec(
+        lambda data, what: frozenset(inner.read(data, what)),
+        lambda values: inner.to_plain(sorted(values)),
+        inner.plain,
+    )
 
 
 def _map(annotation: Any) -> Codec:
     codec = codec_of(annotation)
-    read_item, write_item = codec.read, codec.write
 
     def read(data: Any, what: str) -> dict[str, Any]:
         if type(data) is not dict:
-            raise _found(data, "a map")
+            raise _unexpected(data, "a map")
         values = {}
         for key, item in data.items():
             if type(key) is not str:
-                raise _found(key, "text as the key of a map")
+                raise _unexpected(key, "text as the key of a map")
             try:
-                values[key] = read_item(item, what)
+                values[key] = codec.read(item, what)
             except MALFORMED as error:
                 raise _inside(error, f".{shown(key)}") from None
         return values
 
     def write(value: Mapping[str, Any]) -> dict[str, Any]:
-        if write_item is None:
-            return dict(value)
-        return {key: write_item(item) for key, item in value.items()}
+        return {key: codec.to_plain(item) for key, item in value.items()}
 
     return Codec(read, write, (dict,))
 
@@ -374,26 +420,30 @@ _KEPT = object()
 def _fields(cls: Any) -> list[tuple[str, str, Codec, Any]]:
     """The stored fields of a dataclass or a named tuple: each one's name, key, codec and default."""
     annotations = cls.__annotations__
-    if any(isinstance(annotation, (str, ForwardRef)) for annotation in annotations.values()):
+    if not {str, ForwardRef}.isdisjoint(map(type, annotations.values())):
         annotations = get_type_hints(cls, include_extras=True)
-    declared = getattr(cls, "__dataclass_fields__", None)
-    names = cls._fields if declared is None else [name for name, field in declared.items() if field.init]
     fields = []
-    for name in names:
+    # Both kinds of classes have the arguments of ``__init__`` there.
+    for name in cls.__match_args__:
         annotation = annotations[name]
         key, default = name, _KEPT
-        for note in getattr(annotation, "__metadata__", ()):
-            if isinstance(note, Key):
-                key = note.name
-            elif note is OMIT:
-                default = cls._field_defaults[name] if declared is None else declared[name].default
+        if type(annotation) is _ANNOTATED:
+            for note in annotation.__metadata__:
+                if isinstance(note, Key):
+                    key = note.name
+                elif note is OMIT:
+                    default = _default(cls, name)
         fields.append((name, key, codec_of(annotation), default))
     return fields
 
 
+def _default(cls: Any, name: str) -> Any:
+    declared = getattr(cls, "__dataclass_fields__", None)
+    return cls._field_defaults[name] if declared is None else declared[name].default
+
+
 def _record(cls: Any) -> Codec:
     fields = _fields(cls)
-    readers = [(key, codec.read, default) for _, key, codec, default in fields]
     validate = getattr(cls, "validate", None)
     kind, schema = _HEADERS.get(cls, ("", 0))
     head = ({"kind": kind} if kind else {}) | ({"schema": schema} if schema else {})
@@ -402,14 +452,14 @@ def _record(cls: Any) -> Codec:
         if head:
             data = without_header(data, kind, schema, what)
         if type(data) is not dict:
-            raise _found(data, "a map")
+            raise _unexpected(data, "a map")
         values = []
         key = ""
         missing = 0
         try:
-            for key, read_value, default in readers:
+            for _, key, codec, default in fields:
                 if key in data:
-                    values.append(read_value(data[key], what))
+                    values.append(codec.read(data[key], what))
                 elif default is _KEPT:
                     raise _Malformed("it is missing")
                 else:
@@ -418,7 +468,7 @@ def _record(cls: Any) -> Codec:
         except MALFORMED as error:
             raise _inside(error, f".{key}") from None
         if len(data) + missing != len(values):
-            known = {key for key, _, _ in readers}
+            known = {key for _, key, _, _ in fields}
             raise _Malformed(f"unknown {', '.join(sorted(shown(key) for key in data if key not in known))}")
         record = cls(*values)
         if validate is not None:
@@ -438,8 +488,8 @@ def _record(cls: Any) -> Codec:
 
 def _row(cls: Any) -> Codec:
     fields = _fields(cls)
-    names = [name for name, *_ in fields]
     validate = getattr(cls, "validate", None)
+    names = [name for name, *_ in fields]
     read_values, write_values = _sequence(
         [codec for _, _, codec, _ in fields], [f".{name}" for name in names]
     )
@@ -461,24 +511,21 @@ def _fixed(annotations: tuple[Any, ...]) -> Codec:
 
 def _sequence(codecs: list[Codec], steps: list[str]) -> tuple[Reader, Writer]:
     """Values of different annotations, one after the other."""
-    readers = [codec.read for codec in codecs]
-    writers = [codec.write for codec in codecs]
 
     def read(data: Any, what: str) -> tuple[Any, ...]:
-        if type(data) is not list or len(data) != len(readers):
+        if type(data) is not list or len(data) != len(codecs):
             count = f"{len(data)} values" if type(data) is list else shown(data)
-            raise _Malformed(f"found {count}, expected a list of {len(readers)}")
+            raise _Malformed(f"found {count}, expected a list of {len(codecs)}")
         values: list[Any] = []
         try:
-            for read_value, item in zip(readers, data, strict=True):
-                values.append(read_value(item, what))
+            for codec, item in zip(codecs, data, strict=True):
+                values.append(codec.read(item, what))
         except MALFORMED as error:
             raise _inside(error, steps[len(values)]) from None
         return tuple(values)
 
     def write(values: Any) -> list[Any]:
-        pairs = zip(writers, values, strict=True)
-        return [item if write_value is None else write_value(item) for write_value, item in pairs]
+        return [codec.to_plain(item) for codec, item in zip(codecs, values, strict=True)]
 
     return read, write
 

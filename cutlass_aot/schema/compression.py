@@ -15,7 +15,7 @@ much memory, and time to touch it: ``tools/bench/size.py --part units`` prints w
 
 # A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
 _STEP = 1 << 10
-# Memory of this size is used again; the package's 128 KiB are asked of the system each time.
+# Memory of this size is used again; the package's 128 KiB are taken from the system each time.
 _OUTPUT_STEP = 1 << 15
 
 

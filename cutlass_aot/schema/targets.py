@@ -1,4 +1,7 @@
-"""GPU code targets and the hosts that load them: what runs where, in one place."""
+"""GPU code targets and hosts: what they are called, and which GPUs and drivers run code of a target.
+
+Which targets a generator serves stands in its own folder, in the generator.
+"""
 
 import re
 from typing import NamedTuple

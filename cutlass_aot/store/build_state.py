@@ -18,7 +18,7 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.schema.encoding import seal, unseal
 
 BUILD_STATE = "build_state"
-SCHEMA = 1
+SCHEMA = 2
 _KIND = "cutlass-aot build state"
 _MAX_BYTES = 64 << 20
 _MARKED_AFTER = 86_400.0

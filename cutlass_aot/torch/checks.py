@@ -24,7 +24,7 @@ _DEFAULT_OUTPUT = {
     torch.int8: torch.int32,
     torch.uint8: torch.int32,
 }
-"""Element type of the output where none is asked for: the operand's own, or one that holds its sums."""
+"""Element type of the output where none is requested: the operand's own, or one that holds its sums."""
 
 DIFFERENTIABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Element types that gradients are given for."""
@@ -75,7 +75,7 @@ def linear_shape(x: Tensor, weight: Tensor) -> Shape:
 
 
 def output_dtype(operand: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype:
-    """Element type of the output: what is asked for, else what goes with the first operand."""
+    """Element type of the output: what is requested, else what goes with the first operand."""
     if out_dtype is not None:
         return out_dtype
     dtype = _DEFAULT_OUTPUT.get(operand)

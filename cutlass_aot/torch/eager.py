@@ -25,7 +25,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def is_plain(*operands: Any) -> bool:
-    """Whether nothing but the kernel's launch is asked for: no tracing, transform, mode, profile or gradient.
+    """Whether a call is nothing but the kernel's launch: no tracing, transform, mode, profile or gradient.
 
     Args:
         operands: tensors, or None for one that is not given.

@@ -206,11 +206,11 @@ def compute_fitted(
         out.copy_(target[..., : out.shape[-2], : out.shape[-1]])
 
 
-def _copied(tensor: Tensor, wanted: OperandDescription | None) -> Tensor:
-    if wanted is None:
+def _copied(tensor: Tensor, layout: OperandDescription | None) -> Tensor:
+    if layout is None:
         return tensor
-    memory = torch.empty_strided(wanted.shape, wanted.strides, dtype=tensor.dtype, device=tensor.device)
-    if wanted.shape == tuple(tensor.shape):
+    memory = torch.empty_strided(layout.shape, layout.strides, dtype=tensor.dtype, device=tensor.device)
+    if layout.shape == tuple(tensor.shape):
         return memory.copy_(tensor)
     memory.zero_()
     memory[..., : tensor.shape[-2], : tensor.shape[-1]].copy_(tensor)

@@ -48,7 +48,7 @@ def mm(
         ``out``. With m or n 0 it is empty, with k 0 it is zero; nothing is launched for it.
 
     Raises:
-        OperandError: if the operands do not go together, or a gradient is asked for that there is none of:
+        OperandError: if the operands do not go together, or a gradient is requested that there is none of:
             with ``out``, or with FP8 operands.
         KernelNotFound: if the bundle has no kernel for the operands, or, in a backward pass, for a gradient,
             unless :mod:`cutlass_aot.policy` says otherwise.
@@ -192,7 +192,7 @@ def scaled_mm(
         (m, n), row-major, fresh.
 
     Raises:
-        OperandError: if operands or scales do not go together, or a gradient is asked for.
+        OperandError: if operands or scales do not go together, or a gradient is requested.
         KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy` says
             otherwise.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.

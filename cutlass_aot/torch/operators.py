@@ -60,12 +60,12 @@ def _wants_gradient(operands: Sequence[Tensor | None]) -> bool:
         forward_ad.unpack_dual(operand).tangent is not None for operand in given
     ):
         raise OperandError(f"the operators of {NAMESPACE} have no forward-mode gradients: use backward()")
-    wanted = torch.is_grad_enabled() and any(operand.requires_grad for operand in given)
-    if wanted and torch._C._are_functorch_transforms_active():
+    recording = torch.is_grad_enabled() and any(operand.requires_grad for operand in given)
+    if recording and torch._C._are_functorch_transforms_active():
         raise OperandError(
             f"torch.func has no gradients of the operators of {NAMESPACE}: use torch.autograd.grad"
         )
-    return wanted
+    return recording
 
 
 def _with_gradients(
@@ -111,7 +111,7 @@ def _with_gradients(
 
 
 def _without_gradients(name: str, operator: Any, reason: str) -> None:
-    """Register kernels for an operator that autograd cannot follow; they refuse to be asked."""
+    """Register kernels for an operator that autograd cannot follow; they refuse every call."""
 
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
         operands = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]

@@ -202,7 +202,7 @@ class GpuBench:
     def _check(
         self, job: Job, extents: Extents, rotation: Rotation, sets: Sequence[Operands]
     ) -> tuple[dict[int, str], float]:
-        """Hold each kernel's result against the reference.
+        """Compare each kernel's result with the reference.
 
         Returns:
             Reasons by the number of each kernel that is wrong, and the seconds of the fastest launch; a
@@ -313,8 +313,8 @@ class GraphStopwatch:
             begin, end = self._events[index]
             found.append(begin.elapsed_time(end) / 1e3 / launches)
         if self._flush is None:
-            wanted = math.ceil(BATCH_SECONDS / (self._launches * min(found)))
-            self._replays = max(1, min(wanted, MOST_REPLAYS))
+            replays = math.ceil(BATCH_SECONDS / (self._launches * min(found)))
+            self._replays = max(1, min(replays, MOST_REPLAYS))
         return found
 
 

@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import OperandConstraint
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.tuning.rotation import Place
 

@@ -97,7 +97,7 @@ def test_the_table_of_drivers_is_the_code_s() -> None:
     for cuda, _, runs in rows:
         version = tuple(map(int, cuda.split(".")))
         targets = [name for name in KNOWN_TARGETS if minimum_cuda(Target.parse(name)) == version]
-        own = ["the bundles' host code"] if cuda == ANYTHING.needs.cuda_driver else []
+        own = ["the bundles' host code"] if cuda == ANYTHING.versions.cuda_driver else []
         assert runs == ", ".join([*targets, *own])
 
 

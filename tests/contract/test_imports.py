@@ -17,7 +17,6 @@ ALLOWED_PACKAGES = {"cutlass_aot", "msgpack"}
 ALLOWED_MODULES = {
     "cutlass_aot",
     "cutlass_aot.errors",
-    "cutlass_aot.runtime.files.file_lock",
     "cutlass_aot.runtime",
     "cutlass_aot.runtime.bundle",
     "cutlass_aot.runtime.dispatch",
@@ -26,7 +25,6 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.files.verified_read",
     "cutlass_aot.runtime.launching",
     "cutlass_aot.runtime.launching.call",
-    "cutlass_aot.runtime.launching.code_cache",
     "cutlass_aot.runtime.launching.fast_path",
     "cutlass_aot.runtime.launching.gpu_code",
     "cutlass_aot.runtime.launching.library",
@@ -56,6 +54,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.encoding",
     "cutlass_aot.schema.kernels",
     "cutlass_aot.schema.kernels.artifact",
+    "cutlass_aot.schema.kernels.constraints",
     "cutlass_aot.schema.kernels.design",
     "cutlass_aot.schema.kernels.dtypes",
     "cutlass_aot.schema.kernels.kernel",
@@ -124,7 +123,7 @@ def test_choosing_a_kernel_imports_nothing_that_a_launch_does_not_need(tmp_path:
     modules = {name for name in imported(choose.format(path=str(root))) if name.startswith("cutlass_aot")}
     not_needed = {
         "cutlass_aot.runtime.opened.filters",
-        "cutlass_aot.schema.kernels.design",
+        "cutlass_aot.schema.kernels.kernel",
         "cutlass_aot.schema.words",
     }
     assert not_needed < ALLOWED_MODULES

@@ -19,8 +19,8 @@ from cutlass_aot.schema.bundles.catalog import (
     FileReference,
     GroupEntry,
     Groups,
-    Needs,
     RankingReference,
+    VersionRequirements,
     common_alignment,
 )
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry, group_to_bytes
@@ -35,7 +35,7 @@ from cutlass_aot.schema.tuning.ranking import Ranking
 from tests.support.kernels import gemm
 
 HOST = platform.machine()
-NEEDS = Needs(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28")
+REQUIREMENTS = VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28")
 FAKE_LIBRARY = b"\x7fELF, but nothing behind it"
 
 
@@ -88,7 +88,7 @@ def write_bundle(
     root: Path,
     kernels: Iterable[Kernel],
     *,
-    needs: Needs = NEEDS,
+    requirements: VersionRequirements = REQUIREMENTS,
     hosts: tuple[str, ...] = (HOST,),
     libraries: Mapping[str, bytes] | None = None,
     launcher: bytes = FAKE_LIBRARY,
@@ -145,7 +145,7 @@ def write_bundle(
         "device": "h200",
         "targets": tuple(sorted({group.target for group in entries})),
         "hosts": hosts,
-        "needs": needs,
+        "requirements": requirements,
         "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
         "launchers": launchers,
         "groups": Groups.of(entries),

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cutlass_aot.runtime.opened.group import launcher_numbers
+from cutlass_aot.schema.kernels.artifact import EXPORT_PREFIX
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import EXPORT_PREFIX, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 EXTENTS = {"L": 2, "M": 128, "N": 256, "K": 192}
 CUDA, HOST = 2, 1

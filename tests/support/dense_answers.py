@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from cutlass.operators import GemmArguments
 
-from cutlass_aot.builder.compile.messages import problem_from_record
 from cutlass_aot.generators.cutlass_operators import CutlassOperators, records
 from cutlass_aot.generators.cutlass_operators.worker import operators_of
 from cutlass_aot.generators.device_profiles import load_profile
-from cutlass_aot.schema.codec import to_plain
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 PROFILE = load_profile("b200")
@@ -33,7 +33,8 @@ def main() -> None:
                 for operands in asked["operands"]
             ],
             "enumerated": [
-                enumerated(problem_from_record(record), target) for record, target in asked["problems"]
+                enumerated(from_plain(Problem, record, "a problem"), target)
+                for record, target in asked["problems"]
             ],
         },
         sys.stdout,
@@ -43,7 +44,7 @@ def main() -> None:
 def operators(record: Any, target: str) -> list[tuple[Any, str]]:
     """One of the package's operators of each family for a problem."""
     by_family: dict[str, Any] = {}
-    for operator in operators_of(problem_from_record(record), target).values():
+    for operator in operators_of(from_plain(Problem, record, "a problem"), target).values():
         by_family.setdefault(records.family(operator), operator)
     return [(operator, target) for operator in by_family.values()]
 

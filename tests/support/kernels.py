@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutlass_aot.bundle.write import write_bundle
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from tests.unit.bundle.test_split import whole
 
 
@@ -18,7 +18,9 @@ def write_smoke(folder: Path) -> Path:
 def write_stand_in(folder: Path, name: str, targets: Sequence[str], hosts: Sequence[str]) -> Path:
     """Write a bundle where a build in ``folder`` would."""
     bundle = folder / "build" / "bundles" / name
-    needs = Needs(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.17")
-    made = whole(folder, name=name, targets=tuple(targets), hosts=tuple(hosts), rankings=(), needs=needs)
+    requirements = VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.17")
+    made = whole(
+        folder, name=name, targets=tuple(targets), hosts=tuple(hosts), rankings=(), requirements=requirements
+    )
     write_bundle(made, bundle)
     return bundle

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import LAUNCHER_SYMBOLS, Kernel
+from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS, Facts
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import CompiledRequest
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from tests.support.kernels import gemm
@@ -157,7 +157,7 @@ def plan(folder: Path, **changes: Any) -> BundlePlan:
         "device": "h200",
         "targets": ("sm_90a",),
         "hosts": ("x86_64",),
-        "needs": Needs(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
+        "requirements": VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15.post2", glibc="2.28"),
         "provenance": {"nvidia-cutlass-dsl": "4.8.1"},
         "groups": (group(folder, kernels()), group(folder, kernels(dtypes=("bf16",) * 3))),
         "launchers": {"x86_64": launcher(folder)},

@@ -195,7 +195,7 @@ class Built:
 
 def with_code(item: Any, symbol: str) -> str:
     """Host code whose slot points to GPU code that stands beside it."""
-    from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
+    from cutlass_aot.schema.kernels.artifact import CODE_PREFIX
 
     slot = f"@{CODE_PREFIX}{symbol} = "
     before, slot_found, after = item.host_code.partition(f"{slot}global [2 x i64] zeroinitializer, align 8")

@@ -24,12 +24,14 @@ from cutlass_aot.builder.link.libraries import LAUNCHER
 from cutlass_aot.builder.link.packing import group_names, pack
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.bundle.write import write_bundle
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 KERNELS = 100_000
 BLACKWELL = ("sm_100a", "sm_103a")
@@ -213,7 +215,7 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
         device="b200",
         targets=sorted({spec.target for spec in specs}),
         hosts=["x86_64"],
-        needs=Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
+        requirements=VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
         provenance={"synthetic": str(kernels)},
         groups=plans,
         launchers={"x86_64": stand_in(LAUNCHER, "so.zst", folder)},

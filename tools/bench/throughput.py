@@ -26,8 +26,8 @@ from typing import Any
 import cutlass_aot
 from cutlass_aot.errors import CutlassAotError, KernelNotFound
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import OperandConstraint
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.shapes import parse_shapes
 from cutlass_aot.tuning.gpu import GraphStopwatch

@@ -41,7 +41,8 @@ from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
-from cutlass_aot.schema.kernels.kernel import BATCH, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
 from tools.bench.command import markdown

@@ -41,8 +41,8 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import OperandConstraint
 from tools.bench.command import markdown
 from tools.bench.machine import about
 

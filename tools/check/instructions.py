@@ -27,7 +27,8 @@ from cutlass_aot.generators.cutlass_operators.operands import MIXED_INPUT
 from cutlass_aot.generators.cutlass_operators.records import GENERATOR
 from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
 from cutlass_aot.generators.tf32_gemm.generator import Tf32Gemm
-from cutlass_aot.schema.kernels.kernel import SWIZZLE_32X4X4, Kernel
+from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 _GENERATORS = (GENERATOR, Sm90Gemm.name, Tf32Gemm.name, "conv2d_fprop")
 _LETTERS = {"f16": "H", "bf16": "H", "tf32": "H", "f8e4m3": "Q", "f8e5m2": "Q", "i8": "I", "u8": "I"}

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import cutlass_aot
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import COLUMN
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR, evaluate, parse_formula
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 CHECKED = (
     (1, 1, 8, 8), (1, 1, 576, 7168), (1, 3, 24, 40), (3, 65, 200, 72), (2, 7, 576, 1008), (1, 130, 584, 144),

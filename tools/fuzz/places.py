@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
-from cutlass_aot.builder.plan.recipe import Origins, Recipe
+from cutlass_aot.builder.plan.recipe import Origins, PlannedBundle, Recipe
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.shard import Shard, Share, read_shard, write_shard
 from cutlass_aot.bundle.files import manifest_to_bytes
@@ -145,8 +145,7 @@ def shard_reader(entries: Sequence[KernelEntry], catalog: Catalog, root: Path) -
     }
     versions = {"cutlass-aot": "0.1.0"}
     generators = {entry.kernel.generator: "1" for entry in entries}
-    shard = Shard(
-        Share(1, 1),
+    planned = PlannedBundle(
         Recipe(
             catalog.name,
             catalog.version,
@@ -158,8 +157,8 @@ def shard_reader(entries: Sequence[KernelEntry], catalog: Catalog, root: Path) -
         Selection(tuple(entry.kernel for entry in entries), ("a warning",), (sample_ranking(entries),)),
         Origins(generators, "ab" * 32, versions, "cd" * 32, dict.fromkeys(catalog.hosts, "ef" * 32)),
         keys,
-        root / "shard",
     )
+    shard = Shard(Share(1, 1), planned, root / "shard")
     write_shard(shard, artifacts, store)
     store.close()
     (path,) = (path for path in (shard.path / "records" / "shard").rglob("*") if path.is_file())

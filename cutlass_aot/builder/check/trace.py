@@ -15,12 +15,14 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cutlass_aot.kernels
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, source_of
+from cutlass_aot.schema.codec import from_plain, to_plain
 
 SYMBOL = "traced"
 """Name of the function in every object: it is part of an object's bytes."""
@@ -32,59 +34,76 @@ _DATA = (bool, int, float, str)
 _OF_THE_MAPPING = ("os", "_collections_abc", "collections.abc")
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """What is to be compiled.
+
+    Attributes:
+        generator: where the kernel stands.
+        target: GPU code target.
+        combinations: of parameters, as positions among those declared, in the order to compile them in.
+        globals: ``module:name`` to the value to set.
+    """
+
+    generator: GeneratorReference
+    target: str
+    combinations: tuple[int, ...]
+    globals: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReply:
+    """What came of it.
+
+    Attributes:
+        objects: position of a combination to the digest of the record and the object, or to the error.
+        reads: environment variables read by modules that stand with the kernel's, with the place.
+        globals: ``module:name`` to the value of every variable that functions of its modules read.
+        modules: those that stand with it, were imported and are not declared.
+    """
+
+    objects: Mapping[str, str]
+    reads: Mapping[str, str]
+    globals: Mapping[str, Any]
+    modules: tuple[str, ...]
+
+
 def main() -> None:
     """Answer the request in the file named on the command line, into the other file named there."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    answer = trace(request)
-    Path(sys.argv[2]).write_text(json.dumps(answer), encoding="utf-8")
+    reply = trace(from_plain(TraceRequest, request, "the request of a trace"))
+    Path(sys.argv[2]).write_text(json.dumps(to_plain(reply)), encoding="utf-8")
 
 
-def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile some combinations of a declared kernel's parameters.
-
-    Args:
-        request: ``name`` and ``location`` of the kernel, ``target``, ``combinations`` as positions among
-            those declared, in the order to compile them in, and ``globals``: ``module:name`` to the value to
-            set.
-
-    Returns:
-        ``objects``: position to the digest of the record and the object, or to the error; ``reads``:
-        environment variables read by modules that stand with the kernel's, with the place; ``globals``:
-        ``module:name`` to the value of every variable that functions of its modules read; ``modules``: those
-        that stand with it, were imported and are not declared.
-    """
+def trace(request: TraceRequest) -> TraceReply:
+    """Compile some combinations of a declared kernel's parameters."""
     reads: dict[str, str] = {}
-    module = str(request["location"]).partition(":")[0]
-    home = Home.of(module)
+    location = request.generator.location
+    home = Home.of(location.partition(":")[0])
     _record_reads(reads, home)
-    generator = GeneratorReference(request["name"], request["location"]).load()
+    generator = request.generator.load()
     if not isinstance(generator, DeclaredGenerator):
-        raise TypeError(f"{request['location']} is not a declared kernel")
+        raise TypeError(f"{location} is not a declared kernel")
     declared = {name: importlib.import_module(name) for name in generator.modules}
-    for place, value in request["globals"].items():
+    for place, value in request.globals.items():
         name, _, variable = place.partition(":")
         setattr(declared[name], variable, value)
     combinations = list(generator.declared.combinations())
     objects = {
-        str(position): _object(generator, combinations[position], request["target"])
-        for position in request["combinations"]
+        str(position): _object(generator, combinations[position], request.target)
+        for position in request.combinations
     }
-    return {
-        "objects": objects,
-        "reads": reads,
-        "globals": {
-            f"{name}:{variable}": value
-            for name, found in declared.items()
-            for variable, value in _variables(found).items()
-        },
-        "modules": sorted(
-            name
-            for name, found in list(sys.modules.items())
-            if name not in generator.modules
-            and home.has(getattr(found, "__file__", None))
-            and _has_code(found)
-        ),
+    variables = {
+        f"{name}:{variable}": value
+        for name, module in declared.items()
+        for variable, value in _variables(module).items()
     }
+    modules = sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if name not in generator.modules and home.has(getattr(module, "__file__", None)) and _has_code(module)
+    )
+    return TraceReply(objects, reads, variables, tuple(modules))
 
 
 def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:

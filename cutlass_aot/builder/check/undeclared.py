@@ -14,18 +14,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cutlass_aot.builder.check.trace import TraceReply, TraceRequest
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
-from cutlass_aot.generators.registry import find
+from cutlass_aot.generators.registry import GeneratorReference, find
 from cutlass_aot.manifest.filters import spread
+from cutlass_aot.schema.codec import from_plain, to_plain
 
 MAX_COMBINATIONS = 3
 """Combinations of parameters that are traced: the first, one in the middle, the last."""
@@ -75,24 +77,24 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     targets = generator.targets(name)
     if target is not None and target not in targets:
         raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
-    request = {"name": name, "location": reference.location, "target": target or targets[0]}
+    run = functools.partial(_run, reference, target or targets[0])
     count = len(list(generator.declared.combinations()))
     plain = _Trace(tuple(spread(count, MAX_COMBINATIONS)))
-    first = _run(request, plain)
+    first = run(plain)
     _refuse_errors(name, first)
     findings = [
         Finding(
             "module", module, f"{module} is imported and not among `modules`: an edit of it rebuilds nothing"
         )
-        for module in first["modules"]
+        for module in first.modules
     ]
     # Twice: a value that is set instead of none may be the one that the kernel takes by default.
     turns = [_differences(plain, first, value) for value in ("1", "0")]
-    if not _differing(request, [_together(plain, turn) for turn in turns], first):
+    if not _differing(run, [functools.reduce(_merged, turn, plain) for turn in turns], first):
         return findings
     first_turn, second_turn = turns
     differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
-    guilty = _differing(request, differences, first)
+    guilty = _differing(run, differences, first)
     blamed = list(dict.fromkeys(_finding(item, first) for item in guilty))
     if not blamed:
         message = "two traces gave different code, and no single difference between them does: " + ", ".join(
@@ -103,33 +105,27 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
 
 
 def _differing(
-    request: Mapping[str, Any], traces: Sequence[_Trace], first: Mapping[str, Any]
+    run: Callable[[_Trace], TraceReply], traces: Sequence[_Trace], first: TraceReply
 ) -> list[_Trace]:
     """Those that give other code than the first; as many at once as the machine has room for."""
     with ThreadPoolExecutor(available_workers()) as pool:
-        answers = list(pool.map(functools.partial(_run, request), traces))
-    return [
-        trace for trace, answer in zip(traces, answers, strict=True) if answer["objects"] != first["objects"]
-    ]
+        replies = list(pool.map(run, traces))
+    return [trace for trace, reply in zip(traces, replies, strict=True) if reply.objects != first.objects]
 
 
-def _differences(plain: _Trace, first: Mapping[str, Any], value: str) -> list[_Trace]:
+def _differences(plain: _Trace, first: TraceReply, value: str) -> list[_Trace]:
     """Traces that differ from the first in one thing each; ``value`` is what unset variables are set to."""
     return [
-        *(replace(plain, environment={name: _other_text(name, value)}) for name in first["reads"]),
-        *(replace(plain, variables={name: _other(value)}) for name, value in first["globals"].items()),
+        *(replace(plain, environment={name: _other_text(name, value)}) for name in first.reads),
+        *(replace(plain, variables={name: _other(value)}) for name, value in first.globals.items()),
         replace(plain, combinations=tuple(reversed(plain.combinations))),
         replace(plain, hash_seed="1"),
         replace(plain, elsewhere=True),
     ]
 
 
-def _together(plain: _Trace, differences: Sequence[_Trace]) -> _Trace:
-    """One trace with all differences."""
-    return functools.reduce(_merged, differences, plain)
-
-
 def _merged(one: _Trace, other: _Trace) -> _Trace:
+    """A trace with the differences of both."""
     return _Trace(
         combinations=max(one.combinations, other.combinations),
         environment={**one.environment, **other.environment},
@@ -156,9 +152,9 @@ def _other(value: Any) -> Any:
     return f"{value}_" if isinstance(value, str) else value + 1
 
 
-def _finding(difference: _Trace, first: Mapping[str, Any]) -> Finding:
+def _finding(difference: _Trace, first: TraceReply) -> Finding:
     for name in difference.environment:
-        where = first["reads"][name]
+        where = first.reads[name]
         return Finding(
             "environment",
             name,
@@ -181,13 +177,13 @@ def _finding(difference: _Trace, first: Mapping[str, Any]) -> Finding:
     )
 
 
-def _refuse_errors(name: str, answer: Mapping[str, Any]) -> None:
-    errors = [text for text in answer["objects"].values() if ": " in text]
+def _refuse_errors(name: str, reply: TraceReply) -> None:
+    errors = [text for text in reply.objects.values() if ": " in text]
     if errors:
         raise CompileError(f"kernel {name!r} does not compile: {errors[0]}")
 
 
-def _run(request: Mapping[str, Any], trace: _Trace) -> dict[str, Any]:
+def _run(generator: GeneratorReference, target: str, trace: _Trace) -> TraceReply:
     """One trace in a fresh process."""
     environment = {**_of_a_worker(), "PYTHONHASHSEED": trace.hash_seed}
     for name, value in trace.environment.items():
@@ -195,15 +191,15 @@ def _run(request: Mapping[str, Any], trace: _Trace) -> dict[str, Any]:
             environment.pop(name, None)
         else:
             environment[name] = value
-    body = {**request, "combinations": trace.combinations, "globals": dict(trace.variables)}
+    body = TraceRequest(generator, target, trace.combinations, trace.variables)
     path = [os.path.abspath(entry or ".") for entry in sys.path]  # noqa: PTH100 - as the interpreter has it
     program = f"import sys; sys.path[:] = {path!r}; from cutlass_aot.builder.check.trace import main; main()"
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(body), encoding="utf-8")
+        request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
+        request.write_text(json.dumps(to_plain(body)), encoding="utf-8")
         try:
             done = subprocess.run(
-                [sys.executable, "-c", program, str(asked), str(answered)],
+                [sys.executable, "-c", program, str(request), str(reply)],
                 env=environment,
                 cwd=folder if trace.elsewhere else None,
                 stdin=subprocess.DEVNULL,
@@ -213,9 +209,9 @@ def _run(request: Mapping[str, Any], trace: _Trace) -> dict[str, Any]:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompileError(f"kernel {request['name']!r} could not be traced: {error}") from None
-        if done.returncode != 0 or not answered.is_file():
+            raise CompileError(f"kernel {generator.name!r} could not be traced: {error}") from None
+        if done.returncode != 0 or not reply.is_file():
             words = done.stderr.strip()[-2000:] or "it said nothing"
-            raise CompileError(f"kernel {request['name']!r} could not be traced:\n{words}")
-        answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
-    return answer
+            raise CompileError(f"kernel {generator.name!r} could not be traced:\n{words}")
+        plain = json.loads(reply.read_text(encoding="utf-8"))
+        return from_plain(TraceReply, plain, f"the trace of kernel {generator.name!r}")

@@ -1,4 +1,4 @@
-"""Read back what a compiled object is, and refuse one that is not what was asked for.
+"""Read back what a compiled object is, and refuse one that is not what was requested.
 
 GPU code is a fat binary, a container of ELF files for the GPU (cubins).
 NVIDIA documents neither format; what is read here was learned from objects for every target, and a test
@@ -25,8 +25,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.native import SHIM_SYMBOLS, TVM_FFI_SYMBOLS
 from cutlass_aot.bundle.elf import read_sections
 from cutlass_aot.errors import ArtifactError, CorruptFile
-from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, Facts
 from cutlass_aot.schema.words import few
 
 ALLOWED_UNDEFINED = (
@@ -116,11 +115,11 @@ def inspect_object(data: bytes) -> Inspection:
 
 
 def audit(inspection: Inspection, target: str, symbol: str) -> None:
-    """Refuse an object that is not the kernel asked for, or that could not be linked or loaded.
+    """Refuse an object that is not the kernel requested, or that could not be linked or loaded.
 
     Args:
         inspection: of the object.
-        target: GPU code target asked for, such as ``sm_90a``.
+        target: GPU code target requested, such as ``sm_90a``.
         symbol: the kernel's symbol, without ``__tvm_ffi_``.
     """
     built = inspection.facts.cubin_target

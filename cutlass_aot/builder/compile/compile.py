@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutlass_aot.builder.compile.estimates import expected_seconds
-from cutlass_aot.builder.compile.messages import problem_record
-from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result
+from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
+from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result, ask_generators
+from cutlass_aot.builder.compile.schedule import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
-from cutlass_aot.errors import CorruptFile, GeneratorError, StoreError
-from cutlass_aot.generators.device_profiles import DeviceProfile, device_record
+from cutlass_aot.errors import GeneratorError, StoreError
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import ScaleRequest
-from cutlass_aot.schema.codec import from_plain, to_plain
-from cutlass_aot.schema.encoding import decode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
@@ -29,19 +27,19 @@ class Compilation:
     """What came of compiling.
 
     Attributes:
-        artifacts: by key; what was compiled, and what another builder had stored by then.
-        failures: in the plan's order.
-        compiled: number of kernels compiled here.
+        artifacts: by key, also those that were there already.
+        failures: kernels that did not compile.
+        compiled: number of kernels compiled now.
     """
 
     artifacts: dict[str, Artifact]
-    failures: list[Failure]
+    failures: tuple[Failure, ...]
     compiled: int
 
 
 def enumerate_kernels(
     pool: Pool, questions: Sequence[Enumeration], devices: Mapping[str, DeviceProfile]
-) -> list[tuple[Enumeration, list[Kernel]]]:
+) -> list[tuple[Enumeration, Sequence[Kernel]]]:
     """Ask the generators, in workers; answers in the order of the questions.
 
     Args:
@@ -50,75 +48,48 @@ def enumerate_kernels(
         devices: target to device profile.
     """
     jobs = [
-        Job(
-            name=question.name,
-            request={
-                "do": "enumerate",
-                "generator": [question.generator.name, question.generator.location],
-                "problem": problem_record(question.problem),
-                "target": question.target,
-                "device": device_record(devices[question.target]),
-            },
-            tag=index,
-        )
-        for index, question in enumerate(questions)
+        Job(item.name, Enumerate(item.generator, item.problem, item.target, devices[item.target]))
+        for item in questions
     ]
-    answers: dict[int, list[Kernel]] = {}
-    for result in pool.run(jobs):
-        if result.error:
-            question = questions[result.job.tag]
-            raise GeneratorError(
-                f"generator {question.generator.name!r} failed on {question.name}: {result.error}\n"
-                + result.log.rstrip()
-            )
-        answers[result.job.tag] = _answer(
-            questions[result.job.tag], result.reply["kernels"], result.reply["design"]
-        )
-    return [(question, answers[index]) for index, question in enumerate(questions)]
+    answers = ask_generators(pool, jobs, Enumerated)
+    for question, answer in zip(questions, answers, strict=True):
+        _check_answer(question, answer)
+    return [(question, answer.kernels) for question, answer in zip(questions, answers, strict=True)]
 
 
-def _answer(question: Enumeration, records: Sequence[bytes], declared: Container[str]) -> list[Kernel]:
-    """The kernels of an answer, checked against the question."""
+def _check_answer(question: Enumeration, answer: Enumerated) -> None:
+    """Refuse kernels that are not what was requested, or cannot be told apart."""
     problem = question.problem
     count = len(problem.dtypes)
-    asked = (
+    expected = (
         problem.operation, question.target, problem.dtypes, problem.layouts, problem.accumulator,
         problem.epilogue.formula if problem.epilogue else "", _scales(*problem.scales),
     )  # fmt: skip
-    kernels = []
-    for record in records:
-        try:
-            kernel = from_plain(Kernel, decode(record, "a kernel's record"), "a kernel record")
-        except CorruptFile as error:
-            raise GeneratorError(
-                f"generator {question.generator.name!r} on {question.name}: {error}"
-            ) from None
+    for kernel in answer.kernels:
         # A problem describes the first operands, or none of an operation that fixes them itself.
         dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
         layouts = kernel.layouts[:count]
         accumulator = kernel.accumulator if count else problem.accumulator
-        answered = (
+        found = (
             kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue,
-            _scales_of(kernel) if count else asked[-1],
+            _scales_of(kernel) if count else expected[-1],
         )  # fmt: skip
-        if answered != asked:
+        if found != expected:
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
             )
-        unknown = sorted(name for name, _ in kernel.design if name not in declared)
+        unknown = sorted(name for name, _ in kernel.design if name not in answer.design)
         if unknown:
             raise GeneratorError(
                 f"generator {question.generator.name!r} does not declare {', '.join(unknown)} in its "
                 f"`design`, and {kernel.name} has it"
             )
-        kernels.append(kernel)
-    if len(set(records)) != len(kernels):
+    if len({kernel.digest for kernel in answer.kernels}) != len(answer.kernels):
         raise GeneratorError(
             f"generator {question.generator.name!r} answered {question.name} with equal records twice: "
             "whatever tells two kernels apart has to be in their `design`"
         )
-    return kernels
 
 
 def _scales(a: ScaleRequest | None, b: ScaleRequest | None) -> dict[str, ScaleRequest]:
@@ -164,10 +135,8 @@ def compile_missing(
     known = {item.kernel.digest: item.artifact.seconds for item in planned if item.artifact is not None}
     known.update(durations(store))
     seconds = expected_seconds([item.kernel for item in missing], known, [item.kernel for item in present])
-    jobs = [
-        _job(item, sources, workspace / f"{index}.o", seconds[index]) for index, item in enumerate(missing)
-    ]
-    work = _Work(store, tell, versions)
+    work = _Work(sources, store, workspace, tell, versions)
+    jobs = [work.job(item, expected) for item, expected in zip(missing, seconds, strict=True)]
     try:
         for result in executor.run(jobs, work.admit):
             work.settle(result)
@@ -177,15 +146,17 @@ def compile_missing(
         with contextlib.suppress(StoreError):
             if work.seconds:
                 remember_durations(store, work.seconds)
-    ordered = [work.failures[item.key] for item in planned if item.key in work.failures]
-    return Compilation(work.artifacts, ordered, work.compiled)
+    failures = tuple(work.failures[item.key] for item in planned if item.key in work.failures)
+    return Compilation(work.artifacts, failures, work.compiled)
 
 
 @dataclass(slots=True)
 class _Work:
     """What has come of compiling so far."""
 
+    sources: Sources
     store: Store
+    workspace: Path
     tell: Listener
     versions: Mapping[str, str]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -193,6 +164,18 @@ class _Work:
     failures: dict[str, Failure] = field(default_factory=dict)
     compiled: int = 0
     _locked: set[str] = field(default_factory=set)
+
+    def job(self, item: PlannedKernel, seconds: float) -> Job:
+        """What a worker is to do, and how long that is expected to take."""
+        kernel = item.kernel
+        reference = self.sources.references[kernel.generator]
+        return Job(
+            name=kernel.name,
+            request=Compile(reference, kernel, str(self._object(item))),
+            tag=item,
+            group=f"{kernel.group_name} {kernel.generator}",
+            seconds=seconds,
+        )
 
     def admit(self, job: Job, now: bool) -> bool | None:
         """Whether a kernel is to be compiled here; see :data:`~cutlass_aot.builder.compile.pool.Admit`."""
@@ -214,24 +197,22 @@ class _Work:
     def settle(self, result: Result) -> None:
         """Keep what came of a kernel."""
         item: PlannedKernel = result.job.tag
-        if result.error:
-            text = _log_text(item, result.error, result.log)
-            if result.machine:
-                log = self.store.put_log(item.key, text)
-            else:
-                log = keep_failure(self.store, item.key, item.kernel, result.error, text, self.versions)
-            failure = Failure(item.kernel, result.error, log, result.machine)
+        if isinstance(result.answer, Artifact):
+            keep_artifact(self.store, item.key, item.kernel, result.answer, self._object(item))
+            self.artifacts[item.key] = result.answer
+            self.seconds[item.kernel.digest] = result.answer.seconds
+            self.compiled += 1
+            self.tell(Compiled(item.kernel, result.answer))
+        else:
+            failure = keep_what_failed(
+                self.store, item.key, item.kernel, result.error, result.log, self.versions, result.machine
+            )
             self.failures[item.key] = failure
             self.tell(Failed(failure))
-        else:
-            artifact = from_plain(Artifact, result.reply, "the answer of a worker")
-            file = Path(result.job.request["object"])
-            keep_artifact(self.store, item.key, item.kernel, artifact, file)
-            self.artifacts[item.key] = artifact
-            self.seconds[item.kernel.digest] = artifact.seconds
-            self.compiled += 1
-            self.tell(Compiled(item.kernel, artifact))
         self._unlock(item.key)
+
+    def _object(self, item: PlannedKernel) -> Path:
+        return self.workspace / f"{item.key}.o"
 
     def _unlock(self, key: str) -> None:
         if key in self._locked:
@@ -239,22 +220,10 @@ class _Work:
             self.store.unlock(key)
 
 
-def _job(item: PlannedKernel, sources: Sources, object_path: Path, seconds: float) -> Job:
-    kernel = item.kernel
-    reference = sources.references[kernel.generator]
-    return Job(
-        name=kernel.name,
-        request={
-            "do": "compile",
-            "generator": [reference.name, reference.location],
-            "kernel": to_plain(kernel),
-            "object": str(object_path),
-        },
-        tag=item,
-        group=f"{kernel.group_name} {kernel.generator}",
-        seconds=seconds,
-    )
-
-
-def _log_text(item: PlannedKernel, error: str, log: str) -> str:
-    return f"{item.kernel.name}\nkey {item.key}\n{error}\n\n{log.rstrip()}\n"
+def keep_what_failed(
+    store: Store, key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str], machine: bool
+) -> Failure:
+    """Keep the log of a kernel that did not compile, and a record unless the machine is to blame."""
+    text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"
+    path = store.put_log(key, text) if machine else keep_failure(store, key, kernel, reason, text, versions)
+    return Failure(kernel, reason, path, machine)

@@ -13,15 +13,15 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.dask_worker import compile_on_worker
+from cutlass_aot.builder.compile.messages import Compile, CompiledRemotely, CompileRemotely, Refused
 from cutlass_aot.builder.compile.pool import Admit, Job, Result
 from cutlass_aot.errors import ExecutorError
-from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.upstream.transport import shown_url
 
@@ -82,12 +82,7 @@ class DaskExecutor:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(*_NO_SCHEDULER, CancelledError):
             self._client.cancel(list(self._running), force=True)
         self._running.clear()
@@ -130,19 +125,19 @@ class DaskExecutor:
                 self._submit(job)
 
     def _submit(self, job: Job) -> None:
-        generator = job.request["generator"]
-        request = encode(
-            {
-                "name": job.name,
-                "key": job.tag.key,
+        compile = _compilation(job)
+        request = messages.to_bytes(
+            CompileRemotely(
+                name=job.name,
+                key=job.tag.key,
                 # Workers stand in directories of their own.
-                "compile": {**job.request, "object": str(Path(job.request["object"]).absolute())},
-                "remote": self.remote,
-                "modules": list(self.modules),
-                "timeout": self.timeout,
-                "toolchain": self.toolchain,
-                "generator_version": self.versions[generator[0]],
-            }
+                compile=replace(compile, object=str(Path(compile.object).absolute())),
+                remote=self.remote,
+                modules=self.modules,
+                timeout=self.timeout,
+                toolchain=self.toolchain,
+                generator_version=self.versions[compile.generator.name],
+            )
         )
         key = f"cutlass-aot-{uuid.uuid4().hex}"
         with self._asking():
@@ -184,7 +179,7 @@ class DaskExecutor:
             with self._asking():
                 error = future.exception()
             if isinstance(error, KilledWorker):
-                return Result(job, {}, f"every worker that had it died ({error})", machine=True)
+                return Result(job, None, f"every worker that had it died ({error})", machine=True)
             raise ExecutorError(
                 f"a worker of {self.address} could not begin with {job.name}: {error!r}; expected the same "
                 "cutlass-aot on every machine"
@@ -194,26 +189,32 @@ class DaskExecutor:
                 data = future.result()
         except CancelledError:
             return self._again(job)
-        answer = decode(data, "a worker's answer")
-        if "refused" in answer:
-            raise ExecutorError(f"a worker of {self.address} refused {job.name}: {answer['refused']}")
-        if answer["pushed"]:
-            self._fetch(job, str(answer["reply"]["sha256"]))
-        return Result(job, answer["reply"], answer["error"], answer["log"], answer["machine"])
+        reply: CompiledRemotely | Refused = messages.from_bytes(data, CompiledRemotely, Refused)
+        if isinstance(reply, Refused):
+            raise ExecutorError(f"a worker of {self.address} refused {job.name}: {reply.reason}")
+        if reply.artifact is not None and reply.pushed:
+            self._fetch(job, reply.artifact.object_sha256)
+        return Result(job, reply.artifact, reply.error, reply.log, reply.machine)
 
     def _again(self, job: Job) -> Result | None:
         """Submit a job that was lost once more, unless that was in vain too often."""
         self._losses[job] = self._losses.get(job, 0) + 1
         if self._losses[job] > _LOSSES:
-            return Result(job, {}, f"the dask cluster lost it {_LOSSES + 1} times", machine=True)
+            return Result(job, None, f"the dask cluster lost it {_LOSSES + 1} times", machine=True)
         self._submit(job)
         return None
 
     def _fetch(self, job: Job, sha256: str) -> None:
         """Put an object that a worker has pushed where one of a worker nearby would be."""
         self.store.prefetch("kernel", [job.tag.key], anew=True)
-        if not self.store.extract_blob(sha256, Path(job.request["object"])):
+        if not self.store.extract_blob(sha256, Path(_compilation(job).object)):
             raise ExecutorError(
                 f"{job.name} was compiled and put into {shown_url(str(self.remote))}, and is not to be had "
                 "from there: see whether this machine reaches the same place as the workers"
             )
+
+
+def _compilation(job: Job) -> Compile:
+    if not isinstance(job.request, Compile):
+        raise TypeError(f"{job.name}: found {type(job.request).__name__}, expected Compile")
+    return job.request

@@ -1,7 +1,6 @@
 """What a worker of dask does for a build: compile one kernel, in a process of its own.
 
-The request and the answer are msgpack, as between a builder and its own workers. A crash of the compiler
-kills neither the worker nor the build. Everything here runs on the worker's machine.
+A crash of the compiler kills neither the worker nor the build. Everything here runs on the worker's machine.
 """
 
 from __future__ import annotations
@@ -9,20 +8,24 @@ from __future__ import annotations
 import importlib
 import tempfile
 import threading
-from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from cutlass_aot.builder.compile.pool import Job, Pool, Result
+from cutlass_aot.builder.compile import messages
+from cutlass_aot.builder.compile.messages import (
+    CompiledRemotely,
+    CompileRemotely,
+    FindVersion,
+    Refused,
+    Version,
+)
+from cutlass_aot.builder.compile.pool import Job, Pool
 from cutlass_aot.builder.inputs.file_digests import Files, Seen
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError, ExecutorError, ToolchainError
-from cutlass_aot.generators.registry import source_of
-from cutlass_aot.schema.codec import from_plain
-from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.generators.registry import GeneratorReference, source_of
 from cutlass_aot.schema.kernels.artifact import Artifact
-from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.upstream.remote import RemoteStore
@@ -46,93 +49,78 @@ def compile_on_worker(request: bytes) -> bytes:
     """Compile one kernel into the file that the request names.
 
     Args:
-        request: ``name`` and ``key`` of the kernel; ``compile``, the request to a worker of
-            :class:`~cutlass_aot.builder.compile.pool.Pool`; ``modules`` to import; ``timeout`` in seconds;
-            ``remote``, the URL of a store or None; ``toolchain`` and ``generator_version``, which have to be
-            those of what is installed here.
+        request: a :class:`~cutlass_aot.builder.compile.messages.CompileRemotely`.
 
     Returns:
-        ``reply``, ``error``, ``log`` and ``machine`` of the result, and whether the object was ``pushed`` to
-        the remote instead of written; or ``refused``, why nothing was compiled.
+        A :class:`~cutlass_aot.builder.compile.messages.CompiledRemotely`, or a
+        :class:`~cutlass_aot.builder.compile.messages.Refused`.
     """
-    message = decode(request, "a request to a worker")
+    reply: CompiledRemotely | Refused
     try:
-        reply = _compile(message)
+        reply = _compile(messages.from_bytes(request, CompileRemotely))
     except CutlassAotError as error:
-        reply = {"refused": str(error)}
+        reply = Refused(str(error))
     except OSError as error:
-        reply = _machines(str(error))
-    return encode(reply)
+        reply = _machine_failure(str(error))
+    return messages.to_bytes(reply)
 
 
-def _compile(message: dict[str, Any]) -> dict[str, Any]:
-    folder = Path(message["compile"]["object"]).parent
+def _compile(request: CompileRemotely) -> CompiledRemotely:
+    folder = Path(request.compile.object).parent
     if folder.is_dir():
-        return _run(message, message["compile"])
-    if message["remote"] is None:
+        return _run(request)
+    if request.remote is None:
         raise ExecutorError(
             f"it does not see {folder}: the store has to be a directory that all machines share, by one "
             "path; or name a remote store with --remote"
         )
     with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as own:
-        return _compile_and_push(message, Path(own))
+        return _compile_and_push(request, request.remote, Path(own))
 
 
-def _compile_and_push(message: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _compile_and_push(request: CompileRemotely, url: str, folder: Path) -> CompiledRemotely:
     """Compile, and put the artifact into the remote store, by way of one of this job's own."""
     made = folder / "made.o"
-    answer = _run(message, {**message["compile"], "object": str(made)})
-    if answer["error"]:
-        return answer
-    reply = answer["reply"]
-    artifact = from_plain(Artifact, reply, "the answer of a worker")
+    reply = _run(replace(request, compile=replace(request.compile, object=str(made))))
+    if reply.artifact is None:
+        return reply
     told: list[str] = []
     pushed = 0
     try:
-        remote = RemoteStore(message["remote"], tell=told.append)
+        remote = RemoteStore(url, tell=told.append)
         with closing(Store(folder / "store", upstream=[remote])) as store:
-            kernel = from_plain(Kernel, message["compile"]["kernel"], "a kernel record")
-            keep_artifact(store, message["key"], kernel, artifact, made)
+            keep_artifact(store, request.key, request.compile.kernel, reply.artifact, made)
         pushed = remote.pushed
     except (CutlassAotError, OSError) as error:
         told.append(str(error))
     # Nothing is put where it is already, and what is told of need not be a failure.
     if told and not pushed:
-        shown = shown_url(message["remote"])
-        return _machines(f"compiled, and not put into {shown}: {'; '.join(told)}", answer["log"])
-    return {**answer, "pushed": True}
+        return _machine_failure(f"compiled, and not put into {shown_url(url)}: {'; '.join(told)}", reply.log)
+    return replace(reply, pushed=True)
 
 
-def _run(message: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: CompileRemotely) -> CompiledRemotely:
     """Compile in this thread's pool; with a new one if it is broken or no longer what is installed."""
     why = ""
     for _ in range(_ATTEMPTS):
         bench: _Bench | None = getattr(_local, "bench", None)
         try:
-            if bench is None or bench.modules != tuple(message["modules"]) or not bench.is_current():
+            if bench is None or bench.modules != request.modules or not bench.is_current():
                 if bench is not None:
                     bench.end()
-                bench = _local.bench = _Bench(tuple(message["modules"]))
-            result = bench.compile(message, request)
+                bench = _local.bench = _Bench(request.modules)
+            return bench.compile(request)
         except (ToolchainError, OSError) as error:
             why = str(error)
             _local.bench = None
             if bench is not None:
                 bench.end()
-            continue
-        return {
-            "reply": result.reply,
-            "error": result.error,
-            "log": result.log,
-            "machine": result.machine,
-            "pushed": False,
-        }
-    return _machines(why)
+    return _machine_failure(why)
 
 
-def _machines(error: str, log: str = "") -> dict[str, Any]:
-    """The answer for a failure of this machine, which says nothing of the kernel."""
-    return {"reply": {}, "error": error, "log": log, "machine": True, "pushed": False}
+def _machine_failure(error: str, log: str = "") -> CompiledRemotely:
+    """A failure of this machine, which says nothing of the kernel."""
+    return CompiledRemotely(None, error, log, machine=True)
 
 
 class _Bench:
@@ -144,7 +132,7 @@ class _Bench:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.modules = modules
-        self._versions: dict[tuple[str, str], str] = {}
+        self._versions: dict[GeneratorReference, str] = {}
         self._busy = threading.Lock()
         self._idle: threading.Timer | None = None
         with _looking:
@@ -173,18 +161,22 @@ class _Bench:
             self._files = now
         return same
 
-    def compile(self, message: Mapping[str, Any], request: dict[str, Any]) -> Result:
+    def compile(self, request: CompileRemotely) -> CompiledRemotely:
         """Compile a kernel."""
         with self._busy:
             if self._idle is not None:
                 self._idle.cancel()
             try:
-                self._pool.timeout = float(message["timeout"])
-                self._check(message)
-                (result,) = self._pool.run([Job(str(message["name"]), request)])
+                self._pool.timeout = request.timeout
+                # An object must not be made that its key would be wrong for.
+                _compare("toolchain", self._toolchain, request.toolchain)
+                version = self._version(request.compile.generator)
+                _compare("generator version", version, request.generator_version)
+                (result,) = self._pool.run([Job(request.name, request.compile)])
                 if not self.is_current():
                     raise ToolchainError("the toolchain or a generator changed while it compiled")
-                return result
+                artifact = result.answer if isinstance(result.answer, Artifact) else None
+                return CompiledRemotely(artifact, result.error, result.log, result.machine)
             finally:
                 self._idle = threading.Timer(_IDLE_SECONDS, self.end)
                 self._idle.daemon = True
@@ -197,23 +189,17 @@ class _Bench:
                 self._idle.cancel()
             self._pool.end()
 
-    def _check(self, message: Mapping[str, Any]) -> None:
-        """Refuse to make an object that its key would be wrong for."""
-        _compare("toolchain", self._toolchain, message["toolchain"])
-        _compare("generator version", self._version(message), message["generator_version"])
-
-    def _version(self, message: Mapping[str, Any]) -> str:
+    def _version(self, generator: GeneratorReference) -> str:
         """A generator's version, as the pool's process has imported it: this one may have older code."""
-        name, location = message["compile"]["generator"]
-        if (name, location) not in self._versions:
-            request = {"do": "version", "generator": [name, location], "digests": self._digests}
-            (result,) = self._pool.run([Job(f"the version of {name}", request)])
-            if result.error and result.machine:
-                raise ToolchainError(result.error)
-            if result.error:
-                raise ExecutorError(f"its generator {name!r} cannot be looked at: {result.error}")
-            self._versions[name, location] = str(result.reply["version"])
-        return self._versions[name, location]
+        if generator not in self._versions:
+            request = FindVersion(generator, self._digests)
+            (result,) = self._pool.run([Job(f"the version of {generator.name}", request)])
+            if not isinstance(result.answer, Version):
+                if result.machine:
+                    raise ToolchainError(result.error)
+                raise ExecutorError(f"its generator {generator.name!r} cannot be looked at: {result.error}")
+            self._versions[generator] = result.answer.version
+        return self._versions[generator]
 
 
 def _compare(what: str, found: str, expected: str) -> None:

@@ -28,7 +28,7 @@ def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObje
         compiled: what :meth:`~cutlass_aot.generators.protocol.Generator.compile` gave.
         symbol: what the exported function is called.
         scratch: a file that may be written, and is gone afterwards; its name ends in ``.ll``, by which the
-            DSL knows that LLVM text is wanted.
+            DSL knows that LLVM text is requested.
     """
     try:
         with _as_it_is():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from cutlass_aot.builder.compile.messages import WorkerFailure
 from cutlass_aot.schema.words import without_colors
 
 # Of the machine's memory and disk alone: registers, shared memory and tensor memory run out for a kernel,
@@ -17,35 +17,15 @@ _WORDS_AT_THE_END = 4000
 _MAX_LINE = 300
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """How a job ended that gave no result.
-
-    Attributes:
-        timed_out: after so many seconds it was killed; 0 if it was not.
-        signal: the signal that ended the worker, 0 if none did.
-        status: the exit status of a worker that ended itself, 0 if it did not.
-        raised: names of the exception's class and of those it derives from, the class first; empty if
-            nothing was raised.
-        message: the exception in words.
-    """
-
-    timed_out: float = 0.0
-    signal: int = 0
-    status: int = 0
-    raised: tuple[str, ...] = ()
-    message: str = ""
-
-    @property
-    def reason(self) -> str:
-        """What happened, in one line."""
-        if self.timed_out:
-            return f"timed out after {self.timed_out:.0f} s"
-        if self.signal:
-            return f"the compiler crashed (signal {self.signal})"
-        if not self.raised:
-            return f"the compiler crashed (exit status {self.status})"
-        return _in_one_line(self.message)
+def reason_of(failure: WorkerFailure) -> str:
+    """What happened, in one line."""
+    if failure.timed_out:
+        return f"timed out after {failure.timed_out:.0f} s"
+    if failure.signal:
+        return f"the compiler crashed (signal {failure.signal})"
+    if not failure.raised:
+        return f"the compiler crashed (exit status {failure.status})"
+    return _in_one_line(failure.message)
 
 
 def _in_one_line(message: str) -> str:

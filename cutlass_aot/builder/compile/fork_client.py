@@ -14,6 +14,7 @@ from pathlib import Path
 
 import cutlass_aot
 from cutlass_aot.builder.compile import messages
+from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, Reaped, WorkerFailure
 from cutlass_aot.errors import ToolchainError
 
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER")
@@ -41,14 +42,6 @@ tools/bench/profile_build.py --digests compares."""
 
 _IMPORT_SECONDS = 300
 _LOG_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A forked worker: its process id, and our end of its channel."""
-
-    pid: int
-    channel: socket.socket
 
 
 @dataclass(slots=True)
@@ -80,7 +73,8 @@ class ForkServer:
         # current directory first, where any package may lie.
         program = (
             f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; "
-            f"from cutlass_aot.builder.compile.fork_server import main; main({theirs.fileno()})"
+            f"from cutlass_aot.builder.compile.fork_server import main; "
+            f"main({theirs.fileno()}, {list(self.modules)!r})"
         )
         with theirs, self._log.open("wb") as log:
             try:
@@ -97,39 +91,42 @@ class ForkServer:
                 ours.close()
                 raise ToolchainError(f"the process that forks workers cannot be started: {error}") from None
         self._channel = ours
-        # One that dies at once shows when its answer is awaited.
-        with contextlib.suppress(OSError):
-            messages.send(ours, {"modules": list(self.modules)})
 
-    def fork(self) -> Child:
-        """A new worker."""
+    def fork(self, log: Path) -> tuple[int, socket.socket]:
+        """A new worker: its process id, and our end of its channel.
+
+        Args:
+            log: file that takes what it prints.
+        """
         self.start()
         channel = self._open_channel
         if not self._ready:
             self._await_imports(channel)
             self._ready = True
+        forked: Forked | None
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(channel, [b"F"], [theirs.fileno()])
-            answer = messages.receive(channel)
+                messages.send(channel, Fork(str(log)))
+                socket.send_fds(channel, [b"\0"], [theirs.fileno()])
+            forked = messages.receive(channel, Forked)
         except OSError:
-            answer = None
-        if answer is None:
+            forked = None
+        if forked is None:
             ours.close()
             raise self._died()
-        return Child(int(answer["pid"]), ours)
+        return forked.pid, ours
 
     def reap(self, pid: int) -> int:
         """Wait for a worker's end; its exit status, negative for a signal."""
+        reaped: Reaped | None
         try:
-            self._open_channel.sendall(b"W")
-            messages.send(self._open_channel, {"pid": pid})
-            answer = messages.receive(self._open_channel)
+            messages.send(self._open_channel, Reap(pid))
+            reaped = messages.receive(self._open_channel, Reaped)
         except OSError:
-            answer = None
+            reaped = None
         # Workers end with their fork server, which kills them.
-        return int(answer["status"]) if answer else -signal.SIGKILL
+        return reaped.status if reaped else -signal.SIGKILL
 
     def end(self) -> None:
         """End the process, and every worker with it."""
@@ -150,22 +147,23 @@ class ForkServer:
         return self.directory / "fork-server.log"
 
     def _await_imports(self, channel: socket.socket) -> None:
+        imported: Imported | WorkerFailure | None
         channel.settimeout(_IMPORT_SECONDS)
         try:
-            answer = messages.receive(channel)
+            imported = messages.receive(channel, Imported, WorkerFailure)
         except TimeoutError:
             raise ToolchainError(
                 f"importing the build side took longer than {_IMPORT_SECONDS} s; see `cutlass-aot doctor`"
             ) from None
         channel.settimeout(None)
-        if answer is None:
+        if imported is None:
             raise self._died()
-        if "error" in answer:
+        if isinstance(imported, WorkerFailure):
             raise ToolchainError(
-                f"the build side cannot be imported: {answer['error']}\n"
+                f"the build side cannot be imported: {imported.message}\n"
                 "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
             )
-        package, dsl = answer["package"], answer["dsl"]
+        package, dsl = imported.package, imported.dsl
         if Path(package).resolve() != Path(cutlass_aot.__file__).resolve():
             raise ToolchainError(
                 f"workers import cutlass_aot from {package}, this is {cutlass_aot.__file__}: kernels would "
@@ -176,9 +174,7 @@ class ForkServer:
                 f"the DSL was imported from {dsl}, which is not the installed one: expected it under "
                 f"{', '.join(str(root) for root in self.dsl_roots)}; take the other one off the search path"
             )
-        changed = [
-            module for module, sha256 in self.sources.items() if answer["sources"].get(module) != sha256
-        ]
+        changed = [name for name, sha256 in self.sources.items() if imported.sources.get(name) != sha256]
         if changed:
             raise ToolchainError(f"{', '.join(sorted(changed))} changed while the build ran: build again")
 

@@ -15,50 +15,47 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from collections.abc import Iterable
 
 import cutlass_aot
 from cutlass_aot.builder.compile import messages
+from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, Reaped, WorkerFailure
 from cutlass_aot.builder.compile.worker import serve
 from cutlass_aot.generators.registry import source_of
 from cutlass_aot.schema.encoding import digest
 
 
-def main(descriptor: int) -> None:
-    """Import what the builder names, then fork a worker for each request until the channel closes."""
+def main(descriptor: int, modules: Iterable[str]) -> None:
+    """Import modules, then fork a worker for each request until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
-    request = messages.receive(channel)
-    if request is None:
-        return
     # What is imported stays: to look for cycles in it meanwhile takes a quarter of the time, for nothing.
     gc.disable()
     sources = {}
     try:
-        for module in request["modules"]:
+        for module in modules:
             importlib.import_module(module)
             # Read at once: the builder compares with what it made the kernels' keys from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
     except BaseException:
-        messages.send(channel, {"error": traceback.format_exc()})
+        messages.send(channel, WorkerFailure(message=traceback.format_exc()))
         return
     # No worker's collector has to look through it, or writes to its pages, which workers share until then.
     gc.freeze()
     dsl = sys.modules.get("cutlass")
-    answer = {"dsl": getattr(dsl, "__file__", None), "package": cutlass_aot.__file__, "sources": sources}
-    messages.send(channel, answer)
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-        if not data:
-            return
-        if data == b"F":
-            _fork(channel, descriptors[0])
-        elif data == b"W":
-            _wait(channel)
+    messages.send(channel, Imported(getattr(dsl, "__file__", None), cutlass_aot.__file__, sources))
+    order: Fork | Reap | None
+    while (order := messages.receive(channel, Fork, Reap)) is not None:
+        if isinstance(order, Fork):
+            _, (own,), _, _ = socket.recv_fds(channel, 1, 1)
+            messages.send(channel, Forked(_fork(channel, own, order.log)))
+        else:
+            _, status = os.waitpid(order.pid, 0)
+            messages.send(channel, Reaped(os.waitstatus_to_exitcode(status)))
 
 
-def _fork(channel: socket.socket, descriptor: int) -> None:
+def _fork(channel: socket.socket, descriptor: int, log: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -67,7 +64,7 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
         try:
             channel.close()
             _end_with_parent()
-            serve(socket.socket(fileno=descriptor))
+            serve(socket.socket(fileno=descriptor), log)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -75,18 +72,10 @@ def _fork(channel: socket.socket, descriptor: int) -> None:
             # Not sys.exit: the fork server's own exit handlers are not this process's.
             os._exit(status)
     os.close(descriptor)
-    messages.send(channel, {"pid": pid})
+    return pid
 
 
 def _end_with_parent() -> None:
     """Have the kernel kill this process when the fork server ends, also in the middle of a compile."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
-
-
-def _wait(channel: socket.socket) -> None:
-    request: dict[str, Any] | None = messages.receive(channel)
-    if request is None:
-        return
-    _, status = os.waitpid(int(request["pid"]), 0)
-    messages.send(channel, {"status": os.waitstatus_to_exitcode(status)})

@@ -1,94 +1,280 @@
-"""Messages between the builder, its fork server and its workers: length-prefixed msgpack, never pickle."""
+"""What travels between a builder and the processes that work for it: a record for each request and reply.
+
+===============  =================================  ==================================================
+to               request                            reply
+===============  =================================  ==================================================
+the fork server  its command line                   :class:`Imported`
+                 :class:`Fork`, with a descriptor   :class:`Forked`
+                 :class:`Reap`                      :class:`Reaped`
+a worker         :class:`Enumerate`                 :class:`Reply` with :class:`Enumerated`
+                 :class:`Rank`                      :class:`Reply` with ``Ranked``
+                 :class:`Compile`                   :class:`Reply` with ``Artifact``
+                 :class:`FindVersion`               :class:`Reply` with :class:`Version`
+a dask worker    :class:`CompileRemotely`           :class:`CompiledRemotely` or :class:`Refused`
+===============  =================================  ==================================================
+
+Where an exception is raised, a :class:`WorkerFailure` is the reply. :mod:`~cutlass_aot.schema.codec` writes
+and reads a message as a map from the name of its class to its fields, in msgpack; on a socket, its length
+stands before it.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import astuple
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.protocol import Problem, Ranked
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.schema.codec import OMIT, codec_of, from_plain
 from cutlass_aot.schema.encoding import decode, encode
-from cutlass_aot.schema.kernels.epilogue import Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Extents
 
-_HEADER = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 28
 
 
-def pack(message: dict[str, Any]) -> bytes:
-    """One message as bytes, ready to be sent.
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What the fork server has imported.
 
-    Raises:
-        TypeError: if it holds something that has no encoding.
-        OverflowError: if a number does not fit into 64 bits.
+    Attributes:
+        dsl: file of the DSL; None if no module has imported it.
+        package: file of this package.
+        sources: module to the SHA-256 of its source file.
     """
-    data = encode(message)
-    return _HEADER.pack(len(data)) + data
+
+    dsl: str | None
+    package: str
+    sources: Mapping[str, str]
 
 
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message.
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork a worker. The message is followed by one byte that carries the descriptor of the worker's channel.
 
-    Raises:
-        OSError: if the other side is gone.
+    Attributes:
+        log: file that takes what the worker prints, from its latest request on.
     """
-    channel.sendall(pack(message))
+
+    log: str
 
 
-def receive(channel: socket.socket) -> dict[str, Any] | None:
-    """Receive one message; None if the other side has closed the channel, also in the middle of one."""
-    header = _exactly(channel, _HEADER.size)
-    if header is None:
-        return None
-    (length,) = _HEADER.unpack(header)
-    if length > _MAX_BYTES:
-        return None
-    data = _exactly(channel, length)
-    if data is None:
-        return None
-    message: dict[str, Any] = decode(data, "a message of a worker")
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reap:
+    """Wait for a worker's end."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A worker's exit status, negative for a signal."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerate:
+    """Name every kernel for a problem on a target."""
+
+    generator: GeneratorReference
+    problem: Problem
+    target: str
+    device: DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerated:
+    """Every kernel for a problem.
+
+    Attributes:
+        kernels: their records.
+        design: names that the generator declares in its ``design``.
+    """
+
+    kernels: tuple[Kernel, ...]
+    design: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank kernels; see :meth:`cutlass_aot.generators.protocol.Ranker.rank`."""
+
+    generator: GeneratorReference
+    problem: Problem
+    target: str
+    kernels: tuple[Kernel, ...]
+    shapes: tuple[Extents, ...]
+    heuristic: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Compile a kernel into the file ``object``."""
+
+    generator: GeneratorReference
+    kernel: Kernel
+    object: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindVersion:
+    """Say which version of a generator was imported, by the digests of its source files."""
+
+    generator: GeneratorReference
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a generator, with the digest of its sources."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """How a request ended that gave no result.
+
+    Attributes:
+        timed_out: after so many seconds it was killed; 0 if it was not.
+        signal: the signal that ended the worker, 0 if none did.
+        status: the exit status of a worker that ended itself, 0 if it did not.
+        raised: names of the exception's class and of those it derives from, the class first; empty if
+            nothing was raised.
+        message: the exception in words.
+    """
+
+    timed_out: Annotated[float, OMIT] = 0.0
+    signal: Annotated[int, OMIT] = 0
+    status: Annotated[int, OMIT] = 0
+    raised: Annotated[tuple[str, ...], OMIT] = ()
+    message: Annotated[str, OMIT] = ""
+
+
+Request = Enumerate | Rank | Compile | FindVersion
+"""What a worker does."""
+
+Answer = Enumerated | Ranked | Artifact | Version
+"""What comes of it: of a request each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a worker says of a request.
+
+    Attributes:
+        result: what came of it.
+        peak_bytes: the most memory that the worker has held so far.
+    """
+
+    result: Answer | WorkerFailure
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRemotely:
+    """Compile a kernel on another machine.
+
+    Attributes:
+        name: of the kernel.
+        key: its key in the store.
+        compile: the request to a worker there; its ``object`` is a path of the builder's machine.
+        remote: URL of the store that takes the object where that path is not seen; None if it has to be.
+        modules: what the worker needs imported.
+        timeout: seconds it may take.
+        toolchain: the compiler's fingerprint, which that machine has to have.
+        generator_version: the same.
+    """
+
+    name: str
+    key: str
+    compile: Compile
+    remote: str | None
+    modules: tuple[str, ...]
+    timeout: float
+    toolchain: str
+    generator_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRemotely:
+    """What came of compiling on another machine.
+
+    Attributes:
+        artifact: of the kernel; None if it failed.
+        error: why it failed, or ``""``.
+        log: what the compiler printed.
+        machine: whether the failure is the machine's.
+        pushed: whether the object was put into the remote store, and not into its file.
+    """
+
+    artifact: Artifact | None
+    error: str = ""
+    log: str = ""
+    machine: bool = False
+    pushed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a worker of dask has not begun."""
+
+    reason: str
+
+
+_Message: Any = (
+    Imported | Fork | Forked | Reap | Reaped | Enumerate | Rank | Compile | FindVersion
+    | Reply | WorkerFailure | CompileRemotely | CompiledRemotely | Refused
+)  # fmt: skip
+
+
+def to_bytes(message: Any) -> bytes:
+    """One message as bytes; TypeError or OverflowError if it holds what has no encoding."""
+    return encode(codec_of(_Message).to_plain(message))
+
+
+def from_bytes(data: bytes, *expected: type) -> Any:
+    """Read what :func:`to_bytes` gave; CorruptFile if it is no message of the classes expected."""
+    names = " or ".join(kind.__name__ for kind in expected)
+    what = f"a message where {names} was expected"
+    advice = "have the same cutlass-aot on both sides"
+    message = from_plain(_Message, decode(data, what), what, advice)
+    if not isinstance(message, expected):
+        raise CorruptFile(f"found a message {type(message).__name__}, expected {names}: {advice}")
     return message
 
 
-def problem_record(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data."""
-    record: dict[str, Any] = {
-        "operation": problem.operation,
-        "dtypes": problem.dtypes,
-        "layouts": problem.layouts,
-        "accumulator": problem.accumulator,
-        "scales": [None if scale is None else list(scale) for scale in problem.scales],
-        "epilogue": None,
-    }
-    if problem.epilogue is not None:
-        record["epilogue"] = {
-            "formula": problem.epilogue.formula,
-            "operands": [list(astuple(operand)) for operand in problem.epilogue.operands],
-        }
-    return record
+def send(channel: socket.socket, message: Any) -> None:
+    """Send one message; OSError if the other side is gone."""
+    data = to_bytes(message)
+    channel.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def problem_from_record(record: Mapping[str, Any]) -> Problem:
-    """Read what :func:`problem_record` gave."""
-    a_scale, b_scale = (None if scale is None else ScaleRequest(*scale) for scale in record["scales"])
-    epilogue = record["epilogue"]
-    return Problem(
-        record["operation"],
-        tuple(record["dtypes"]),
-        record["layouts"],
-        record["accumulator"],
-        (a_scale, b_scale),
-        None if epilogue is None else _epilogue_from_record(epilogue),
-    )
-
-
-def _epilogue_from_record(record: Mapping[str, Any]) -> Epilogue:
-    operands = (
-        EpilogueOperand(name, dtype, tuple(extents), *rest)
-        for name, dtype, extents, *rest in record["operands"]
-    )
-    return Epilogue(record["formula"], tuple(operands))
+def receive(channel: socket.socket, *expected: type) -> Any:
+    """Receive one message of the classes expected, or None if the other side has closed the channel, also in
+    the middle of one."""
+    header = _exactly(channel, _LENGTH.size)
+    if header is None:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    data = _exactly(channel, length) if length <= _MAX_BYTES else None
+    return None if data is None else from_bytes(data, *expected)
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes | None:

@@ -10,28 +10,30 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from cutlass_aot.builder.compile import messages
-from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
+from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
+from cutlass_aot.builder.compile.messages import Answer, Reply, WorkerFailure
 from cutlass_aot.builder.compile.schedule import Job, Queue
+from cutlass_aot.errors import CorruptFile, GeneratorError
 
-__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result"]
+__all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result", "ask_generators"]
 
 MAX_RESIDENT_BYTES = 1000 << 20
 """A worker that has held more memory than this is replaced after its job: every compile leaves some behind.
 One job more needs some 50 MB, so that a worker stays below 1.2 GB."""
 
 _POLL_SECONDS = 0.2
+_AnswerType = TypeVar("_AnswerType", bound=Answer)
 
 Admit = Callable[[Job, bool], "bool | None"]
-"""Asked just before a job starts: True to run it, False to drop it, None to ask later. The second argument
-says that it was asked for long enough, and that True or False is wanted now."""
+"""Called just before a job starts: True to run it, False to drop it, None to be called again later. The
+second argument says that it has to decide now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ class Result:
 
     Attributes:
         job: the job.
-        reply: the worker's answer; empty if it failed.
+        answer: what the worker replied; None if it failed.
         error: why it failed, or ``""``.
         log: what the compiler printed, and the traceback.
         machine: whether the failure is the machine's (memory, disk, time, a signal) and may not come again.
     """
 
     job: Job
-    reply: dict[str, Any]
+    answer: Answer | None
     error: str = ""
     log: str = ""
     machine: bool = False
@@ -99,12 +101,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -123,8 +120,8 @@ class Pool:
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
 
-        A job that ``admit`` puts off is asked for again whenever there is nothing else to do. After it has
-        been put off for the time that a job may take, it is asked for with True.
+        A job that ``admit`` puts off is offered again whenever there is nothing else to do. After it has been
+        put off for the time that a job may take, ``admit`` has to decide.
 
         Args:
             jobs: to run.
@@ -140,7 +137,7 @@ class Pool:
             yield from done
 
     def _fill(self, queue: Queue, put_off: dict[Job, float], admit: Admit) -> None:
-        """Give every idle worker a job; start workers while there are fewer than wanted."""
+        """Give every idle worker a job; start workers while there are too few."""
         for worker in [worker for worker in self._workers if worker.job is None and _has_ended(worker)]:
             self._retire(worker)
         retried = iter(list(put_off))
@@ -167,7 +164,7 @@ class Pool:
         worker.deadline = time.monotonic() + self.timeout
         # A worker that died while it was idle shows as a closed channel when its answer is awaited.
         with contextlib.suppress(OSError):
-            messages.send(worker.channel, {**job.request, "log": str(worker.log)})
+            messages.send(worker.channel, job.request)
 
     def _collect(self) -> list[Result]:
         """Wait for answers for a moment; then end workers past their time."""
@@ -197,25 +194,29 @@ class Pool:
         return _failed(job, _crash(status), log)
 
     def _finish(self, worker: _Worker) -> Result:
-        reply = messages.receive(worker.channel)
         job, worker.job = worker.job, None
         if job is None:
             raise RuntimeError("a worker without a job was collected")
+        try:
+            reply: Reply | None = messages.receive(worker.channel, Reply)
+        except CorruptFile as error:
+            # A generator may give kernels that cannot be read back.
+            failure = WorkerFailure(raised=("CorruptFile",), message=str(error))
+            return _failed(job, failure, read_log(worker.log))
         log = read_log(worker.log)
         if reply is None:
             return _failed(job, _crash(self._retire(worker)), log)
-        if reply.pop("peak_bytes") > MAX_RESIDENT_BYTES:
+        if reply.peak_bytes > MAX_RESIDENT_BYTES:
             self._retire(worker)
-        if "error" in reply:
-            failure = WorkerFailure(raised=tuple(reply["raised"]), message=str(reply["error"]))
-            return _failed(job, failure, log + str(reply["traceback"]))
-        return Result(job, reply, log=log)
+        if isinstance(reply.result, WorkerFailure):
+            return _failed(job, reply.result, log)
+        return Result(job, reply.result, log=log)
 
     def _new_worker(self) -> _Worker:
         fork_server = self._started_fork_server()
-        child = fork_server.fork()
         self._started += 1
-        worker = _Worker(child.pid, child.channel, fork_server.directory / f"worker-{self._started}.log")
+        log = fork_server.directory / f"worker-{self._started}.log"
+        worker = _Worker(*fork_server.fork(log), log)
         self._workers.append(worker)
         return worker
 
@@ -233,8 +234,21 @@ class Pool:
         return self._started_fork_server().reap(worker.pid)
 
 
+def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType]) -> list[_AnswerType]:
+    """Have workers do jobs that must not fail; answers in the order of the jobs."""
+    answers: dict[Job, _AnswerType] = {}
+    for result in pool.run(jobs):
+        if not isinstance(result.answer, expected):
+            raise GeneratorError(
+                f"generator {result.job.request.generator.name!r} failed on {result.job.name}: "
+                f"{result.error}\n{result.log.rstrip()}"
+            )
+        answers[result.job] = result.answer
+    return [answers[job] for job in jobs]
+
+
 def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:
-    return Result(job, {}, failure.reason, log, is_machine_failure(failure, log))
+    return Result(job, None, reason_of(failure), log, is_machine_failure(failure, log))
 
 
 def _crash(status: int) -> WorkerFailure:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
+
+from cutlass_aot.builder.compile.messages import Request
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,14 +19,14 @@ class Job:
 
     Attributes:
         name: what it is called in messages.
-        request: the message, without its log.
+        request: what the worker is to do.
         tag: the caller's own, handed back with the result.
         group: jobs of one group share what a worker keeps once it has done one of them.
         seconds: how long it is expected to take.
     """
 
     name: str
-    request: dict[str, Any]
+    request: Request
     tag: Any = None
     group: str = ""
     seconds: float = 1.0
@@ -80,7 +84,7 @@ class Queue:
             jobs.reverse()
             group = _Group(name, order, jobs, list(accumulate(job.seconds for job in jobs)))
             self._groups[name] = group
-            self._note(group)
+            self._push(group)
 
     def __len__(self) -> int:
         return self._count
@@ -130,14 +134,39 @@ class Queue:
         job = group.jobs.pop()
         group.sums.pop()
         if group.jobs:
-            self._note(group)
+            self._push(group)
         else:
             del self._groups[group.name]
         self._left -= job.seconds
         self._count -= 1
         return job
 
-    def _note(self, group: _Group) -> None:
+    def _push(self, group: _Group) -> None:
         length = len(group.jobs)
         heapq.heappush(self._longest, (-group.seconds, group.order, group.name, length))
         heapq.heappush(self._most, (-group.sums[-1], group.order, group.name, length))
+
+
+def expected_seconds(
+    kernels: Sequence[Kernel], durations: Mapping[str, float], others: Iterable[Kernel] = ()
+) -> list[float]:
+    """Seconds for each kernel: remembered, or the mean of its family on its target, or the longest there is.
+
+    What nothing is known of may take any time, so that it counts as the longest and starts first.
+
+    Args:
+        kernels: to compile.
+        durations: seconds that kernels took before, by digest.
+        others: more kernels, whose durations tell of families too.
+    """
+    seen: dict[tuple[str, str, str], list[float]] = {}
+    for kernel in (*kernels, *others):
+        if kernel.digest in durations:
+            seen.setdefault(_kind(kernel), []).append(durations[kernel.digest])
+    means = {kind: fmean(values) for kind, values in seen.items()}
+    longest = max(durations.values(), default=1.0)
+    return [durations.get(kernel.digest, means.get(_kind(kernel), longest)) for kernel in kernels]
+
+
+def _kind(kernel: Kernel) -> tuple[str, str, str]:
+    return kernel.generator, str(dict(kernel.design).get("family", "")), kernel.target

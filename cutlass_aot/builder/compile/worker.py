@@ -12,52 +12,64 @@ import time
 import traceback
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
-from cutlass_aot.generators.device_profiles import device_from_record
+from cutlass_aot.builder.compile.messages import Answer, Reply, Request
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
-from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.tuning.ranking import Extents
 
 _JOBS_A_COLLECTION = 8
 """Python's cycle collector runs after so many jobs, and never within one: what a trace leaves in cycles is a
 few megabytes, and looking for it all the time takes 3 % of the time."""
 
 
-def serve(channel: socket.socket) -> None:
-    """Answer requests until the channel closes. Output of the compiler goes to the request's log."""
+def serve(channel: socket.socket, log: str) -> None:
+    """Answer requests until the channel closes.
+
+    Args:
+        channel: to the builder.
+        log: file that takes what the compiler prints; each request begins it anew.
+    """
     gc.disable()
     done = 0
-    while (request := messages.receive(channel)) is not None:
-        with Path(request["log"]).open("wb", buffering=0) as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        try:
-            reply = _DO[request["do"]](request)
-            data = messages.pack(reply | {"peak_bytes": _memory_bytes()})
-        except BaseException as error:
-            reply = {
-                "error": _encodable(f"{type(error).__name__}: {error}"),
-                "raised": [kind.__name__ for kind in type(error).__mro__],
-                "traceback": _encodable("".join(traceback.format_exception(error))),
-            }
-            data = messages.pack(reply | {"peak_bytes": _memory_bytes()})
-        # What a generator printed is in Python's buffers, and the log is read when the answer is there.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        channel.sendall(data)
+    request: Request | None
+    while (request := messages.receive(channel, *get_args(Request))) is not None:
+        with Path(log).open("wb", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        _reply(channel, request)
         done += 1
         if done % _JOBS_A_COLLECTION == 0:
-            del request, reply, data
+            del request
             gc.collect()
+
+
+def _reply(channel: socket.socket, request: Request) -> None:
+    try:
+        answer = _answer(request)
+        _flush()
+        messages.send(channel, Reply(answer, _memory_bytes()))
+    except BaseException as error:
+        raised = tuple(kind.__name__ for kind in type(error).__mro__)
+        message = _encodable(f"{raised[0]}: {error}")
+        failure = messages.WorkerFailure(raised=raised, message=message)
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+        _flush()
+        messages.send(channel, Reply(failure, _memory_bytes()))
+
+
+def _flush() -> None:
+    """Write what is in Python's buffers: the log is read when the reply is there."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _encodable(text: str) -> str:
@@ -71,56 +83,37 @@ def _memory_bytes() -> int:
 
 
 @lru_cache(maxsize=64)
-def _generator(name: str, location: str) -> Generator:
-    return GeneratorReference(name, location).load()
+def _loaded(reference: GeneratorReference) -> Generator:
+    return reference.load()
 
 
-def _enumerate(request: dict[str, Any]) -> dict[str, Any]:
-    generator = _generator(*request["generator"])
-    problem = messages.problem_from_record(request["problem"])
-    kernels = generator.enumerate(problem, request["target"], device_from_record(request["device"]))
-    # Encoded one by one: the builder tells by the bytes whether two are equal.
-    return {
-        "kernels": [kernel.encoded() for kernel in kernels],
-        "design": sorted(generator.design),
-    }
+def _answer(request: Request) -> Answer:
+    generator = _loaded(request.generator)
+    match request:
+        case messages.Enumerate():
+            kernels = tuple(generator.enumerate(request.problem, request.target, request.device))
+            return messages.Enumerated(kernels, tuple(sorted(generator.design)))
+        case messages.Rank():
+            if not isinstance(generator, Ranker):
+                raise TypeError(f"generator {generator.name!r} cannot rank its kernels")
+            return generator.rank(
+                request.problem, request.target, request.kernels, request.shapes,
+                heuristic=request.heuristic, gpu=request.gpu,
+            )  # fmt: skip
+        case messages.Compile():
+            return _compile(generator, request.kernel, Path(request.object))
+        case messages.FindVersion():
+            digests = {Path(path): sha256 for path, sha256 in request.digests.items()}
+            return messages.Version(version_of(generator, digests.__getitem__))
 
 
-def _rank(request: dict[str, Any]) -> dict[str, Any]:
-    generator = _generator(*request["generator"])
-    if not isinstance(generator, Ranker):
-        raise TypeError(f"generator {generator.name!r} cannot rank its kernels")
-    ranked = generator.rank(
-        messages.problem_from_record(request["problem"]),
-        request["target"],
-        [from_plain(Kernel, record, "a kernel record") for record in request["kernels"]],
-        [Extents(*extents) for extents in request["shapes"]],
-        heuristic=request["heuristic"],
-        gpu=request["gpu"],
-    )
-    return {"modelled": sorted(ranked.modelled), "problems": ranked.problems, "reason": ranked.reason}
-
-
-def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile, export and audit; the object goes to a file, its facts into the reply."""
-    kernel = from_plain(Kernel, request["kernel"], "a kernel record")
-    generator = _generator(*request["generator"])
+def _compile(generator: Generator, kernel: Kernel, path: Path) -> Artifact:
+    """Compile, export and audit; the object goes to a file."""
     start = time.monotonic()
     compiled = generator.compile(kernel)
-    path = Path(request["object"])
     data = export(compiled, kernel.symbol, path.with_name(f"{path.name}.ll")).to_bytes()
     path.write_bytes(data)
     seconds = time.monotonic() - start
     inspection = inspect_object(data)
     audit(inspection, kernel.target, kernel.symbol)
-    answer: dict[str, Any] = to_plain(Artifact(digest(data), len(data), inspection.facts, seconds))
-    return answer
-
-
-def _version(request: dict[str, Any]) -> dict[str, Any]:
-    """The version of a generator as it was imported here; the request has its source files' digests."""
-    digests = {Path(path): sha256 for path, sha256 in request["digests"].items()}
-    return {"version": version_of(_generator(*request["generator"]), digests.__getitem__)}
-
-
-_DO = {"enumerate": _enumerate, "rank": _rank, "compile": _compile, "version": _version}
+    return Artifact(digest(data), len(data), inspection.facts, seconds)

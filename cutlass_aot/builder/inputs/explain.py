@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from cutlass_aot.builder.inputs.inputs import Inputs, Parts
+from cutlass_aot.errors import CorruptFile
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.roots import Reference
 from cutlass_aot.store.store import Store
@@ -13,11 +14,17 @@ from cutlass_aot.store.store import Store
 _DIGEST_LENGTH = 64
 
 
+class _Kept(NamedTuple):
+    """What the last build followed from, in the store."""
+
+    parts: Parts
+
+
 def explain(inputs: Inputs, store: Store | None) -> str:
     """Why a build of these inputs plans again, in words; ``""`` if it does not."""
     if store is None:
         return "there is no store yet"
-    before = _read(store, inputs.manifest.name)
+    before = _kept_parts(store, inputs)
     if before is None:
         return f"the store knows no earlier build of a bundle named {inputs.manifest.name!r}"
     difference = first_difference(before, inputs.parts)
@@ -49,24 +56,17 @@ def _change(name: str, old: str | None, new: str | None) -> str:
 
 def keep_parts(store: Store, inputs: Inputs) -> None:
     """Keep what a build follows from, for the explanation of the next one."""
-    if _read(store, inputs.manifest.name) != inputs.parts:
-        store.put_record(*parts_reference(inputs), {"parts": inputs.parts})
+    if _kept_parts(store, inputs) != inputs.parts:
+        store.put_record(*parts_reference(inputs), to_plain(_Kept(inputs.parts)))
 
 
 def parts_reference(inputs: Inputs) -> Reference:
     """Kind and key of the record that :func:`keep_parts` keeps."""
-    return _reference(inputs.manifest.name)
+    return "inputs", digest(inputs.manifest.name.encode())
 
 
-def _reference(name: str) -> Reference:
-    return "inputs", digest(name.encode())
-
-
-def _read(store: Store, name: str) -> Parts | None:
-    record = store.get_record(*_reference(name))
-    parts: Any = record.get("parts") if isinstance(record, dict) else None
-    sound = isinstance(parts, Mapping) and all(
-        isinstance(values, Mapping) and all(isinstance(value, str) for value in values.values())
-        for values in parts.values()
-    )
-    return parts if sound else None
+def _kept_parts(store: Store, inputs: Inputs) -> Parts | None:
+    try:
+        return from_plain(_Kept, store.get_record(*parts_reference(inputs)), "the inputs of a build").parts
+    except CorruptFile:
+        return None

@@ -12,11 +12,12 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.schema.codec import row
 
 MISSING = "missing"
 """Stands for the digest of a file that is not there."""
@@ -29,6 +30,7 @@ Stamp = tuple[int, int, int, int]
 _UNTRUSTED: Stamp = (-1, -1, -1, -1)
 
 
+@row
 class Seen(NamedTuple):
     """A file or a folder as it was.
 
@@ -52,7 +54,7 @@ class Files:
     def __init__(self, remembered: Mapping[str, Seen] | None = None) -> None:
         self._remembered = dict(remembered or {})
         self.used: dict[str, Seen] = {}
-        """Every file asked for, by its absolute path."""
+        """Every file looked at, by its absolute path."""
 
     def digest(self, path: Path) -> str:
         """SHA-256 of a file's bytes, in hexadecimal; :data:`MISSING` if there is no such file."""
@@ -128,16 +130,3 @@ def look_into(path: str, remembered: Seen | None = None, *, importable: bool = F
         return Seen(MISSING, _UNTRUSTED)
     digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
     return Seen(digest, settled(stamp, now))
-
-
-def to_rows(found: Mapping[str, Seen]) -> list[list[Any]]:
-    """Plain data of files or folders, by path."""
-    return [[name, item.digest, list(item.stamp)] for name, item in sorted(found.items())]
-
-
-def from_rows(rows: Iterable[Any]) -> dict[str, Seen]:
-    """Read what :func:`to_rows` gave."""
-    found = {}
-    for name, digest, (size, modified, changed, inode) in rows:
-        found[str(name)] = Seen(str(digest), (int(size), int(modified), int(changed), int(inode)))
-    return found

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import cutlass_aot
 from cutlass_aot.builder.compile.pool import Pool
-from cutlass_aot.builder.inputs.file_digests import Files, from_rows, to_rows
+from cutlass_aot.builder.inputs.file_digests import Files, Seen
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.plan import plan as planning
 from cutlass_aot.builder.plan import rank as ranking
 from cutlass_aot.builder.plan.recipe import Origins
 from cutlass_aot.builder.records import Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
-from cutlass_aot.errors import ManifestError
-from cutlass_aot.generators.device_profiles import DeviceProfile, device_record, load_profile
+from cutlass_aot.errors import CorruptFile, ManifestError
+from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
 from cutlass_aot.generators.registry import package_folders, source_digests, source_of
 from cutlass_aot.manifest.model import Manifest, load_manifest
+from cutlass_aot.schema.codec import codec_of, from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import GENERATOR, REQUEST_SCHEMA
 from cutlass_aot.store.build_state import read_state, write_state
@@ -100,8 +101,7 @@ class Inputs:
             "the manifest": {name: digest(encode(value)) for name, value in sorted(named.items())},
             "a file that [select] names": dict(sorted(self.manifest.select.inputs.items())),
             "the device profile": {
-                target: digest(encode(device_record(device)))
-                for target, device in sorted(self.devices.items())
+                target: digest(encode(to_plain(device))) for target, device in sorted(self.devices.items())
             },
             "a plugin": {module: self._plugin(module) for module in sorted(self.manifest.plugins)},
             "a generator": {
@@ -194,17 +194,16 @@ def naming(manifest_path: Path) -> Iterator[None]:
 
 def remembered_files(store: Path) -> Files:
     """Digests of files, as far as an earlier build from this environment has kept them."""
-    state = read_state(store, _files_state())
     try:
-        return Files(from_rows(state["files"])) if state else Files()
-    except (KeyError, TypeError, ValueError):
+        return Files(from_plain(dict[str, Seen], read_state(store, _files_state()), "build state"))
+    except CorruptFile:
         return Files()
 
 
 def remember_files(store: Path, files: Files) -> None:
     """Keep digests for the next build."""
     if files.changed():
-        write_state(store, _files_state(), {"files": to_rows(files.used)})
+        write_state(store, _files_state(), codec_of(dict[str, Seen]).to_plain(files.used))
 
 
 def _files_state() -> str:

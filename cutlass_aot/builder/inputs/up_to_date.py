@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cutlass_aot.builder.inputs.file_digests import Files, Seen, from_rows, look_into, to_rows
+from cutlass_aot.builder.inputs.file_digests import Files, Seen, look_into
 from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.store.build_state import mark_used, read_state, write_state
 
@@ -32,6 +34,25 @@ class UpToDateBundle(NamedTuple):
     kernels: int
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a build has written down.
+
+    Attributes:
+        files: every file that the bundle depends on or consists of, by absolute path.
+        search: folders that modules are imported from.
+        folders: of the bundle.
+        bundle: name of its directory.
+        kernels: number of kernels in it.
+    """
+
+    files: dict[str, Seen]
+    search: dict[str, Seen]
+    folders: dict[str, Seen]
+    bundle: str
+    kernels: int
+
+
 def up_to_date(manifest: Path, store: Path, output: Path) -> UpToDateBundle | None:
     """The bundle that a build of this manifest would find up to date; None if that is not certain.
 
@@ -41,31 +62,24 @@ def up_to_date(manifest: Path, store: Path, output: Path) -> UpToDateBundle | No
         output: directory under which the bundle's directory is.
     """
     name = _name(manifest, output)
-    state = read_state(store, name)
     try:
-        if state is None:
+        before = from_plain(_State, read_state(store, name), "build state")
+        files = Files(before.files)
+        if any(files.digest(Path(path)) != seen.digest for path, seen in before.files.items()):
             return None
-        remembered = from_rows(state["files"])
-        files = Files(remembered)
-        if any(files.digest(Path(path)) != seen.digest for path, seen in remembered.items()):
-            return None
-        folders = {
-            path: (seen, look_into(path, seen, importable=importable))
-            for key, importable in (("search", True), ("folders", False))
-            for path, seen in from_rows(state[key]).items()
-        }
-        if any(before.digest != now.digest for before, now in folders.values()):
-            return None
-        built = UpToDateBundle(output / str(state["bundle"]), int(state["kernels"]))
-    except (KeyError, TypeError, ValueError, CutlassAotError):
+    except CutlassAotError:
         return None
-    if files.changed() or any(before != now for before, now in folders.values()):
-        for key in ("search", "folders"):
-            state[key] = to_rows({path: folders[path][1] for path in from_rows(state[key])})
-        write_state(store, name, {**state, "files": to_rows(files.used)})
+    search = {path: look_into(path, seen, importable=True) for path, seen in before.search.items()}
+    folders = {path: look_into(path, seen) for path, seen in before.folders.items()}
+    for known, now in ((before.search, search), (before.folders, folders)):
+        if any(known[path].digest != seen.digest for path, seen in now.items()):
+            return None
+    state = replace(before, files=files.used, search=search, folders=folders)
+    if state != before:
+        write_state(store, name, to_plain(state))
     else:
         mark_used(store, name)
-    return built
+    return UpToDateBundle(output / state.bundle, state.kernels)
 
 
 def remember_build(
@@ -100,18 +114,16 @@ def remember_build(
     write_state(
         store,
         _name(manifest, built.bundle.parent),
-        {
-            "files": to_rows(files),
-            "search": to_rows(_looked({*packages, *filter(None, sys.path)}, importable=True)),
-            "folders": to_rows(_looked({bundle, *inside}, importable=False)),
-            "bundle": built.bundle.name,
-            "kernels": built.kernels,
-        },
+        to_plain(
+            _State(
+                files=files,
+                search={path: look_into(path, importable=True) for path in {*packages, *sys.path} if path},
+                folders={path: look_into(path) for path in {bundle, *inside}},
+                bundle=built.bundle.name,
+                kernels=built.kernels,
+            )
+        ),
     )
-
-
-def _looked(paths: Iterable[str], *, importable: bool) -> dict[str, Seen]:
-    return {path: look_into(path, importable=importable) for path in paths}
 
 
 def _name(manifest: Path, output: Path) -> str:

@@ -1,4 +1,4 @@
-"""Is a linked library what was asked for? What it exports, and what it needs."""
+"""Check a linked library: what it exports, and what it requires."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from cutlass_aot.schema.words import few
 
 # What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
 _LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
-_NEEDED = frozenset(
-    {
-        "libc.so.6",
-        "libdl.so.2",
-        "libpthread.so.0",
-        "librt.so.1",
-        "libtvm_ffi.so",
-    }
-)
+_NEEDED = frozenset({"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libtvm_ffi.so"})
 _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 
@@ -44,7 +36,7 @@ def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
     exported, needed = library.exported, set(library.needed)
     if exported != expected:
         raise LinkError(
-            f"{path.name}: exported symbols are not those asked for; missing: "
+            f"{path.name}: exported symbols are not those expected; missing: "
             f"{few(sorted(expected - exported), 8)}; not expected: {few(sorted(exported - expected), 8)}"
         )
     allowed = _NEEDED | {_LOADERS[host]}

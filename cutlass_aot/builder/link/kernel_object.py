@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cutlass_aot.errors import ArtifactError, CorruptFile
 from cutlass_aot.schema.codec import from_plain, header, to_plain
 from cutlass_aot.schema.encoding import decode, encode
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX
 
 KIND = "cutlass-aot kernel object"
 SCHEMA = 1

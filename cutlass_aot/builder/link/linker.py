@@ -15,16 +15,11 @@ from functools import cached_property
 from pathlib import Path
 
 from cutlass_aot.builder import native
-from cutlass_aot.builder.link.packages import (
-    distribution,
-    license_text,
-    module_file,
-    package_file,
-)
+from cutlass_aot.builder.link.packages import distribution, license_text, module_file, package_file
 from cutlass_aot.builder.native import GLIBC, TVM_FFI_SYMBOLS
 from cutlass_aot.errors import LinkError, ToolchainError
 from cutlass_aot.schema.encoding import digest, encode
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.targets import HOSTS
 from cutlass_aot.schema.words import few
 

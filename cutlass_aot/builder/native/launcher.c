@@ -15,7 +15,7 @@
  *
  * Scale factors (SCALE) are compact tensors of any shape, given to the kernel as one of rank 1. There is one for each `block` elements
  * of operand number `of` along its mode `along`; TILED where they lie in tiles of 128 rows by 4 factors
- * (cutlass_aot/schema/kernels/kernel.py, Scale): their number is checked.
+ * (cutlass_aot/schema/kernels/constraints.py, Scale): their number is checked.
  *
  *     cutlass_aot_dispatch_cache(alignment) -> choose
  *     choose(operand...)          launches what is remembered for like operands, or returns false

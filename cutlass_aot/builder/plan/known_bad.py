@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.manifest.known_bad import KnownBad
+from cutlass_aot.schema.kernels.constraints import MAX_OPERANDS
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import MAX_OPERANDS, Kernel
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import release
 

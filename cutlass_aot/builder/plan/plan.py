@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
-from cutlass_aot.builder.plan.recipe import Origins
+from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.protocol import Generator, Problem
@@ -19,7 +19,8 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
-from cutlass_aot.schema.kernels.kernel import Kernel, key
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.words import few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
@@ -167,13 +168,13 @@ def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
 
 
 def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
-    def wanted(kernel: Kernel) -> bool:
+    def accepted(kernel: Kernel) -> bool:
         design = dict(kernel.design + kernel.parameters)
         if not all(design_filter.accepts(design) for design_filter in table.filters):
             return False
         return not any(all(f.accepts(design) for f in group) for group in table.exclude)
 
-    return [kernel for kernel in kernels if wanted(kernel)]
+    return [kernel for kernel in kernels if accepted(kernel)]
 
 
 def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
@@ -205,13 +206,11 @@ def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _reason(
-    table: KernelTable,
-    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
-    found: Sequence[Kernel],
+    table: KernelTable, own: Sequence[tuple[Enumeration, Sequence[Kernel]]], found: Sequence[Kernel]
 ) -> str:
     if not found:
-        asked = "; ".join(question.name for question, _ in own)
-        return f"generator {table.generator!r} has none for {asked}"
+        questions = "; ".join(question.name for question, _ in own)
+        return f"generator {table.generator!r} has none for {questions}"
     left = list(found)
     for design_filter in table.filters:
         matching = [
@@ -265,7 +264,7 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
     return planned
 
 
-def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> list[str]:
+def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> tuple[str, ...]:
     """The key of each kernel in the store.
 
     Args:
@@ -282,23 +281,19 @@ def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: st
                 "not name: a generator writes its own name into its kernels"
             )
         keys.append(key(kernel, version, toolchain))
-    return keys
+    return tuple(keys)
 
 
 def kernel_entries(
-    kernels: Sequence[Kernel],
-    keys: Sequence[str],
+    planned: PlannedBundle,
     artifacts: Mapping[str, Artifact],
-    origins: Origins,
     packed: Callable[[Kernel], tuple[CodeSpan, int]],
 ) -> list[KernelEntry]:
     """What a bundle's catalog says of each kernel.
 
     Args:
-        kernels: the kernels.
-        keys: their keys, in their order.
+        planned: the bundle.
         artifacts: by key.
-        origins: what they come from.
         packed: where a kernel's GPU code is, and in which of its group's libraries its host code.
     """
     return [
@@ -308,12 +303,12 @@ def kernel_entries(
             facts=artifacts[kernel_key].facts,
             provenance={
                 "generator": kernel.generator,
-                "generator_version": origins.generators[kernel.generator],
-                "toolchain": origins.toolchain,
+                "generator_version": planned.origins.generators[kernel.generator],
+                "toolchain": planned.origins.toolchain,
             },
             code=span,
             library=library,
         )
-        for kernel, kernel_key in zip(kernels, keys, strict=True)
+        for kernel, kernel_key in zip(planned.selection.kernels, planned.keys, strict=True)
         for span, library in (packed(kernel),)
     ]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
-from cutlass_aot.builder.compile.messages import problem_record
-from cutlass_aot.builder.compile.pool import Job, Pool
+from cutlass_aot.builder.compile.messages import Rank
+from cutlass_aot.builder.compile.pool import Job, Pool, ask_generators
 from cutlass_aot.builder.records import Selection, Sources
 from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
+from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
-from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
@@ -51,31 +51,6 @@ class Model:
         return {item.package: item.version for item in self.heuristics.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question to a generator: which of these functionally equivalent kernels are the fastest.
-
-    Attributes:
-        group: digest of the kernels' group.
-        name: of the group.
-        generator: name of the generator.
-        target: GPU code target.
-        problem: operands of the kernels.
-        kernels: at least one.
-        shapes: problems that all of them support, at least one.
-        listed: number of problems that the manifest lists.
-    """
-
-    group: str
-    name: str
-    generator: str
-    target: str
-    problem: Problem
-    kernels: tuple[Kernel, ...]
-    shapes: tuple[Extents, ...]
-    listed: int
-
-
 def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, DeviceProfile]) -> Model | None:
     """Resolve the manifest's heuristic; None if it names none."""
     settings = manifest.select
@@ -104,13 +79,13 @@ def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, Devic
 
 
 def _gpu(
-    target: str, wanted: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
+    target: str, requested: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
 ) -> tuple[str, str]:
     """The GPU model to rank for on a target, or ``""`` with a warning that says why there is none."""
-    if wanted is not None:
-        if wanted not in known:
-            raise ManifestError(unknown(f"select.gpu.{target}", wanted, sorted(known)))
-        return wanted, ""
+    if requested is not None:
+        if requested not in known:
+            raise ManifestError(unknown(f"select.gpu.{target}", requested, sorted(known)))
+        return requested, ""
     listed = ", ".join(f"{name} ({title})" for name, title in sorted(known.items()))
     named = [name for name, title in sorted(known.items()) if title == device.gpu]
     if not named:
@@ -138,10 +113,14 @@ def rank(
     """Have a selection's kernels ranked, and leave out what the manifest's ``keep`` does not keep."""
     for heuristic in model.heuristics.values():
         _check_installed(heuristic)
-    questions, warnings = questions_of(selection.kernels, manifest.select.shapes.extents, model)
-    warnings = [*manifest.select.shapes.notes, *warnings]
-    answers = _ask(pool, model, sources, questions)
-    return choose(selection, questions, answers, model, devices, manifest.select.keep, warnings)
+    shapes = manifest.select.shapes
+    requests, warnings = requests_of(selection.kernels, shapes.extents, model, sources.references)
+    answers = ask_generators(pool, [Job(f"the ranking of {_name(item)}", item) for item in requests], Ranked)
+    for request, answer in zip(requests, answers, strict=True):
+        check_answer(request, answer)
+    keep, listed = manifest.select.keep, len(shapes.extents)
+    warnings = [*shapes.notes, *warnings]
+    return choose(selection, requests, answers, model, devices, keep, listed, warnings)
 
 
 def _check_installed(heuristic: Heuristic) -> None:
@@ -156,16 +135,19 @@ def _check_installed(heuristic: Heuristic) -> None:
         )
 
 
-def questions_of(
-    kernels: Iterable[Kernel], shapes: Sequence[Extents], model: Model
-) -> tuple[list[Question], list[str]]:
-    """What to ask about some kernels, by the names of their groups, and warnings about what is not asked."""
+def requests_of(
+    kernels: Iterable[Kernel],
+    shapes: Sequence[Extents],
+    model: Model,
+    references: Mapping[str, GeneratorReference],
+) -> tuple[list[Rank], list[str]]:
+    """A request for each group that can be ranked, by their names, and warnings about the others."""
     groups: dict[str, dict[str, list[Kernel]]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.group, {}).setdefault(kernel.generator, []).append(kernel)
-    questions = []
+    requests = []
     warnings = set()
-    for digest, by_generator in groups.items():
+    for by_generator in groups.values():
         able = sorted(set(by_generator) & set(model.heuristics))
         for name in sorted(set(by_generator) - set(model.heuristics)):
             warnings.add(f"select: generator {name!r} has no heuristic {model.name!r}: its kernels stay")
@@ -185,21 +167,12 @@ def questions_of(
             count = _OPERANDS_OF_A_GEMM if first.epilogue else len(first.operands)
             dtypes = tuple(operand.dtype for operand in first.operands[:count])
             problem = Problem(first.operation, dtypes, first.layouts[:count], first.accumulator)
-            questions.append(
-                Question(
-                    group=digest,
-                    name=first.group_name,
-                    generator=able[0],
-                    target=first.target,
-                    problem=problem,
-                    kernels=tuple(members),
-                    shapes=accepted,
-                    listed=len(shapes),
-                )
-            )
+            gpu = model.gpus[first.target]
+            reference = references[able[0]]
+            requests.append(Rank(reference, problem, first.target, tuple(members), accepted, model.name, gpu))
             continue
         warnings.add(f"select: {first.group_name} is not ranked and stays whole: {why}")
-    return sorted(questions, key=lambda question: (question.name, question.group)), sorted(warnings)
+    return sorted(requests, key=lambda item: (_name(item), item.kernels[0].group)), sorted(warnings)
 
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
@@ -215,52 +188,25 @@ def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) 
     return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
 
 
-def _ask(pool: Pool, model: Model, sources: Sources, questions: Sequence[Question]) -> list[Ranked]:
-    """Have the generators answer, in workers; answers in the order of the questions."""
-    jobs = [
-        Job(
-            name=question.name,
-            request={
-                "do": "rank",
-                "generator": [question.generator, sources.references[question.generator].location],
-                "problem": problem_record(question.problem),
-                "target": question.target,
-                "kernels": [to_plain(kernel) for kernel in question.kernels],
-                "shapes": [[shape.batch, shape.m, shape.n, shape.k] for shape in question.shapes],
-                "heuristic": model.name,
-                "gpu": model.gpus[question.target],
-            },
-            tag=index,
-        )
-        for index, question in enumerate(questions)
-    ]
-    answers: dict[int, Ranked] = {}
-    for result in pool.run(jobs):
-        question = questions[result.job.tag]
-        if result.error:
-            raise GeneratorError(
-                f"generator {question.generator!r} failed to rank {question.name}: {result.error}\n"
-                + result.log.rstrip()
-            )
-        answers[result.job.tag] = read_answer(question, result.reply)
-    return [answers[index] for index in range(len(questions))]
+def _name(request: Rank) -> str:
+    """The name of a request's group."""
+    return request.kernels[0].group_name
 
 
-def read_answer(question: Question, reply: Mapping[str, Any]) -> Ranked:
-    """A generator's answer, checked against the question."""
-    own = {kernel.digest for kernel in question.kernels}
-    modelled = frozenset(reply["modelled"])
-    problems = tuple(tuple(tuple(equal) for equal in problem) for problem in reply["problems"])
-    sound = len(problems) == len(question.shapes) and modelled <= own
-    for problem in problems:
+def check_answer(request: Rank, answer: Ranked) -> None:
+    """Refuse an answer that does not fit its request."""
+    own = {kernel.digest for kernel in request.kernels}
+    sound = len(answer.problems) == len(request.shapes) and answer.modelled <= own
+    for problem in answer.problems:
         digests = [digest for equal in problem for digest in equal]
-        sound = sound and len(set(digests)) == len(digests) and modelled.issuperset(digests) and all(problem)
+        named_once = len(set(digests)) == len(digests)
+        sound = sound and named_once and answer.modelled.issuperset(digests) and all(problem)
     if not sound:
         raise GeneratorError(
-            f"generator {question.generator!r} ranked {question.name} wrongly: expected an answer to each of "
-            f"{len(question.shapes)} problems that names kernels of the question, each once, all modelled"
+            f"generator {request.generator.name!r} ranked {_name(request)} wrongly: expected an answer to "
+            f"each of {len(request.shapes)} problems that names kernels of the request, each once, all "
+            "modelled"
         )
-    return Ranked(modelled, problems, str(reply["reason"]))
 
 
 def best_first(
@@ -275,44 +221,47 @@ def best_first(
 
 def choose(
     selection: Selection,
-    questions: Sequence[Question],
+    requests: Sequence[Rank],
     answers: Sequence[Ranked],
     model: Model,
     devices: Mapping[str, DeviceProfile],
     keep: int | None,
+    listed: int,
     warnings: Sequence[str] = (),
 ) -> Selection:
     """Add the rankings to a selection, and leave out what is not among the best ``keep`` of any problem.
 
+    The manifest lists ``listed`` problems, of which a request has those that its kernels support.
     A kernel is left out only if the heuristic models it: of the others it cannot say that they are slow.
     """
     left_out: set[str] = set()
     rankings: list[Ranking] = []
     told = [*model.warnings, *warnings]
-    for question, answer in zip(questions, answers, strict=True):
-        kernels = {kernel.digest: kernel for kernel in question.kernels}
-        sms = devices[question.target].sm_count
+    for request, answer in zip(requests, answers, strict=True):
+        kernels = {kernel.digest: kernel for kernel in request.kernels}
+        sms = devices[request.target].sm_count
         best = {
             shape: best_first(tied, kernels, shape, sms)
-            for shape, tied in zip(question.shapes, answer.problems, strict=True)
+            for shape, tied in zip(request.shapes, answer.problems, strict=True)
             if tied
         }
         if not best:
             why = answer.reason or "the heuristic gives no reason"
-            told.append(f"select: {question.name} is not ranked and stays whole: {why}")
+            told.append(f"select: {_name(request)} is not ranked and stays whole: {why}")
             continue
         unwanted: frozenset[str] = frozenset()
         if keep is not None:
             unwanted = answer.modelled.difference(*(ranked[:keep] for ranked in best.values()))
         left_out |= unwanted
-        gpu, heuristic = model.gpus[question.target], model.heuristics[question.generator]
+        heuristic = model.heuristics[request.generator.name]
         problems = tuple(
             RankedProblem(shape, tuple(digest for digest in ranked if digest not in unwanted)[:MAX_RANKED])
             for shape, ranked in sorted(best.items())
         )
-        origin = f"{heuristic.title} {heuristic.version} for {gpu}"
-        rankings.append(Ranking(question.group, gpu, False, origin, problems))
-        told.append(f"select: {question.name}: " + _summary(question, answer, gpu, len(best), keep, unwanted))
+        origin = f"{heuristic.title} {heuristic.version} for {request.gpu}"
+        rankings.append(Ranking(request.kernels[0].group, request.gpu, False, origin, problems))
+        summary = _summary(request, answer, listed, len(best), keep, unwanted)
+        told.append(f"select: {_name(request)}: {summary}")
     if keep is not None and not rankings:
         raise ManifestError(
             "select.keep: no kernel can be ranked, so none is known to be best: " + "; ".join(told)
@@ -325,24 +274,22 @@ def choose(
 
 
 def _summary(
-    question: Question, answer: Ranked, gpu: str, ranked: int, keep: int | None, unwanted: Container[str]
+    request: Rank, answer: Ranked, listed: int, ranked: int, keep: int | None, unwanted: Container[str]
 ) -> str:
     """What came of one group, in words."""
-    words = f"{ranked} of {question.listed} shapes ranked for {gpu}"
+    words = f"{ranked} of {listed} shapes ranked for {request.gpu}"
     reasons = []
-    if question.listed > len(question.shapes):
-        reasons.append(f"{question.listed - len(question.shapes)} not divisible as its operands have to be")
-    if ranked < len(question.shapes):
-        reasons.append(
-            f"{len(question.shapes) - ranked} without answer: {answer.reason or 'no reason given'}"
-        )
+    if listed > len(request.shapes):
+        reasons.append(f"{listed - len(request.shapes)} not divisible as its operands have to be")
+    if ranked < len(request.shapes):
+        reasons.append(f"{len(request.shapes) - ranked} without answer: {answer.reason or 'no reason given'}")
     if reasons:
         words += f" ({'; '.join(reasons)})"
     if keep is not None:
-        stay = [kernel for kernel in question.kernels if kernel.digest not in unwanted]
+        stay = [kernel for kernel in request.kernels if kernel.digest not in unwanted]
         words += (
-            f"; the best {keep} of each shape keep {len(stay)} of {len(question.kernels)} kernels, "
-            f"{len(question.kernels) - len(stay)} left out"
+            f"; the best {keep} of each shape keep {len(stay)} of {len(request.kernels)} kernels, "
+            f"{len(request.kernels) - len(stay)} left out"
         )
         others = [kernel for kernel in stay if kernel.digest not in answer.modelled]
         if others:

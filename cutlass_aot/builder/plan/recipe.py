@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -57,15 +57,32 @@ class Origins:
         return {**self.versions, "toolchain": self.toolchain}
 
 
-def inputs_digest(recipe: Recipe, selection: Selection, origins: Origins, keys: Sequence[str]) -> str:
-    """Digest of everything that a bundle's bytes follow from."""
-    return digest(
-        encode(
-            {
-                "recipe": to_plain(recipe),
-                "origins": to_plain(origins),
-                "keys": sorted(keys),
-                "rankings": [item.to_bytes() for item in selection.rankings],
-            }
+@dataclass(frozen=True, slots=True)
+class PlannedBundle:
+    """Everything that a bundle's bytes follow from.
+
+    Attributes:
+        recipe: what the bundle is to be.
+        selection: its kernels.
+        origins: what they come from.
+        keys: the kernels' keys, in their order.
+    """
+
+    recipe: Recipe
+    selection: Selection
+    origins: Origins
+    keys: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """The key in the store of what came of it; the same for all shards of one bundle."""
+        return digest(
+            encode(
+                {
+                    "recipe": to_plain(self.recipe),
+                    "origins": to_plain(self.origins),
+                    "keys": sorted(self.keys),
+                    "rankings": [item.to_bytes() for item in self.selection.rankings],
+                }
+            )
         )
-    )

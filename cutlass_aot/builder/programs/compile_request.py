@@ -11,6 +11,7 @@ from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.record.watched import compile_watched
+from cutlass_aot.programs.start.files import RequestResult
 from cutlass_aot.programs.start.packages import known_variables
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.encoding import digest
@@ -23,7 +24,7 @@ def compile_request(
     compile: Callable[[], Any],
     call: tuple[Any, Sequence[Any], Mapping[str, Any]],
     path: Path,
-) -> dict[str, Any]:
+) -> Any:
     """Compile, export and audit; the object goes to a file.
 
     Args:
@@ -33,7 +34,7 @@ def compile_request(
         path: takes the object.
 
     Returns:
-        What else is known of it, as plain data.
+        A :class:`~cutlass_aot.programs.start.files.RequestResult`, as plain data.
 
     Raises:
         Exception: whatever the compiler raises.
@@ -52,7 +53,5 @@ def compile_request(
     inspection = inspect_object(data)
     audit(inspection, kernel.target, kernel.symbol)
     new.replace(path)
-    return {
-        **to_plain(Artifact(digest(data), len(data), inspection.facts, seconds)),
-        "call": to_plain(compiled.call),
-    }
+    artifact = Artifact(digest(data), len(data), inspection.facts, seconds)
+    return to_plain(RequestResult(artifact, compiled.call))

@@ -17,32 +17,32 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
+from cutlass_aot.builder.compile.compile import keep_what_failed
+from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, read_log
+from cutlass_aot.builder.compile.messages import WorkerFailure
 from cutlass_aot.builder.events import Ran, Running
-from cutlass_aot.builder.inputs.file_digests import from_rows, to_rows
+from cutlass_aot.builder.inputs.file_digests import Seen
 from cutlass_aot.builder.inputs.inputs import Inputs
 from cutlass_aot.builder.link.packages import license_notices
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.errors import CutlassAotError, ManifestError, ProgramError
-from cutlass_aot.generators.device_profiles import device_record
+from cutlass_aot.errors import CorruptFile, CutlassAotError, ManifestError, ProgramError
 from cutlass_aot.manifest.programs import ProgramTable
 from cutlass_aot.programs.describe.distributions import DSL
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import plan_of
 from cutlass_aot.programs.start.environment import program_environment
-from cutlass_aot.programs.start.files import read_whole, refusals
+from cutlass_aot.programs.start.files import RequestResult, read_whole, refusals
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
-from cutlass_aot.schema.kernels.artifact import Artifact
-from cutlass_aot.schema.kernels.kernel import key
+from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import (
     MAX_REQUEST_BYTES,
@@ -53,7 +53,7 @@ from cutlass_aot.schema.requests.request import (
 )
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.words import few, plural
-from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
+from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.store import Store
 
@@ -84,6 +84,21 @@ class Program:
 
     def __str__(self) -> str:
         return f"{self.table.where} ({self.table.command}) for {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class _LastRun:
+    """What is remembered of the last run of a program.
+
+    Attributes:
+        recording: name of what it recorded.
+        own_sources: digest of this package's modules.
+        files: what the program followed from; None if its run failed.
+    """
+
+    recording: str
+    own_sources: str
+    files: dict[str, Seen] | None
 
 
 class Recorded(NamedTuple):
@@ -124,13 +139,13 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     """
     if store is None:
         return None, "there is no store yet"
-    state = read_state(store.root, _state_name(program, inputs))
-    if state is None:
+    last = _last_run(program, inputs, store)
+    if last is None:
         return None, "it was not run with this command, environment, profile and compiler"
-    recording = _recording(state, store)
+    recording = _recording(last, store)
     if recording is None:
         return None, "the store has lost what was recorded"
-    why = _changed(state, inputs)
+    why = _changed(last, inputs)
     for item in recording.requests if not why else ():
         kernel = item.request.kernel
         artifact, reason = read_artifact(store, kernel_key(item.request, inputs), kernel)
@@ -139,22 +154,27 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     return recording, why
 
 
-def _changed(state: Any, inputs: Inputs) -> str:
-    """What a program follows from and has changed since its last run; ``""`` if nothing has."""
-    if state.get("own_sources") != inputs.tools.origins.own_sources:
-        return "cutlass-aot changed since its last run"
+def _last_run(program: Program, inputs: Inputs, store: Store) -> _LastRun | None:
     try:
-        files = from_rows(state["files"])
-    except MALFORMED:
+        return from_plain(_LastRun, read_state(store.root, _state_name(program, inputs)), "build state")
+    except CorruptFile:
+        return None
+
+
+def _changed(last: _LastRun, inputs: Inputs) -> str:
+    """What a program follows from and has changed since its last run; ``""`` if nothing has."""
+    if last.own_sources != inputs.tools.origins.own_sources:
+        return "cutlass-aot changed since its last run"
+    if last.files is None:
         return "its last run did not come to a good end"
-    changed = [path for path, seen in files.items() if inputs.files.digest(Path(path)) != seen.digest]
+    changed = [path for path, seen in last.files.items() if inputs.files.digest(Path(path)) != seen.digest]
     return f"{few(changed, 1)} changed since its last run" if changed else ""
 
 
-def _recording(state: Any, store: Store) -> Recording | None:
+def _recording(last: _LastRun, store: Store) -> Recording | None:
     """What the last run recorded, as far as it came."""
     try:
-        body = store.get_record(KIND, str(state["recording"]))
+        body = store.get_record(KIND, last.recording)
         return None if body is None else from_plain(Recording, body, "a recording")
     except (*MALFORMED, CutlassAotError):
         return None
@@ -167,34 +187,34 @@ def kernel_key(request: Request, inputs: Inputs) -> str:
 
 def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Recorded]:
     """Know, or find out by running it, what each program of a manifest asks for."""
-    found: dict[Program, Recorded] = {}
+    known: dict[Program, Recorded] = {}
     waiting = []
     for program in programs_of(inputs):
         recording, why = known_recording(program, inputs, store)
         if recording is None or why:
             waiting.append(program)
         else:
-            found[program] = Recorded(program, recording)
+            known[program] = Recorded(program, recording)
     at_once = max(1, min(len(waiting), settings.jobs))
-    runs = _Runs(inputs, store, settings, max(1, settings.jobs // at_once))
+    jobs, stop, lock = max(1, settings.jobs // at_once), threading.Event(), threading.Lock()
+    runs = [_Run(program, inputs, store, settings, jobs, stop, lock) for program in waiting]
     errors = []
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="program") as pool:
-        futures = [pool.submit(runs.record, program) for program in waiting]
+        futures = [pool.submit(run.record) for run in runs]
         try:
             for program, future in zip(waiting, futures, strict=True):
                 try:
-                    recorded = future.result()
-                    found[program] = recorded
+                    known[program] = future.result()
                 except ProgramError as error:
                     errors.append(str(error))
         except BaseException:
             # An interrupt, above all: nobody waits for programs to end.
-            runs.stop.set()
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if errors:
         raise ProgramError("\n".join(errors))
-    return [found[program] for program in programs_of(inputs)]
+    return [known[program] for program in programs_of(inputs)]
 
 
 def _state_name(program: Program, inputs: Inputs) -> str:
@@ -207,7 +227,7 @@ def _state_name(program: Program, inputs: Inputs) -> str:
                 "run": table.run,
                 "folder": os.fspath(inputs.manifest.path.parent.absolute()),
                 "target": program.target,
-                "device": device_record(inputs.devices[program.target]),
+                "device": to_plain(inputs.devices[program.target]),
                 "fake_tensors": table.fake_tensors,
                 "environment": dict(table.environment),
                 "toolchain": inputs.tools.origins.toolchain,
@@ -219,43 +239,14 @@ def _state_name(program: Program, inputs: Inputs) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """What all runs of programs have in common.
-
-    Attributes:
-        jobs: compiling forks of one program at once.
-        stop: set to have all programs ended.
-        lock: held where the store is written or an event told.
-    """
-
-    inputs: Inputs
-    store: Store
-    settings: Settings
-    jobs: int
-    stop: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def record(self, program: Program) -> Recorded:
-        """Run a program."""
-        with self.lock:
-            self.settings.tell(Running(program.table.command, program.target))
-        last = _recording(read_state(self.store.root, _state_name(program, self.inputs)), self.store)
-        calls = {
-            item.request.digest: item.call
-            for item in (last.requests if last else ())
-            if read_artifact(self.store, kernel_key(item.request, self.inputs), item.request.kernel)[0]
-            is not None
-        }
-        return _Run(
-            program, self.inputs, self.store, self.settings, self.jobs, self.stop, self.lock, calls
-        ).record()
-
-
-@dataclass(frozen=True, slots=True)
 class _Run:
     """One run of a program.
 
     Attributes:
+        program: to run.
+        jobs: compiling forks at once.
+        stop: set to have all programs ended.
+        lock: held where the store is written or an event told.
         known: requests that the store has compiled, by digest, with how they are called.
     """
 
@@ -266,19 +257,28 @@ class _Run:
     jobs: int
     stop: threading.Event
     lock: threading.Lock
-    known: Mapping[str, CallByName | None]
+    known: dict[str, CallByName | None] = field(default_factory=dict)
 
     def record(self) -> Recorded:
+        """Run the program."""
+        with self.lock:
+            self.settings.tell(Running(self.program.table.command, self.program.target))
+        last = _last_run(self.program, self.inputs, self.store)
+        recording = None if last is None else _recording(last, self.store)
+        for item in recording.requests if recording else ():
+            kernel = item.request.kernel
+            if read_artifact(self.store, kernel_key(item.request, self.inputs), kernel)[0] is not None:
+                self.known[item.request.digest] = item.call
         with tempfile.TemporaryDirectory(prefix="cutlass-aot-program-", ignore_cleanup_errors=True) as folder:
-            found = Path(folder) / "found"
-            found.mkdir()
+            results = Path(folder) / "results"
+            results.mkdir()
             output = Path(folder) / "output"
-            problem = self._run(found, output)
-            recorded = self._collect(found)
+            problem = self._run(results, output)
+            recorded = self._collect(results)
             if problem is None and not recorded.recording.requests and not recorded.failures:
                 problem = self._nothing(recorded.recording) + _tail(output)
-            # A run that failed is noted without its files, so that there is another one.
-            self._remember(recorded.recording, () if problem or recorded.failures else _files(found))
+            # A run that failed is remembered without its files, so that there is another one.
+            self._remember(recorded.recording, () if problem or recorded.failures else _files(results))
             if problem is not None:
                 kept = len(recorded.recording.requests)
                 raise ProgramError(
@@ -291,21 +291,18 @@ class _Run:
                 self.settings.tell(Ran(table.command, self.program.target, *counts, len(recorded.failures)))
             return recorded
 
-    def _run(self, found: Path, output: Path) -> str | None:
+    def _run(self, results: Path, output: Path) -> str | None:
         """Run the program to its end; says what went wrong, None if nothing did."""
-        table, target, profile = (
-            self.program.table,
-            self.program.target,
-            self.inputs.devices[self.program.target],
-        )
+        table, target = self.program.table, self.program.target
+        profile = self.inputs.devices[target]
         plan = plan_of(
-            found, target, device_record(profile), sorted(self.known), fake_tensors=table.fake_tensors,
+            results, target, to_plain(profile), sorted(self.known), fake_tensors=table.fake_tensors,
             compiler=COMPILER, jobs=self.jobs, timeout=self.settings.timeout,
         )  # fmt: skip
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         # The order of sets must not decide what a program compiles, nor in which order.
         own |= {"PYTHONHASHSEED": "0", **pretend_gpu.environment(profile, target), **dict(table.environment)}
-        environment = program_environment(plan, found.parent, own)
+        environment = program_environment(plan, results.parent, own)
         command = [sys.executable if table.run[0] in ("python", "python3") else table.run[0], *table.run[1:]]
         folder = self.inputs.manifest.path.parent
         # Whoever writes to it still holds the other end: the program, its children, and its compiling forks.
@@ -329,8 +326,8 @@ class _Run:
                 output
             )
         # It may crash as Python takes down what packages hold, when all is done.
-        came_to_its_end = (found / f"{process.pid}.imported").exists()
-        if status < 0 and (not came_to_its_end or (found / f"{process.pid}.status").exists()):
+        came_to_its_end = (results / f"{process.pid}.imported").exists()
+        if status < 0 and (not came_to_its_end or (results / f"{process.pid}.status").exists()):
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
@@ -355,10 +352,10 @@ class _Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _collect(self, found: Path) -> Recorded:
-        """Take what was found into the store."""
+    def _collect(self, results: Path) -> Recorded:
+        """Take what the program's forks wrote into the store."""
         requests, failures, compiled = [], [], 0
-        paths = sorted(found.glob("*.request"))
+        paths = sorted(results.glob("*.request"))
         if len(paths) > _MAX_REQUESTS:
             raise ProgramError(
                 f"{self.program} makes {len(paths)} requests; expected at most {_MAX_REQUESTS}"
@@ -372,42 +369,29 @@ class _Run:
                 requests.append(CompiledRequest(request, self.known[request.digest]))
             else:
                 failures.append(self._failure(request, path))
-        recording = Recording(tuple(requests), tuple(refusals(found)))
+        recording = Recording(tuple(requests), tuple(refusals(results)))
         return Recorded(self.program, recording, tuple(failures), compiled)
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
         """Take what a request compiled to into the store; says how the compiled function is called."""
-        result = path.with_suffix(".result")
-        body = decode(read_whole(result, 1 << 20), result.name)
-        call = body.pop("call")
-        artifact = from_plain(Artifact, body, result.name)
+        file = path.with_suffix(".result")
+        result = from_plain(RequestResult, decode(read_whole(file, 1 << 20), file.name), file.name)
         with self.lock:
             name = kernel_key(request, self.inputs)
-            keep_artifact(self.store, name, request.kernel, artifact, path.with_suffix(".object"))
-        return None if call is None else from_plain(CallByName, call, result.name)
+            keep_artifact(self.store, name, request.kernel, result.artifact, path.with_suffix(".object"))
+        return result.call
 
     def _failure(self, request: Request, path: Path) -> Failure:
         try:
-            body = decode(read_whole(path.with_suffix(".failure"), 1 << 20), path.name)
+            data = read_whole(path.with_suffix(".failure"), 1 << 20)
+            failure = from_plain(WorkerFailure, decode(data, path.name), path.name)
         except OSError:
-            body = {}
-        failure = WorkerFailure(
-            timed_out=float(body.get("timed_out", 0.0)), signal=int(body.get("signal", 0)),
-            status=int(body.get("status", 1)), raised=tuple(map(str, body.get("raised", ()))),
-            message=str(body.get("message", "")),
-        )  # fmt: skip
+            failure = WorkerFailure(status=1)
         words = read_log(path.with_suffix(".log"))
-        kernel, machine = request.kernel, is_machine_failure(failure, words)
-        text = f"{kernel.name}\n{failure.reason}\n\n{words.rstrip()}\n"
-        name = kernel_key(request, self.inputs)
+        key, versions = kernel_key(request, self.inputs), self.inputs.tools.origins.versions
+        reason, machine = reason_of(failure), is_machine_failure(failure, words)
         with self.lock:
-            if machine:
-                log = self.store.put_log(name, text)
-            else:
-                log = keep_failure(
-                    self.store, name, kernel, failure.reason, text, self.inputs.tools.origins.versions
-                )
-        return Failure(kernel, failure.reason, log, machine)
+            return keep_what_failed(self.store, key, request.kernel, reason, words, versions, machine)
 
     def _remember(self, recording: Recording, files: Sequence[str]) -> None:
         with self.lock:
@@ -416,12 +400,8 @@ class _Run:
                 self.inputs.files.digest(Path(path))
             seen = {path: self.inputs.files.used[path] for path in files}
             self.store.put_record(KIND, recording.name, to_plain(recording))
-            body: dict[str, Any] = {
-                "recording": recording.name,
-                "own_sources": self.inputs.tools.origins.own_sources,
-            }
-            body |= {"files": to_rows(seen)} if files else {}
-            write_state(self.store.root, _state_name(self.program, self.inputs), body)
+            last = _LastRun(recording.name, self.inputs.tools.origins.own_sources, seen or None)
+            write_state(self.store.root, _state_name(self.program, self.inputs), to_plain(last))
 
     def _nothing(self, recording: Recording) -> str:
         if recording.refusals:
@@ -439,23 +419,23 @@ def _tail(output: Path) -> str:
     return ". Its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else " and said nothing"
 
 
-def _files(found: Path) -> list[str]:
+def _files(results: Path) -> list[str]:
     """Files that the program's processes had imported, and the lists of what their distributions
     installed."""
     names: set[str] = set()
-    for path in sorted(found.glob("*.imported")):
+    for path in sorted(results.glob("*.imported")):
         names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
     return sorted(name for name in names if name)
 
 
 def warnings(recorded: Sequence[Recorded]) -> list[str]:
-    """What programs asked for and will not get, and what the bundle lacks, in sentences without a full
+    """What programs requested and will not get, and what the bundle lacks, in sentences without a full
     stop."""
-    found = [
+    refused = [
         f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
     ]
     requests = [item.request for one in recorded for item in one.recording.requests]
-    return found + [
+    return refused + [
         f"the bundle has no licence notice of {name} {version}, which is not installed here or carries none"
         for name, version in sorted({pair for item in requests for pair in item.distributions.items()})
         if name != DSL and not license_notices(name, version)
@@ -464,7 +444,5 @@ def warnings(recorded: Sequence[Recorded]) -> list[str]:
 
 def merged(recorded: Sequence[Recorded]) -> dict[str, CompiledRequest]:
     """The requests of all programs, each once, by the digest of their kernels."""
-    found: Mapping[str, CompiledRequest] = {
-        item.request.kernel.digest: item for one in recorded for item in one.recording.requests
-    }
-    return dict(sorted(found.items()))
+    requests = {item.request.kernel.digest: item for one in recorded for item in one.recording.requests}
+    return dict(sorted(requests.items()))

@@ -78,7 +78,7 @@ def wheel_names(catalog: Catalog) -> WheelNames:
             f"variant {catalog.variant!r} of bundle {catalog.name!r} cannot name a wheel: expected "
             "lower-case letters and digits"
         )
-    platforms = platform_tags(catalog.needs.glibc, catalog.hosts[0])
+    platforms = platform_tags(catalog.requirements.glibc, catalog.hosts[0])
     distribution = _distribution(catalog) + (f"-{catalog.variant}" if catalog.variant else "")
     return WheelNames(distribution, catalog.version, tuple(f"py3-none-{platform}" for platform in platforms))
 
@@ -142,7 +142,7 @@ def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str =
     summary = f"cutlass-aot bundle {catalog.name}: {count} for {' '.join(catalog.targets)}"
     requires = [
         f"cutlass-aot{_same_minor(release, from_minor=True)}",
-        f"apache-tvm-ffi{_same_minor(catalog.needs.tvm_ffi)}",
+        f"apache-tvm-ffi{_same_minor(catalog.requirements.tvm_ffi)}",
     ]
     return _metadata(catalog.name, names, summary, requires, [LICENSES_NAME] if licensed else [])
 

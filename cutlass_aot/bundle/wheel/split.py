@@ -48,7 +48,7 @@ def _with_own_glibc(plan: BundlePlan) -> BundlePlan:
     """The bundle with the glibc that its own libraries bind to, not that of the one it was split from."""
     libraries = [library.path for group in plan.groups for own in group.libraries.values() for library in own]
     launchers = [launcher.path for launcher in plan.launchers.values()]
-    return replace(plan, needs=plan.needs._replace(glibc=glibc_of([*libraries, *launchers])))
+    return replace(plan, requirements=plan.requirements._replace(glibc=glibc_of([*libraries, *launchers])))
 
 
 def _target(group: GroupPlan) -> str:

@@ -13,7 +13,8 @@ from cutlass.operators import TargetSm
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators.cutlass_operators import operands
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 Design = tuple[tuple[str, DesignValue], ...]
 

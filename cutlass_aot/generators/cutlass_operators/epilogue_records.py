@@ -13,6 +13,8 @@ from cutlass_aot.errors import CompileError
 from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import (
     ELEMENT,
@@ -23,7 +25,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     EpilogueOperand,
     parse_epilogue,
 )
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "PersistentDenseGemmEFC"
 """The family whose kernel takes any epilogue."""

@@ -14,16 +14,16 @@ from typing import Any
 from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
-from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
-from cutlass_aot.schema.kernels.kernel import (
+from cutlass_aot.schema.kernels.constraints import (
     ANY_SHAPE,
     SWIZZLE_32X4X4,
     SWIZZLE_COLUMNS,
-    DesignValue,
-    Kernel,
     OperandConstraint,
     Scale,
 )
+from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
 MIXED_INPUT = "MixedInputGemm"

@@ -13,7 +13,8 @@ from cutlass.operators.heuristics.nvmatmul import _provider
 from cutlass_aot.generators.cutlass_operators.epilogue_records import TRANSPORTS
 from cutlass_aot.generators.cutlass_operators.worker import gemm_arguments, operators_of
 from cutlass_aot.generators.protocol import Problem, Ranked
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Extents
 
 MODELLED_FAMILIES = (

@@ -11,8 +11,10 @@ from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import CONTIGUOUS, EXTENTS
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import BY_DSL
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 GENERATOR = "cutlass.operators"
 """Name of the generator whose records these are."""

@@ -14,9 +14,11 @@ from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
 TARGET = "sm_90a"

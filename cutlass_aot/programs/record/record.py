@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.generators.device_profiles import device_from_record
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.describe.distributions import in_standard_library
 from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
@@ -45,6 +45,7 @@ from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
 from cutlass_aot.programs.start.files import note_refusal, printable, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.requests.request import Request
 
@@ -62,7 +63,7 @@ def begin(plan: Mapping[str, Any]) -> None:
     """
     if os.getppid() == plan["builder"]:
         _end_with_parent()
-    profile = device_from_record(plan["device"])
+    profile = from_plain(DeviceProfile, plan["device"], "the device profile of the plan")
     pretend_gpu.install(profile, plan["target"], fake_tensors=bool(plan["fake_tensors"]))
     recorder = Recorder(
         folder=Path(plan["folder"]),

@@ -5,11 +5,26 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
+from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.requests.request import CallByName
 
 _MAX_REFUSAL_BYTES = 1 << 20
+
+
+class RequestResult(NamedTuple):
+    """What the file ``.result`` says of a request that a fork has compiled.
+
+    Attributes:
+        artifact: of the object, which is a file of its own.
+        call: how arguments are passed by name; None for a function that takes them in order alone.
+    """
+
+    artifact: Artifact
+    call: CallByName | None
 
 
 def read_whole(path: Path, limit: int) -> bytes:

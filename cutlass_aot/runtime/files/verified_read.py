@@ -35,7 +35,7 @@ MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
-"""Bytes that are read at once of a file that is wanted whole: most files are smaller."""
+"""Bytes that are read at once of a file that is read whole: most files are smaller."""
 
 
 def open_beneath(root: Path, path: str) -> int:
@@ -45,15 +45,15 @@ def open_beneath(root: Path, path: str) -> int:
     bundle can be read in the name of one inside.
     """
     check_relative(path)
-    folder = _open(root, os.fspath(root), None, os.O_DIRECTORY)
+    folder = _open(root, "", os.fspath(root), None, os.O_DIRECTORY)
     try:
         *parents, name = path.split("/")
         for parent in parents:
-            inner = _open(root, parent, folder, os.O_DIRECTORY | os.O_NOFOLLOW, path)
+            inner = _open(root, path, parent, folder, os.O_DIRECTORY | os.O_NOFOLLOW)
             os.close(folder)
             folder = inner
         # Non-blocking, or opening a FIFO would wait for a writer.
-        file = _open(root, name, folder, os.O_NOFOLLOW | os.O_NONBLOCK, path)
+        file = _open(root, path, name, folder, os.O_NOFOLLOW | os.O_NONBLOCK)
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -62,28 +62,38 @@ def open_beneath(root: Path, path: str) -> int:
     return file
 
 
-def _open(root: Path, name: str, folder: int | None, flags: int, path: str = "") -> int:
-    where = root / path
+def _open(root: Path, path: str, name: str, folder: int | None, flags: int) -> int:
+    """Open one component of ``path``, or of ``root`` where that is empty."""
     try:
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
-    except FileNotFoundError:
-        if not path:
-            raise BundleError(f"{where}: no such directory: expected a bundle") from None
-        raise BundleError(f"{where} is missing: the bundle is incomplete, {_FETCH}") from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path:
-            raise CorruptFile(
-                f"{where} is reached through a symbolic link or something that is not a directory; "
-                "a bundle holds plain files: copy it with the links resolved (cp -rL)"
-            ) from None
-        if error.errno == errno.ENOTDIR:
-            raise BundleError(
-                f"{where} is not a directory: a bundle is one (install a wheel, and use open_installed)"
-            ) from None
-        raise BundleError(f"{where} cannot be read: {why_unreadable(error)}") from None
+        raise _not_opened(root, path, error) from None
     # A path with a NUL, or with what has no bytes in the file system's encoding.
     except ValueError as error:
-        raise BundleError(f"{os.fspath(where)!r} cannot be the path of a file: {error}") from None
+        raise BundleError(f"{os.fspath(root / path)!r} cannot be the path of a file: {error}") from None
+
+
+def _not_opened(root: Path, path: str, error: OSError) -> BundleError | CorruptFile:
+    where = root / path
+    if error.errno == errno.ENOENT:
+        if not path:
+            return BundleError(f"{where}: no such directory: expected a bundle")
+        if path == MANIFEST_NAME:
+            return BundleError(
+                f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
+                "(which is written last); build it again"
+            )
+        return BundleError(f"{where} is missing: the bundle is incomplete, {_FETCH}")
+    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR) and path:
+        return CorruptFile(
+            f"{where} is reached through a symbolic link or something that is not a directory; "
+            "a bundle holds plain files: copy it with the links resolved (cp -rL)"
+        )
+    if error.errno == errno.ENOTDIR:
+        return BundleError(
+            f"{where} is not a directory: a bundle is one (install a wheel, and use open_installed)"
+        )
+    return BundleError(f"{where} cannot be read: {why_unreadable(error)}")
 
 
 def why_unreadable(error: OSError) -> str:
@@ -123,14 +133,14 @@ def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:
-    """Read a file of a bundle and hold it against its size and digest."""
+    """Read a file of a bundle and check it against its size and digest."""
     data = read_bounded(root, reference.path, reference.size)
     _check(root, reference, len(data), digest(data))
     return data
 
 
 def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
-    """Hold what was read against the reference."""
+    """Refuse bytes that are not what the reference says."""
     if size != reference.size:
         raise CorruptFile(
             f"{root / reference.path} has {size} bytes, expected {reference.size}: it is truncated, {_FETCH}"
@@ -149,23 +159,7 @@ def read_manifest(root: Path) -> dict[str, FileReference]:
 
 def manifest_bytes(root: Path) -> bytes:
     """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by."""
-    if _lacks(root, MANIFEST_NAME):
-        raise BundleError(
-            f"{root} is not a bundle, or an incomplete one: it has no {MANIFEST_NAME} "
-            "(which is written last); build it again"
-        )
     return read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
-
-
-def _lacks(root: Path, name: str) -> bool:
-    """Whether a directory is there, and has no such file. Of what cannot be told, reading it says why."""
-    try:
-        os.lstat(root / name)
-    except FileNotFoundError:
-        return root.is_dir()
-    except (OSError, ValueError):
-        pass
-    return False
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
@@ -214,18 +208,18 @@ def read_catalog(root: Path) -> Catalog:
 def catalog_of(root: Path, manifest: bytes) -> Catalog:
     """Read the parent index of the bundle that has this manifest; ``MANIFEST.json`` is not read again.
 
-    The catalog in turn has the digest of every file that is read later; ``verify`` holds the two against each
-    other.
+    The catalog in turn has the digest of every file that is read later; ``verify`` checks that the two
+    agree.
 
     Args:
         root: the bundle.
         manifest: what :func:`manifest_bytes` gave, so that bytes that were found good are those that count.
     """
-    what = str(root / MANIFEST_NAME)
+    what = f"{root}/{MANIFEST_NAME}"
     listed = _listed(manifest, what)
     if CATALOG_NAME not in listed:
         raise CorruptFile(f"{what} does not list {CATALOG_NAME}: {_FETCH}")
     reference = _reference(CATALOG_NAME, listed[CATALOG_NAME], what)
     if reference.size > MAX_INDEX_BYTES:
         raise CorruptFile(f"{root / CATALOG_NAME}: impossible size {reference.size}: {_FETCH}")
-    return Catalog.from_bytes(read_file(root, reference), str(root / CATALOG_NAME))
+    return Catalog.from_bytes(read_file(root, reference), f"{root}/{CATALOG_NAME}")

@@ -100,7 +100,7 @@ def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = Non
 
 def requires_gradient(operands: Sequence[Any]) -> bool:
     """Whether autograd would have to follow what is done with the operands."""
-    # A loop: any() with a generator takes three times as long, and this is asked at each launch.
+    # A loop: any() with a generator takes three times as long, and this runs at each launch.
     for operand in operands:  # noqa: SIM110
         if getattr(operand, "requires_grad", False) is True:
             return True

@@ -1,7 +1,7 @@
 """Unpacked files in a directory that processes share: one of them unpacks, the others read.
 
 A file is named by the digest of what it was unpacked from, written beside its name and renamed when it is
-whole. Whoever reads a part of one holds it against a digest of its own: whatever has become of the directory
+whole. Whoever reads a part of one checks it against a digest of its own: whatever has become of the directory
 meanwhile can cost time, and nothing else. Where there is no directory that can be used, everybody unpacks for
 himself.
 
@@ -13,7 +13,6 @@ longest ago goes first.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import stat
@@ -39,15 +38,14 @@ _LOCK_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.002
 _TOUCH_SECONDS = 3600.0
 _STALE_SECONDS = 3600.0
-_log = logging.getLogger("cutlass_aot")
 _told: set[str] = set()
 
 
-class Found(NamedTuple):
+class CachedPart(NamedTuple):
     """A part of an unpacked file, which nobody has verified.
 
     Attributes:
-        data: the part, shorter than what was asked for if the file has become so.
+        data: the part, shorter than requested if the file has become so.
         path: of the file.
     """
 
@@ -119,7 +117,7 @@ def state() -> State:
     return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
 
 
-def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]) -> Found | None:
+def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]) -> CachedPart | None:
     """Read a part of an unpacked file, made now if it is not there; None where it cannot be kept.
 
     Why it cannot is said once a process.
@@ -153,7 +151,7 @@ def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]
             f"in memory; {DIRECTORY_VARIABLE} names another directory, or none if it is empty"
         )
         return None
-    return None if data is None else Found(data, path)
+    return None if data is None else CachedPart(data, path)
 
 
 def fill(
@@ -195,7 +193,7 @@ def forget(path: Path) -> None:
 
 
 class _Disk(Exception):
-    """The directory cannot be used: no error for whoever asked."""
+    """The directory cannot be used: no error for the caller."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -340,5 +338,8 @@ def _files(folder: Path) -> list[tuple[float, int, str]]:
 def _tell(text: str) -> None:
     """A warning, once a process."""
     if text not in _told:
+        # Its import takes longer than reading the code.
+        import logging
+
         _told.add(text)
-        _log.warning(text)
+        logging.getLogger("cutlass_aot").warning(text)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.files.verified_read import read_file
-from cutlass_aot.runtime.launching import code_cache
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
 from cutlass_aot.schema.bundles.group_index import CodeSpan
 from cutlass_aot.schema.encoding import digest
@@ -40,6 +39,9 @@ class Code:
 
     def read(self, span: CodeSpan) -> bytes:
         """The code of one kernel."""
+        # Here, and not above: finding a kernel needs none of it.
+        from cutlass_aot.runtime.launching import code_cache
+
         unpacked = self._unpacked
         if unpacked is None:
             found = code_cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
@@ -71,6 +73,8 @@ class Code:
         Returns:
             The file.
         """
+        from cutlass_aot.runtime.launching import code_cache
+
         parts = [(span.offset, span.size, span.sha256) for span in spans]
         return code_cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)
 

@@ -15,7 +15,7 @@ from typing import Any
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.files.verified_read import not_for_files, read_file, why_unreadable
 from cutlass_aot.schema.bundles.catalog import MAX_LIBRARY_BYTES, FileReference
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
 
 _ELF = b"\x7fELF"
 _serial = itertools.count(1)
@@ -35,7 +35,7 @@ class _Mapping:
 
 
 class Library:
-    """One library of a bundle; unpacked and mapped when its first function is asked for, and never unmapped.
+    """One library of a bundle; unpacked and mapped when its first function is needed, and never unmapped.
 
     Args:
         root: the bundle.

@@ -235,7 +235,7 @@ def _torch_exports(name: str) -> bool:
     import torch
 
     try:
-        # Older releases know no DLPack code for FP8 and FP4; which one knows it is asked, not looked up.
+        # Older releases know no DLPack code for FP8 and FP4; which one knows it is tried, not looked up.
         torch.utils.dlpack.to_dlpack(torch.empty(1, dtype=getattr(torch, DTYPES[name].torch)))
     except (BufferError, RuntimeError, TypeError, ValueError):
         return False

@@ -1,6 +1,6 @@
 """Can a bundle be used on a machine? The one rule that decides it: pure, over facts, with every reason.
 
-:func:`decide` is asked wherever something is opened, launched or described: by a bundle for the machine that
+:func:`decide` is called wherever something is opened, launched or described: by a bundle for the machine that
 it is on, by ``cutlass-aot doctor`` for that one or another.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cutlass_aot.schema.bundles.catalog import Catalog, Needs
+from cutlass_aot.schema.bundles.catalog import Catalog, VersionRequirements
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 from cutlass_aot.schema.versions import is_version, major_minor, order, release
 
@@ -74,25 +74,28 @@ class Requirements(NamedTuple):
     Attributes:
         targets: GPU code targets that there are kernels for.
         hosts: CPU architectures that there are libraries for.
-        needs: lowest versions.
+        versions: lowest versions.
         name: how it is called in reasons.
     """
 
     targets: Sequence[str]
     hosts: Sequence[str]
-    needs: Needs
+    versions: VersionRequirements
     name: str = "the bundle"
 
     @classmethod
     def of(cls, catalog: Catalog) -> Requirements:
         """A bundle, as its catalog describes it."""
-        return cls(catalog.targets, catalog.hosts, catalog.needs)
+        return cls(catalog.targets, catalog.hosts, catalog.requirements)
 
 
 ANYTHING = Requirements(
-    KNOWN_TARGETS, tuple(HOSTS), Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"), "a bundle"
+    KNOWN_TARGETS,
+    tuple(HOSTS),
+    VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"),
+    "a bundle",
 )
-"""All that this release builds: for a machine to be asked what it could use."""
+"""All that this release builds: for the question what a machine could use."""
 
 
 class Reason(NamedTuple):
@@ -155,31 +158,31 @@ class Answer(NamedTuple):
         return "; ".join(dict.fromkeys(map(str, found)))
 
 
-def decide(machine: Machine, wanted: Requirements) -> Answer:
-    """Whether what is wanted can be used on a machine, on which GPUs, and if not why: every reason.
+def decide(machine: Machine, requirements: Requirements) -> Answer:
+    """Whether something can be used on a machine, on which GPUs, and if not why: every reason.
 
-    Pure: nothing is asked of the machine that this runs on. Versions compare as numbers, and one that cannot
-    be read is a reason.
+    Pure: nothing is looked up on the machine that this runs on. Versions compare as numbers, and one that
+    cannot be read is a reason.
 
     Args:
         machine: facts about it.
-        wanted: what a bundle has and needs.
+        requirements: what a bundle has, and which versions it needs.
     """
     reasons = [
-        *_host(machine.host, wanted),
-        *_tvm_ffi(machine.tvm_ffi, wanted),
-        *_libc(machine.libc, wanted),
+        *_host(machine.host, requirements),
+        *_tvm_ffi(machine.tvm_ffi, requirements),
+        *_libc(machine.libc, requirements),
         *_python(machine.python),
     ]
     if machine.gpus is None:
         return Answer(tuple(reasons), ())
     cuda = driver_cuda(machine.driver)
-    reasons += _driver(machine, cuda, wanted)
+    reasons += _driver(machine, cuda, requirements)
     # Without a driver, nothing could see a GPU.
     if not machine.gpus and machine.driver is not None:
         problem = "there is no GPU that a process may use"
         reasons.append(Reason("gpus", problem, "see nvidia-smi, and CUDA_VISIBLE_DEVICES"))
-    gpus = tuple(_gpu(gpu, cuda, wanted) for gpu in machine.gpus)
+    gpus = tuple(_gpu(gpu, cuda, requirements) for gpu in machine.gpus)
     return Answer(tuple(reasons), gpus)
 
 
@@ -212,21 +215,21 @@ def driver_cuda(driver: Driver | None) -> tuple[int, int] | None:
         return None
 
 
-def _host(found: str, wanted: Requirements) -> Iterator[Reason]:
-    if found not in wanted.hosts:
-        hosts = ", ".join(wanted.hosts) or "no host"
-        problem = f"this machine is {found}, {wanted.name} has libraries for {hosts}"
+def _host(found: str, requirements: Requirements) -> Iterator[Reason]:
+    if found not in requirements.hosts:
+        hosts = ", ".join(requirements.hosts) or "no host"
+        problem = f"this machine is {found}, {requirements.name} has libraries for {hosts}"
         advice = f"build it with {found} among its hosts"
         if found not in HOSTS:
             advice = f"use a machine of {' or '.join(HOSTS)}"
         yield Reason("host", problem, advice)
 
 
-def _tvm_ffi(found: str | None, wanted: Requirements) -> Iterator[Reason]:
+def _tvm_ffi(found: str | None, requirements: Requirements) -> Iterator[Reason]:
     """The ABI changed within 0.1.x, so major and minor have to agree, and an older release is refused."""
-    needed = _without_post(wanted.needs.tvm_ffi)
+    needed = _without_post(requirements.versions.tvm_ffi)
     major, minor = major_minor(needed)
-    range_ = f"{wanted.name} needs {major}.{minor}.x from {needed} on"
+    range_ = f"{requirements.name} needs {major}.{minor}.x from {needed} on"
     advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
     if found is None:
         yield Reason("tvm_ffi", f"apache-tvm-ffi is not installed, {range_}", advice)
@@ -243,10 +246,10 @@ def _without_post(version: str) -> str:
     return first if is_version(first) else ".".join(map(str, release(version)))
 
 
-def _libc(found: str | None, wanted: Requirements) -> Iterator[Reason]:
-    needed = wanted.needs.glibc
+def _libc(found: str | None, requirements: Requirements) -> Iterator[Reason]:
+    needed = requirements.versions.glibc
     name, _, text = (found or "").partition(" ")
-    needs = f"{wanted.name} needs glibc {needed} or newer"
+    needs = f"{requirements.name} needs glibc {needed} or newer"
     if name != GLIBC:
         problem = "the C library is not glibc" if name != MUSL else "the C library is musl"
         advice = "use a system with glibc, such as Debian, Ubuntu or Red Hat"
@@ -258,7 +261,7 @@ def _libc(found: str | None, wanted: Requirements) -> Iterator[Reason]:
     elif version < release(needed):
         yield Reason(
             "libc",
-            f"glibc {text} is installed, {wanted.name} needs {needed} or newer",
+            f"glibc {text} is installed, {requirements.name} needs {needed} or newer",
             "build it for an older glibc, or use a newer system",
         )
 
@@ -272,11 +275,11 @@ def _python(found: str | None) -> Iterator[Reason]:
         yield Reason("python", problem, "use a newer Python")
 
 
-def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Requirements) -> Iterator[Reason]:
-    lowest = major_minor(wanted.needs.cuda_driver)
+def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requirements) -> Iterator[Reason]:
+    lowest = major_minor(requirements.versions.cuda_driver)
     if cuda is not None and cuda >= lowest:
         return
-    needs = f"{wanted.name} needs one for CUDA {text_of(lowest)} or newer"
+    needs = f"{requirements.name} needs one for CUDA {text_of(lowest)} or newer"
     if machine.driver is None:
         problem = f"there is no NVIDIA driver, {needs}"
     elif cuda is not None:
@@ -286,19 +289,19 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, wanted: Requirements
             f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {needs}"
         )
     # Not an upgrade that has to be followed by another.
-    running = [runnable_targets(wanted.targets, c) for c in map(_capability, machine.gpus or ()) if c]
+    running = [runnable_targets(requirements.targets, c) for c in map(_capability, machine.gpus or ()) if c]
     enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
     yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
 
 
-def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Requirements) -> GpuAnswer:
+def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, requirements: Requirements) -> GpuAnswer:
     capability = _capability(gpu)
     if capability is None:
         problem = f"the compute capability of {gpu.name} is not known"
         return GpuAnswer(gpu, (), (Reason("gpu", problem, "add compute_capability to its facts"),))
-    running = runnable_targets(wanted.targets, capability)
+    running = runnable_targets(requirements.targets, capability)
     if not running:
-        return GpuAnswer(gpu, (), (_no_target(gpu.name, capability, wanted),))
+        return GpuAnswer(gpu, (), (_no_target(gpu.name, capability, requirements),))
     # Without a driver the machine is refused as a whole.
     known = [name for name in running if cuda is None or minimum_cuda(Target.parse(name)) <= cuda]
     if cuda is None or known:
@@ -306,7 +309,7 @@ def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, wanted: Requirements) -> GpuAns
     # Enough for one of them is enough.
     nearest, lowest = _nearest(running)
     problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
-    lowest = max(lowest, major_minor(wanted.needs.cuda_driver))
+    lowest = max(lowest, major_minor(requirements.versions.cuda_driver))
     return GpuAnswer(gpu, (), (Reason("driver", problem, upgrade_to(lowest)),))
 
 
@@ -315,10 +318,10 @@ def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
     return min(((name, minimum_cuda(Target.parse(name))) for name in targets), key=lambda item: item[1])
 
 
-def _no_target(name: str, capability: tuple[int, int], wanted: Requirements) -> Reason:
+def _no_target(name: str, capability: tuple[int, int], requirements: Requirements) -> Reason:
     problem = (
-        f"{name} has compute capability {text_of(capability)}, {wanted.name} has kernels for "
-        f"{', '.join(wanted.targets) or 'no target'}"
+        f"{name} has compute capability {text_of(capability)}, {requirements.name} has kernels for "
+        f"{', '.join(requirements.targets) or 'no target'}"
     )
     buildable = runnable_targets(KNOWN_TARGETS, capability)
     advice = f"build it with a target such as {buildable[0]}" if buildable else "use another GPU"

@@ -1,4 +1,4 @@
-"""Facts about the GPUs of this machine, asked of the driver when first needed. No context is created.
+"""Facts about the GPUs of this machine, from the driver, when first needed. No context is created.
 
 The driver's library is called as it is: importing bindings for it takes longer than all the rest that
 happens before a first launch.

@@ -158,7 +158,7 @@ class BundleDirectory:
         )
 
     def _decide(self, facts: compatibility.Machine, targets: Sequence[str]) -> None:
-        wanted = compatibility.Requirements(targets, self.catalog.hosts, self.catalog.needs)
-        answer = compatibility.decide(facts, wanted)
+        requirements = compatibility.Requirements.of(self.catalog)._replace(targets=targets)
+        answer = compatibility.decide(facts, requirements)
         if not answer.accepted:
             raise Incompatible(f"bundle {self.catalog.name} ({self.path}) cannot be used here: {answer.why}")

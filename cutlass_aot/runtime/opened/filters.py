@@ -9,8 +9,7 @@ from typing import Any
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
-from cutlass_aot.schema.kernels.design import full_name, matches
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
 from cutlass_aot.schema.words import few
 
 Filters = Mapping[str, "str | Sequence[str]"]
@@ -44,14 +43,14 @@ def group_matches(group: GroupEntry, filters: Filters) -> bool:
 
 def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHandle]:
     """Kernels, of groups that match, that pass the other filters too; in the order of a listing."""
-    wanted = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
+    of_kernels = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
     if handles:
-        _check_names(handles, wanted)
-    return sorted((handle for handle in handles if _kernel_matches(handle, wanted)), key=_position)
+        _check_names(handles, of_kernels)
+    return sorted((handle for handle in handles if _kernel_matches(handle, of_kernels)), key=_position)
 
 
 def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
-    """What a filter can be asked for: each value that kernels have, once, numbers by their size."""
+    """What a filter can select: each value that kernels have, once, numbers by their size."""
     if name in _OF_GROUP:
         return sorted({_OF_GROUP[name](handle.group) for handle in handles})
     if name in _OF_KERNEL:

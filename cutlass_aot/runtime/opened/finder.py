@@ -74,46 +74,6 @@ def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count:
     return found
 
 
-def best(
-    preference: Preference, groups: Sequence[Group], handles: Sequence[Sequence[KernelHandle]]
-) -> Choice:
-    """The kernel that a preference comes to.
-
-    Args:
-        preference: of :func:`prefer`.
-        groups: as given to it.
-        handles: the kernels of each group, in the order of its index.
-    """
-    for digest in preference.digests:
-        for group, members in zip(groups, handles, strict=True):
-            position = group.index.position(digest)
-            if position is not None:
-                return Choice(members[position], preference.tier, preference.reason)
-    raise AssertionError("a preference names a kernel of the groups")
-
-
-def ordered(
-    preference: Preference,
-    groups: Sequence[Group],
-    handles: Sequence[Sequence[KernelHandle]],
-    extents: Extents,
-    sm_count: int | None,
-) -> list[KernelHandle]:
-    """All kernels: those that a preference names in its order, then the others in the default order.
-
-    Args:
-        preference: of :func:`prefer`.
-        groups: as given to it.
-        handles: the kernels of each group, in the order of its index.
-        extents: as given to it.
-        sm_count: as given to it.
-    """
-    by_digest = {handle.digest: handle for members in handles for handle in members}
-    sms = sm_count or usual_sm_count(groups[0].entry.target)
-    names = dict.fromkeys((*preference.digests, *_default_order(groups, extents, sms).digests))
-    return [by_digest[digest] for digest in names if digest in by_digest]
-
-
 def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
     return tiers.default_order(_candidates(groups), extents, sms)
 
@@ -124,8 +84,8 @@ def _candidates(groups: Sequence[Group]) -> Candidates:
     return Candidates.merged(group.candidates for group in groups)
 
 
-class _Served(NamedTuple):
-    """What matches a query for one target: what a tier says, the groups, their kernels, and for which GPU."""
+class _Match(NamedTuple):
+    """What matches a query for one target: what a tier says, the groups, and the kernels of each."""
 
     preference: Preference
     groups: list[Group]
@@ -133,12 +93,29 @@ class _Served(NamedTuple):
     extents: Extents
     sm_count: int | None
 
+    def best(self) -> Choice:
+        """The kernel that the preference comes to."""
+        for digest in self.preference.digests:
+            for group, members in zip(self.groups, self.handles, strict=True):
+                position = group.index.position(digest)
+                if position is not None:
+                    return Choice(members[position], self.preference.tier, self.preference.reason)
+        raise AssertionError("a preference names a kernel of the groups")
+
+    def ordered(self) -> list[KernelHandle]:
+        """All kernels: those that the preference names in its order, then the others in the default order."""
+        by_digest = {handle.digest: handle for members in self.handles for handle in members}
+        sms = self.sm_count or usual_sm_count(self.groups[0].entry.target)
+        others = _default_order(self.groups, self.extents, sms).digests
+        names = dict.fromkeys((*self.preference.digests, *others))
+        return [by_digest[digest] for digest in names if digest in by_digest]
+
 
 class PreparedCall(NamedTuple):
     """A call whose operands are described: what finding, choosing and launching need to know of it.
 
     Attributes:
-        query: what is asked for.
+        query: what the kernels have to serve.
         ordinal: of the GPU that the operands are on, -1 for none.
     """
 
@@ -169,7 +146,7 @@ class Finder:
     ) -> list[KernelHandle]:
         """Kernels that serve operands, best first; see :meth:`cutlass_aot.Bundle.find`."""
         call = self.prepare(computation, operands, target)
-        return [kernel for served in self._served(call, target, gpu) for kernel in ordered(*served)]
+        return [kernel for found in self._matches(call, target, gpu) for kernel in found.ordered()]
 
     def choose(
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
@@ -200,10 +177,9 @@ class Finder:
 
     def best(self, call: PreparedCall, target: str | None = None, gpu: str | None = None) -> Choice:
         """The best kernel for a call."""
-        preference, groups, handles, *_ = next(self._served(call, target, gpu))
-        return best(preference, groups, handles)
+        return next(self._matches(call, target, gpu)).best()
 
-    def _served(self, call: PreparedCall, target: str | None, gpu: str | None) -> Iterator[_Served]:
+    def _matches(self, call: PreparedCall, target: str | None, gpu: str | None) -> Iterator[_Match]:
         """What matches, by target, the best first: one for operands on a GPU, at least one."""
         query, ordinal = call
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
@@ -223,7 +199,7 @@ class Finder:
             extents = match.problem_extents(entries[0], query)
             model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
             found = True
-            yield _Served(prefer(groups, extents, model, sms), groups, handles, extents, sms)
+            yield _Match(prefer(groups, extents, model, sms), groups, handles, extents, sms)
             if ordinal >= 0:
                 break
         if not found:

@@ -15,8 +15,8 @@ from cutlass_aot.runtime.selection.cost_model import DECISIVE, Candidate, Candid
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, KernelEntry, group_from_bytes
+from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for, without
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Group:
         """The group's kernels, in order of name; read once."""
         if self._index is None:
             entry = self.entry
-            what = str(self._root / entry.child.path)
+            what = f"{self._root}/{entry.child.path}"
             index = group_from_bytes(read_file(self._root, entry.child), entry, what)
             if len(index) != entry.count:
                 raise CorruptFile(

@@ -14,10 +14,11 @@ from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports
 
 if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
     from cutlass_aot.schema.requests.request import CompiledRequest
 
 

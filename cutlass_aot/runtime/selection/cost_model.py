@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
 
 TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
@@ -34,7 +37,7 @@ ADDING_UP = 1000
 that orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
 
 _USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
-"""SMs of a typical GPU by major compute capability, where no device was asked: A100, H100, B200, RTX 5090."""
+"""SMs of a typical GPU by major compute capability, where no device is known: A100, H100, B200, RTX 5090."""
 
 _SCHEDULERS = {"clc": 0, "static": 1}
 _UNKNOWN_TILE = (64, 64)
@@ -164,7 +167,7 @@ class Candidates:
                 for candidate, places in zip(self._candidates, self._positions, strict=True)
             ]
         batch, m, n, k = extents
-        # Asked at each problem not seen before: what kernels share is counted once, and nothing is called.
+        # Called for each problem not seen before: what kernels share is counted once, and nothing is called.
         clusters = [
             (((n if along_n else m) + tile - 1) // tile * pair + cluster - 1) // cluster
             for along_n, tile, pair, cluster in self._sides
@@ -203,7 +206,7 @@ def estimate(candidate: Candidate, extents: Extents, sm_count: int) -> float:
 
 
 def usual_sm_count(target: str) -> int:
-    """SMs of a typical GPU of a target, where no device was asked."""
+    """SMs of a typical GPU of a target, where no device is known."""
     return _USUAL_SMS.get(Target.parse(target).major, 132)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
-from cutlass_aot.schema.kernels.kernel import LAYOUT_LETTERS
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -37,9 +37,9 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
     """
     strange = [name for name in names if name not in known]
     if len(known) != count or strange:
-        wanted = ", ".join(known)
+        expected = ", ".join(known)
         found = f"`{strange[0]}`" if strange else str(count)
-        return Rejected(f"expected {len(known)} operands ({wanted}), got {found}")
+        return Rejected(f"expected {len(known)} operands ({expected}), got {found}")
     unnamed = iter(range(count - len(names)))
     named = {name: count - len(names) + index for index, name in enumerate(names)}
     return tuple(named[name] if name in named else next(unnamed) for name in known)
@@ -196,10 +196,10 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
-    """The message for a query that nothing serves: what was asked, and what comes nearest."""
-    asked = f"bundle {bundle} has no kernel for {query}"
+    """The message for a query that nothing serves: the query, and what comes nearest."""
+    missing = f"bundle {bundle} has no kernel for {query}"
     if not groups:
-        return f"{asked}. The bundle is empty"
+        return f"{missing}. The bundle is empty"
     targets = sorted({group.target for group in groups})
     if not set(targets) & set(query.targets):
         return (
@@ -209,4 +209,4 @@ def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
     explanation = explain(groups, query)
     nearest, verdict = explanation[0]
     more = "; explain() has the reason for each group" if len(groups) > 1 else ""
-    return f"{asked}. Nearest is {nearest.name}: {verdict.reason}{more}"
+    return f"{missing}. Nearest is {nearest.name}: {verdict.reason}{more}"

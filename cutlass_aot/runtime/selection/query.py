@@ -1,4 +1,4 @@
-"""What a caller asks a bundle for: the computation, and the query that it becomes with operands."""
+"""A query to a bundle: the computation, and the query that it becomes with operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
-from cutlass_aot.schema.kernels.kernel import NO_VALUES, DesignValue, Values, is_value
+from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.kernels.operands import OperandDescription
 
 Parameters = Mapping[str, DesignValue]
@@ -39,7 +39,7 @@ def _checked(parameters: Parameters) -> Values:
 
 
 class Query(NamedTuple):
-    """What a caller asks a bundle for: a computation on described operands, for some targets.
+    """A query to a bundle: a computation on described operands, for some targets.
 
     Attributes:
         operation: such as ``gemm``.

@@ -20,7 +20,7 @@ NEAR = 2.0
 """How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
 
 NEIGHBOURS = 8
-"""Ranked problems that are asked about a problem between them."""
+"""Ranked problems that decide about a problem between them."""
 
 UNMEASURED = 1.5
 """Time of a kernel that was dropped while measuring, in times of the slowest that was not."""
@@ -41,7 +41,7 @@ class Preference(NamedTuple):
 
 
 class Ranked:
-    """A ranking, ready to be asked about problems: it finds one, and those near another.
+    """A ranking, made ready for look-ups: it finds one, and those near another.
 
     Args:
         problems: of the ranking.

@@ -27,9 +27,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.codec import AS_MAP, Check, Codec, Digest, Form, from_plain, row, to_plain, within
+from cutlass_aot.schema.codec import (
+    AS_MAP,
+    Check,
+    Codec,
+    Digest,
+    Form,
+    Key,
+    from_plain,
+    row,
+    to_plain,
+    within,
+)
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
-from cutlass_aot.schema.kernels.kernel import NO_VALUES, Operands, Values
+from cutlass_aot.schema.kernels.constraints import Operands
+from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
 SCHEMA = 6
@@ -152,8 +164,8 @@ def _speaks_of(word: str, operation: str, target: str) -> bool:
     return word.startswith(f"{operation} ") and word.endswith(f" {target}")
 
 
-class Needs(NamedTuple):
-    """What a bundle needs of the machine that loads it: three versions.
+class VersionRequirements(NamedTuple):
+    """Versions that a bundle needs on the machine that loads it.
 
     Attributes:
         cuda_driver: lowest CUDA version of the driver whose interface the libraries call.
@@ -253,7 +265,7 @@ class Catalog:
         device: device profile it was built with.
         targets: GPU code targets, sorted.
         hosts: CPU architectures it has libraries for, sorted.
-        needs: what it needs of a machine.
+        requirements: versions that it needs on a machine.
         provenance: names and versions of what built it (no times, no paths).
         launchers: host to the library through which kernels are launched.
         groups: by name.
@@ -267,7 +279,7 @@ class Catalog:
     device: str
     targets: tuple[str, ...]
     hosts: tuple[str, ...]
-    needs: Needs
+    requirements: Annotated[VersionRequirements, Key("needs")]
     provenance: Mapping[str, str]
     launchers: Mapping[str, FileReference]
     groups: Annotated[Groups, Form(lambda _: Codec(Groups, lambda groups: dict(groups.records)))]

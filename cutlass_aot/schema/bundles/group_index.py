@@ -1,4 +1,4 @@
-"""A group's own index: its kernels, in columns; each becomes a record when it is first asked for.
+"""A group's own index: its kernels, in columns; each becomes a record when it is first needed.
 
 What the kernels of a group share stands in the parent (:class:`~.GroupEntry`) and
 not here. The file is sealed msgpack::
@@ -12,7 +12,7 @@ not here. The file is sealed msgpack::
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
@@ -20,7 +20,10 @@ from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
 from cutlass_aot.schema.codec import AS_ROW, codec_of, row, within
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.artifact import Facts
-from cutlass_aot.schema.kernels.kernel import DesignValue, Kernel
+from cutlass_aot.schema.kernels.design import DesignValue
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
 
 GROUP_KIND = "cutlass-aot group"
 
@@ -52,7 +55,7 @@ class KernelEntry(NamedTuple):
         library: which of the group's libraries has its host code.
     """
 
-    kernel: Kernel
+    kernel: "Kernel"
     object_sha256: str
     facts: Facts
     provenance: Mapping[str, str]
@@ -75,7 +78,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         what: how to call it in an error.
 
     Raises:
-        CorruptFile: if the columns are malformed; a row that is raises when it is asked for.
+        CorruptFile: if the columns are malformed; a row that is raises when it is needed.
     """
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
@@ -127,6 +130,9 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def _record(self, position: int, row: _Row) -> KernelEntry:
+        # Here, and not above: choosing a kernel makes no record.
+        from cutlass_aot.schema.kernels.kernel import Kernel
+
         digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
         group, libraries = self._group, min(map(len, self._group.libraries.values()), default=1)
         if not 0 <= library < libraries:

@@ -1,4 +1,4 @@
-"""Rows of an index, each of which begins with a digest and is decoded when it is first asked for."""
+"""Rows of an index, each of which begins with a digest and is decoded when it is first needed."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Rows(Sequence[T], Generic[R, T]):
 
     Raises:
         CorruptFile: if a row is of another length or has no digest; one that is malformed otherwise raises
-            when it is asked for.
+            when it is needed.
     """
 
     def __init__(self, rows: Any, kind: Any, what: str) -> None:

@@ -1,9 +1,23 @@
-"""What compiling one kernel gave: digests and facts."""
+"""What compiling one kernel gave: digests, facts, and the symbols that its object exports."""
 
 import sys
 from typing import Annotated, NamedTuple
 
 from cutlass_aot.schema.codec import Digest, Key, within
+
+EXPORT_PREFIX = "__tvm_ffi_"
+"""What the exported symbol of a compiled function begins with: TVM-FFI's calling convention."""
+
+CODE_PREFIX = "cutlass_aot_code_"
+"""What the exported slot of a compiled function begins with: it takes address and size of its GPU code."""
+
+LAUNCHER_SYMBOLS = (
+    f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
+    f"{EXPORT_PREFIX}cutlass_aot_launcher",
+    "cutlass_aot_fast_path",
+    "cutlass_aot_open_fast_path",
+)
+"""What a bundle's launcher exports; see ``launcher.c`` and ``fast_path.c`` in ``builder/native``."""
 
 
 class Facts(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cutlass_aot.errors import GeneratorError
+from cutlass_aot.schema.kernels.constraints import CALL_NAMES, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import CALL_NAMES, OperandConstraint
 
 VALUE_DTYPES = ("f32", "i32")
 """Element types of numbers that are passed by value."""

@@ -1,9 +1,46 @@
-"""Design values in words: short names, and what a value matches; one rule for manifests and listings."""
+"""Values of a design and of parameters: what they can be, their short names, and what a value matches."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from fnmatch import fnmatchcase
+from typing import TypeGuard
 
-from cutlass_aot.schema.kernels.kernel import DesignValue
+from cutlass_aot.schema.encoding import encode
+
+DesignValue = str | int | float | bool | tuple[int, ...]
+
+
+class Values(tuple[tuple[str, DesignValue], ...]):
+    """Values by name, in order of their names; equal if types and bits are: 1, 1.0 and True are three."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, DesignValue]) -> "Values":
+        """Values from a mapping."""
+        return cls(sorted(values.items()))
+
+    def _bytes(self) -> bytes:
+        return encode([list(item) for item in self]) if self else b""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and self._bytes() == other._bytes()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._bytes())
+
+
+NO_VALUES = Values()
+
+
+def is_value(value: object) -> TypeGuard[DesignValue]:
+    """Whether it is one that a design or a parameter can have."""
+    if isinstance(value, tuple):
+        return all(type(item) is int for item in value)
+    return type(value) in (bool, int, float, str) and value == value
+
 
 SHORT_NAMES = {
     "tile": "tile_shape",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.kernels.constraints import CALL_NAMES, MAX_OPERANDS
 from cutlass_aot.schema.kernels.formula import (
     ACCUMULATOR,
     OUT,
@@ -17,7 +18,6 @@ from cutlass_aot.schema.kernels.formula import (
     names_in,
     parse_formula,
 )
-from cutlass_aot.schema.kernels.kernel import CALL_NAMES, MAX_OPERANDS
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)

@@ -6,8 +6,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
-from cutlass_aot.schema.kernels.kernel import BATCH, OperandConstraint, Scale
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed as signed 32-bit integers to compiled code."""
@@ -83,37 +83,37 @@ def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
     Raises:
         OperandError: for an unknown element type, a number, or memory that does not hold whole elements.
     """
-    wanted = DTYPES.get(dtype)
-    if wanted is None:
+    other = DTYPES.get(dtype)
+    if other is None:
         raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     if found.is_number:
         raise OperandError(f"expected a tensor to be read as {dtype}, got a number")
     own = DTYPES[found.dtype]
-    if own.bits == wanted.bits:
+    if own.bits == other.bits:
         return replace(found, dtype=dtype)
     contiguous = next((mode for mode in reversed(range(len(found.shape))) if found.strides[mode] == 1), None)
     if contiguous is None:
         raise OperandError(f"expected a mode of stride 1 to read as {dtype}, got strides {found.strides}")
     shape = tuple(
-        _elements(extent, own, wanted, "an extent") if mode == contiguous else extent
+        _elements(extent, own, other, "an extent") if mode == contiguous else extent
         for mode, extent in enumerate(found.shape)
     )
     strides = tuple(
-        1 if mode == contiguous else _elements(stride, own, wanted, "a stride") if extent > 1 else stride
+        1 if mode == contiguous else _elements(stride, own, other, "a stride") if extent > 1 else stride
         for mode, (extent, stride) in enumerate(zip(found.shape, found.strides, strict=True))
     )
     return replace(found, dtype=dtype, shape=shape, strides=strides)
 
 
-def _elements(count: int, own: DType, wanted: DType, what: str) -> int:
+def _elements(count: int, own: DType, other: DType, what: str) -> int:
     bits = count * own.bits
-    if bits % wanted.bits:
-        step = wanted.bits // gcd(own.bits, wanted.bits)
+    if bits % other.bits:
+        step = other.bits // gcd(own.bits, other.bits)
         raise OperandError(
-            f"expected {what} that holds whole elements of {wanted.name}, a multiple of {step} elements of "
+            f"expected {what} that holds whole elements of {other.name}, a multiple of {step} elements of "
             f"{own.name}, got {count}"
         )
-    return bits // wanted.bits
+    return bits // other.bits
 
 
 def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
 def packed(
     constraints: Sequence[OperandConstraint], extents: Mapping[str | int, int]
 ) -> list[OperandDescription]:
-    """Operands of a problem as they lie in memory without gaps, each laid out as its constraint wants it.
+    """Operands of a problem as they lie in memory without gaps, each laid out as its constraint says.
 
     Args:
         constraints: of all operands of a kernel.
@@ -295,7 +295,7 @@ def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
             operand.shape, -1 if constraint.scale is not None else constraint.contiguous
         )
         modes = zip(operand.shape, operand.strides, compact, strict=True)
-        if any(extent != 1 and stride != wanted for extent, stride, wanted in modes):
+        if any(extent != 1 and stride != step for extent, stride, step in modes):
             return f"expected a compact tensor, with strides {compact}, got {operand.strides}"
     if constraint.scale is not None:
         return ""

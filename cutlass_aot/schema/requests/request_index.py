@@ -1,4 +1,4 @@
-"""The requests of a program that the kernels of a group answer; each is decoded when it is first asked for.
+"""The requests of a program that the kernels of a group answer; each is decoded when it is first needed.
 
 The file is sealed msgpack: ``requests``, one row a kernel, in the order of the group's index. A request is
 found by its digest, without decoding it or another one.
@@ -22,7 +22,7 @@ _Row = tuple[BinaryDigest, bytes, CallByName | None]
 
 
 class RequestIndex(Rows[_Row, CompiledRequest]):
-    """The requests of a group by position, each decoded when it is first asked for.
+    """The requests of a group by position, each decoded when it is first needed.
 
     Args:
         body: what the file holds.
@@ -31,7 +31,7 @@ class RequestIndex(Rows[_Row, CompiledRequest]):
 
     Raises:
         CorruptFile: if the rows are malformed, not as many as there are kernels, or have a request twice; a
-            request that is malformed raises when it is asked for.
+            request that is malformed raises when it is needed.
     """
 
     def __init__(self, body: Any, count: int, what: str) -> None:

@@ -121,7 +121,7 @@ def rankings_of_manifest(
 ) -> tuple[Ranking, ...]:
     """What a build keeps of the tuning files that its manifest names in ``[select] tuning``.
 
-    To be asked twice: before anything is compiled, where a kernel that the manifest does not select is
+    To be called twice: before anything is compiled, where a kernel that the manifest does not select is
     refused at once, and again when the objects are known.
 
     Args:

@@ -27,7 +27,7 @@ from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
 from cutlass_aot.schema.compression import decompressed
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from tests.compile.builder.test_build import command
 from tests.support.calls import commands, good_commands, operands
 from tests.support.paths import C_SOURCES, REPOSITORY, SUPPORT

@@ -1,4 +1,4 @@
-"""What is read back from objects, checked against NVIDIA's own tools; what was not asked for is refused."""
+"""What is read back from objects, checked against NVIDIA's own tools; what was not requested is refused."""
 
 from __future__ import annotations
 

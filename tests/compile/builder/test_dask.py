@@ -9,16 +9,23 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from cutlass_aot.builder.build import make_plan
 from cutlass_aot.builder.compile import dask_worker
 from cutlass_aot.builder.compile.dask_worker import compile_on_worker
+from cutlass_aot.builder.compile.messages import (
+    Compile,
+    CompiledRemotely,
+    CompileRemotely,
+    Refused,
+    from_bytes,
+    to_bytes,
+)
 from cutlass_aot.builder.inputs.inputs import load_inputs
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import command, contents
 
@@ -117,21 +124,16 @@ def request_(manifest, single, tmp_path):
     planned = make_plan(manifest, settings).kernels[0]
     kernel, key = planned.kernel, planned.key
     reference = inputs.tools.sources.references[kernel.generator]
-    return {
-        "name": kernel.name,
-        "key": key,
-        "compile": {
-            "do": "compile",
-            "generator": [reference.name, reference.location],
-            "kernel": to_plain(kernel),
-            "object": str(tmp_path / "nowhere" / "x.o"),
-        },
-        "remote": f"file://{tmp_path}/remote",
-        "modules": list(inputs.tools.modules),
-        "timeout": 120.0,
-        "toolchain": inputs.tools.compiler.fingerprint,
-        "generator_version": inputs.tools.sources.versions[kernel.generator],
-    }
+    return CompileRemotely(
+        name=kernel.name,
+        key=key,
+        compile=Compile(reference, kernel, str(tmp_path / "nowhere" / "x.o")),
+        remote=f"file://{tmp_path}/remote",
+        modules=inputs.tools.modules,
+        timeout=120.0,
+        toolchain=inputs.tools.compiler.fingerprint,
+        generator_version=inputs.tools.sources.versions[kernel.generator],
+    )
 
 
 @pytest.fixture
@@ -146,17 +148,18 @@ def bench_ended():
 @pytest.mark.usefixtures("bench_ended")
 def test_a_worker_that_does_not_share_the_store_puts_objects_into_the_remote(request_, tmp_path):
     def ask(**changes):
-        return decode(compile_on_worker(encode(request_ | changes)), "it")
+        data = compile_on_worker(to_bytes(replace(request_, **changes)))
+        return from_bytes(data, CompiledRemotely, Refused)
 
     answer = ask()
-    assert answer["error"] == ""
-    assert answer["pushed"]
+    assert answer.error == ""
+    assert answer.pushed
     remote = Store(tmp_path / "remote", create=False)
-    assert remote.get_record("kernel", request_["key"])["sha256"] == answer["reply"]["sha256"]
-    assert remote.get_blob(answer["reply"]["sha256"])
-    assert "has to be a directory that all machines share" in ask(remote=None)["refused"]
-    assert "install the same cutlass-aot" in ask(toolchain="0" * 64)["refused"]
-    assert "its generator version is" in ask(generator_version="1+0")["refused"]
+    assert remote.get_record("kernel", request_.key)["sha256"] == answer.artifact.object_sha256
+    assert remote.get_blob(answer.artifact.object_sha256)
+    assert "has to be a directory that all machines share" in ask(remote=None).reason
+    assert "install the same cutlass-aot" in ask(toolchain="0" * 64).reason
+    assert "its generator version is" in ask(generator_version="1+0").reason
 
 
 def test_a_scheduler_that_is_not_there_is_named(manifest, tmp_path):

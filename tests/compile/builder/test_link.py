@@ -22,7 +22,7 @@ from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.link.packages import module_file
 from cutlass_aot.builder.native import TVM_FFI_SYMBOLS
 from cutlass_aot.errors import LinkError, ToolchainError
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
 from cutlass_aot.schema.targets import HOSTS
 from tests.support.paths import REPOSITORY
 
@@ -161,11 +161,11 @@ def test_nothing_but_the_objects_and_the_shim_is_linked_in(
             for symbol in ELFFile(stream).get_section_by_name(".symtab").iter_symbols():
                 missing = symbol["st_shndx"] == "SHN_UNDEF"
                 (undefined if missing else defined).add(symbol.name)
-    wanted = provider_of_each(library)
+    providers = provider_of_each(library)
     made_by_the_linker = {"", "_GLOBAL_OFFSET_TABLE_", "__real_TVMFFIEnvGetStream"}
-    assert undefined - defined - wanted.keys() <= made_by_the_linker
-    assert {symbol for symbol, provider in wanted.items() if provider is None} <= TVM_FFI_SYMBOLS
-    of_the_c_library = {provider for provider in wanted.values() if provider is not None}
+    assert undefined - defined - providers.keys() <= made_by_the_linker
+    assert {symbol for symbol, provider in providers.items() if provider is None} <= TVM_FFI_SYMBOLS
+    of_the_c_library = {provider for provider in providers.values() if provider is not None}
     assert {provider.partition(".")[0].partition("-")[0] for provider in of_the_c_library} <= {
         "ld", "libc", "libdl",
     }  # fmt: skip

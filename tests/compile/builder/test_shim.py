@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.native import SHIM_SYMBOLS
-from cutlass_aot.schema.kernels.kernel import CODE_PREFIX, EXPORT_PREFIX
+from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
 from tests.support.paths import C_SOURCES, REPOSITORY
 
 pytestmark = pytest.mark.compile

@@ -11,12 +11,11 @@ from math import lcm
 
 import pytest
 
-from cutlass_aot.builder.compile.messages import problem_record
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
-from cutlass_aot.schema.codec import from_plain
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -127,9 +126,9 @@ def computation():
 def answers(computation):
     script = SUPPORT / "dense_answers.py"
     question = {
-        "kinds": [[problem_record(problem), target] for problem, target in KINDS],
+        "kinds": [[to_plain(problem), target] for problem, target in KINDS],
         "operands": [plain_strides(operands) for operands in computation["operands"]],
-        "problems": [[problem_record(problem), target] for problem, target in computation["problems"]],
+        "problems": [[to_plain(problem), target] for problem, target in computation["problems"]],
     }
     repository = os.fspath(script.parents[2])
     done = subprocess.run(

@@ -11,12 +11,11 @@ from math import lcm
 
 import pytest
 
-from cutlass_aot.builder.compile.messages import problem_from_record, problem_record
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
-from cutlass_aot.schema.codec import from_plain
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import packed, supports
@@ -32,16 +31,16 @@ COUNT = 240
 
 _ENUMERATE = """
 import json, sys
-from cutlass_aot.builder.compile.messages import problem_from_record
 from cutlass_aot.generators.cutlass_operators import operands
 from cutlass_aot.generators.cutlass_operators import CutlassOperators
 from cutlass_aot.generators.device_profiles import load_profile
-from cutlass_aot.schema.codec import to_plain
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.codec import from_plain, to_plain
 
 generator, profile = CutlassOperators(), load_profile("b200")
 answers = []
 for record, target in json.load(sys.stdin):
-    kernels = generator.enumerate(problem_from_record(record), target, profile)
+    kernels = generator.enumerate(from_plain(Problem, record, "a problem"), target, profile)
     kernels = [kernel for kernel in kernels if dict(kernel.design)["family"] in operands.FAMILIES]
     digests = {kernel.digest for kernel in kernels}
     groups = {kernel.group for kernel in kernels}
@@ -105,7 +104,7 @@ def answered():
     problems = [made_up(chance) for _ in range(COUNT)]
     done = subprocess.run(
         [sys.executable, "-c", _ENUMERATE],
-        input=json.dumps([[problem_record(problem), target] for problem, target in problems]),
+        input=json.dumps([[to_plain(problem), target] for problem, target in problems]),
         env={**os.environ, "CUTE_DSL_ARCH": "sm_80", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -173,4 +172,4 @@ def multiples(kernel: Kernel) -> dict[str, int]:
 
 def test_problems_travel_to_workers(answered):
     for (problem, _), _ in answered:
-        assert problem_from_record(json.loads(json.dumps(problem_record(problem)))) == problem
+        assert from_plain(Problem, json.loads(json.dumps(to_plain(problem))), "a problem") == problem

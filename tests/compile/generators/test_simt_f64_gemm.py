@@ -30,8 +30,9 @@ from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.generators.simt_f64_gemm.generator import TILE_SHAPES, SimtF64Gemm
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import (
     MAX_STRIDE_BYTES,
     OperandDescription,

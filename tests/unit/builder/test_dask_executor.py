@@ -9,13 +9,18 @@ import pytest
 
 from cutlass_aot.builder.compile import dask_executor
 from cutlass_aot.builder.compile.dask_executor import DaskExecutor
+from cutlass_aot.builder.compile.messages import Compile, CompiledRemotely, to_bytes
 from cutlass_aot.builder.compile.pool import Job
 from cutlass_aot.errors import ExecutorError
-from cutlass_aot.schema.encoding import encode
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.schema.kernels.artifact import Artifact
+from tests.support.kernels import gemm
+from tests.support.synthetic import FACTS
 
 pytest.importorskip("distributed")
 
-ANSWER = encode({"reply": {"x": 1}, "error": "", "log": "", "machine": False, "pushed": False})
+ARTIFACT = Artifact("0" * 64, 1, FACTS, 1.0)
+ANSWER = to_bytes(CompiledRemotely(ARTIFACT))
 
 
 class Future:
@@ -74,10 +79,8 @@ class Client:
 
 
 def run(client, count=1):
-    jobs = [
-        Job(f"k{index}", {"generator": ["g", "x"], "object": "x.o"}, tag=SimpleNamespace(key=str(index)))
-        for index in range(count)
-    ]
+    request = Compile(GeneratorReference("g", "x"), gemm(), "x.o")
+    jobs = [Job(f"k{index}", request, tag=SimpleNamespace(key=str(index))) for index in range(count)]
     executor = DaskExecutor("tcp://node:1", (), "t", {"g": "1"}, 30.0, None)
     executor._client = client
     try:
@@ -100,7 +103,7 @@ def test_a_scheduler_that_dies_is_named(call, error):
 
 @pytest.mark.parametrize("call", ["cancel", "close"])
 def test_a_scheduler_that_dies_at_the_end_is_not_missed(call):
-    assert [result.reply for result in run(Client(raises_at=call))] == [{"x": 1}]
+    assert [result.answer for result in run(Client(raises_at=call))] == [ARTIFACT]
 
 
 @pytest.mark.parametrize("lost", [Future("cancelled"), Future("lost"), Forgotten("finished")])
@@ -108,11 +111,11 @@ def test_what_a_restarted_cluster_has_lost_is_submitted_again(lost):
     client = Client(lost, Future("finished"))
     results = run(client, count=2)
     assert sorted(result.job.name for result in results) == ["k0", "k1"]
-    assert all(result.reply == {"x": 1} for result in results)
+    assert all(result.answer == ARTIFACT for result in results)
     assert client.submitted == 3
 
 
-def test_what_is_lost_again_and_again_is_machine_failure_failure():
+def test_what_is_lost_again_and_again_is_machine_failure():
     client = Client(Future("lost"))
     (result,) = run(client)
     assert result.machine

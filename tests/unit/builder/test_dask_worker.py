@@ -6,16 +6,24 @@ import hashlib
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cutlass_aot.builder.compile import dask_worker
 from cutlass_aot.builder.compile.dask_worker import compile_on_worker
+from cutlass_aot.builder.compile.messages import (
+    Compile,
+    CompiledRemotely,
+    CompileRemotely,
+    Refused,
+    from_bytes,
+    to_bytes,
+)
 from cutlass_aot.builder.toolchain import CompilerToolchain
-from cutlass_aot.generators.registry import version_of
-from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.encoding import decode, encode
+from cutlass_aot.generators.registry import GeneratorReference, version_of
+from cutlass_aot.schema.kernels.artifact import Artifact
 from tests.support.kernels import gemm
 from tests.support.synthetic import FACTS
 
@@ -58,27 +66,27 @@ class Machine:
         source = self.plugin.read_bytes()
         version = source.decode().partition('version = "')[2].partition('"')[0]
         generator = type("Live", (), {"name": "live", "version": version, "modules": ("live_plugin",)})
-        message = {
-            "name": "k",
-            "key": "0" * 64,
-            "compile": {
-                "do": "compile",
-                "generator": ["live", "live_plugin:Live"],
-                "kernel": to_plain(gemm(design={"does": "raise"}, generator="live")),
-                "object": str(self.folder / "x.o"),
-            },
-            "remote": None,
-            "modules": ["live_plugin"],
-            "timeout": 30.0,
-            "toolchain": CompilerToolchain(
+        request = CompileRemotely(
+            name="k",
+            key="0" * 64,
+            compile=Compile(
+                GeneratorReference("live", "live_plugin:Live"),
+                gemm(design={"does": "raise"}, generator="live"),
+                str(self.folder / "x.o"),
+            ),
+            remote=None,
+            modules=("live_plugin",),
+            timeout=30.0,
+            toolchain=CompilerToolchain(
                 {"file": hashlib.sha256(self.compiler.read_bytes()).hexdigest()}, {}, ()
             ).fingerprint,
-            "generator_version": version_of(generator, lambda _: hashlib.sha256(source).hexdigest()),
-        }
-        return message | changes
+            generator_version=version_of(generator, lambda _: hashlib.sha256(source).hexdigest()),
+        )
+        return replace(request, **changes)
 
-    def ask(self, message=None, **changes):
-        return decode(compile_on_worker(encode((message or self.request()) | changes)), "an answer")
+    def ask(self, request=None, **changes):
+        data = compile_on_worker(to_bytes(replace(request or self.request(), **changes)))
+        return from_bytes(data, CompiledRemotely, Refused)
 
 
 def fork_server():
@@ -100,30 +108,30 @@ def machine(tmp_path, monkeypatch):
 
 def test_a_plugin_that_changes_under_a_living_worker_is_noticed(machine):
     old = machine.request()
-    assert machine.ask(old)["error"] == "ValueError: compiled by 1"
+    assert machine.ask(old).error == "ValueError: compiled by 1"
     first = fork_server()
-    assert machine.ask(old, timeout=20.0)["error"] == "ValueError: compiled by 1"
+    assert machine.ask(old, timeout=20.0).error == "ValueError: compiled by 1"
     assert fork_server() is first
     machine.install("2.0")
-    assert "its generator version is 2.0+" in machine.ask(old)["refused"]
-    assert "its generator version is 2.0+" in machine.ask(old, timeout=21.0)["refused"]
-    assert machine.ask()["error"] == "ValueError: compiled by 2.0"
+    assert "its generator version is 2.0+" in machine.ask(old).reason
+    assert "its generator version is 2.0+" in machine.ask(old, timeout=21.0).reason
+    assert machine.ask().error == "ValueError: compiled by 2.0"
     assert first.poll() is not None
 
 
 def test_a_compiler_that_changes_under_a_living_worker_is_noticed(machine):
     old = machine.request()
-    assert machine.ask(old)["error"] == "ValueError: compiled by 1"
+    assert machine.ask(old).error == "ValueError: compiled by 1"
     machine.compiler.write_text("another")
-    assert "its toolchain is" in machine.ask(old)["refused"]
-    assert machine.ask()["error"] == "ValueError: compiled by 1"
+    assert "its toolchain is" in machine.ask(old).reason
+    assert machine.ask().error == "ValueError: compiled by 1"
 
 
 def test_what_was_compiled_while_the_compiler_changed_is_not_handed_out(machine):
-    message = machine.request()
-    design = {"does": str(machine.compiler)}
-    message["compile"]["kernel"] = to_plain(gemm(design=design, generator="live"))
-    assert "its toolchain is" in machine.ask(message)["refused"]
+    request = machine.request()
+    kernel = gemm(design={"does": str(machine.compiler)}, generator="live")
+    compile = replace(request.compile, kernel=kernel)
+    assert "its toolchain is" in machine.ask(request, compile=compile).reason
 
 
 def test_a_process_that_was_killed_is_started_again(machine):
@@ -132,7 +140,7 @@ def test_a_process_that_was_killed_is_started_again(machine):
         fork_server().kill()
         fork_server().wait()
         time.sleep(0.2)
-        assert machine.ask()["error"] == "ValueError: compiled by 1"
+        assert machine.ask().error == "ValueError: compiled by 1"
 
 
 def test_a_machine_that_cannot_start_processes_fails_kernels_and_refuses_nothing(machine, monkeypatch):
@@ -144,8 +152,8 @@ def test_a_machine_that_cannot_start_processes_fails_kernels_and_refuses_nothing
 
     monkeypatch.setattr("cutlass_aot.builder.compile.fork_client.subprocess.Popen", no_process)
     answer = machine.ask()
-    assert answer["machine"]
-    assert "Cannot allocate memory" in answer["error"]
+    assert answer.machine
+    assert "Cannot allocate memory" in answer.error
     assert len(begun) == 2
 
 
@@ -154,11 +162,10 @@ def test_a_machine_without_room_fails_kernels_and_refuses_nothing(machine, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(dask_worker.tempfile, "TemporaryDirectory", no_folder)
-    message = machine.request(remote=f"file://{machine.folder}/remote")
-    message["compile"]["object"] = "/nowhere/x.o"
-    answer = machine.ask(message)
-    assert answer["machine"]
-    assert "No space left on device" in answer["error"]
+    request = machine.request(remote=f"file://{machine.folder}/remote")
+    answer = machine.ask(request, compile=replace(request.compile, object="/nowhere/x.o"))
+    assert answer.machine
+    assert "No space left on device" in answer.error
 
 
 def test_an_update_of_cutlass_aot_asks_for_a_new_worker(machine, monkeypatch):
@@ -166,11 +173,11 @@ def test_an_update_of_cutlass_aot_asks_for_a_new_worker(machine, monkeypatch):
     dask_worker._local.bench.end()
     dask_worker._local.bench = None
     monkeypatch.setitem(dask_worker._own, "fork_client", "0" * 64)
-    assert "updated since this dask worker began: restart it" in machine.ask()["refused"]
+    assert "updated since this dask worker began: restart it" in machine.ask().reason
 
 
 def test_a_module_that_is_not_installed_is_refused(machine):
-    assert "it has no module elsewhere" in machine.ask(modules=["elsewhere"])["refused"]
+    assert "it has no module elsewhere" in machine.ask(modules=("elsewhere",)).reason
 
 
 def test_an_idle_pool_ends_and_begins_again(machine, monkeypatch):
@@ -182,7 +189,7 @@ def test_an_idle_pool_ends_and_begins_again(machine, monkeypatch):
             break
         time.sleep(0.05)
     assert first._pool._fork_server is None
-    assert machine.ask()["error"] == "ValueError: compiled by 1"
+    assert machine.ask().error == "ValueError: compiled by 1"
     assert dask_worker._local.bench is first
 
 
@@ -190,10 +197,10 @@ def test_threads_compile_each_on_its_own(machine):
     answers = []
 
     def ask():
-        answers.append(machine.ask(message)["error"])
+        answers.append(machine.ask(request).error)
         dask_worker._local.bench.end()
 
-    message = machine.request()
+    request = machine.request()
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -203,18 +210,16 @@ def test_threads_compile_each_on_its_own(machine):
 
 
 def test_a_remote_that_takes_nothing_is_a_failure_of_the_machine(machine, monkeypatch):
-    def compiled(_message, request):
-        Path(request["object"]).write_bytes(b"an object")
+    def compiled(request):
+        Path(request.compile.object).write_bytes(b"an object")
         sha256 = hashlib.sha256(b"an object").hexdigest()
-        reply = {"sha256": sha256, "size": 9, "facts": to_plain(FACTS), "seconds": 1.0}
-        return {"reply": reply, "error": "", "log": "words", "machine": False, "pushed": False}
+        return CompiledRemotely(Artifact(sha256, 9, FACTS, 1.0), log="words")
 
     monkeypatch.setattr(dask_worker, "_run", compiled)
     machine.compiler.with_name("taken").write_text("a file where the remote store should be")
-    message = machine.request(remote=f"file://{machine.folder}/taken/remote")
-    message["compile"]["object"] = "/nowhere/x.o"
-    answer = machine.ask(message)
-    assert answer["machine"]
-    assert answer["error"].startswith("compiled, and not put into file://")
-    assert answer["log"] == "words"
-    assert not answer["pushed"]
+    request = machine.request(remote=f"file://{machine.folder}/taken/remote")
+    answer = machine.ask(request, compile=replace(request.compile, object="/nowhere/x.o"))
+    assert answer.machine
+    assert answer.error.startswith("compiled, and not put into file://")
+    assert answer.log == "words"
+    assert not answer.pushed

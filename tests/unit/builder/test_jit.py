@@ -22,7 +22,7 @@ H200 = jit._Gpu(0, (9, 0), 132, "NVIDIA H200")
 
 
 class Compiled:
-    """What a compilation gives: it notes its calls."""
+    """What a compilation gives: it records its calls."""
 
     def __init__(self, kernel):
         self.kernel, self.calls = kernel, []
@@ -39,13 +39,13 @@ class Generator:
 
     def __init__(self, targets=("sm_80", "sm_90a"), compile=Compiled):
         self._targets, self._compile = targets, compile
-        self.asked, self.compiled = [], []
+        self.requested, self.compiled = [], []
 
     def targets(self, operation):
         return self._targets
 
     def enumerate(self, problem, target, profile):
-        self.asked.append((problem, target, profile.name))
+        self.requested.append((problem, target, profile.name))
         if problem.dtypes != ("f16", "f16", "f16") or problem.accumulator != "f32":
             return
         for tile in ((64, 64), (128, 256)):
@@ -98,7 +98,7 @@ def test_the_best_target_and_the_default_order_decide(use):
     assert (small.target, dict(small.design)["tile_shape"]) == ("sm_90a", (64, 64))
     assert (large.target, dict(large.design)["tile_shape"]) == ("sm_90a", (128, 256))
     # One question, whose answer is kept; nothing is asked of a target that comes later.
-    assert generator.asked == [(jit.Problem("gemm", ("f16",) * 3, "tnt", "f32"), "sm_90a", "h200")]
+    assert generator.requested == [(jit.Problem("gemm", ("f16",) * 3, "tnt", "f32"), "sm_90a", "h200")]
 
 
 def test_another_target_serves_where_the_best_one_has_nothing(use):

@@ -10,10 +10,11 @@ from cutlass_aot import policy
 from cutlass_aot.builder import jit
 from cutlass_aot.errors import KernelNotFound, OperandError
 from cutlass_aot.generators.declared import DeclaredGenerator
-from cutlass_aot.runtime import declared
+from cutlass_aot.runtime import bundle_search
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.declared_kernels import scale_rows, without_parameters
 from tests.support.kernels import gemm
@@ -24,7 +25,7 @@ COMPUTE_CAPABILITIES = {0: (9, 0), 1: (8, 0)}
 
 
 class Compiled:
-    """What a compilation gives: it notes its calls."""
+    """What a compilation gives: it records its calls."""
 
     def __init__(self, kernel):
         self.kernel, self.calls = kernel, []
@@ -50,8 +51,8 @@ def compiled(monkeypatch):
     monkeypatch.setattr(policy, "_process", policy._Process())
     monkeypatch.setattr(jit, "_require_compiler", lambda: None)
     monkeypatch.setattr(jit, "dsl_version", lambda: "4.8.1")
-    monkeypatch.setattr(declared, "opened_bundles", list)
-    monkeypatch.setattr(declared, "located", list)
+    monkeypatch.setattr(bundle_search, "opened_bundles", list)
+    monkeypatch.setattr(bundle_search, "located", list)
     monkeypatch.setattr(cuda_driver, "compute_capability", COMPUTE_CAPABILITIES.__getitem__)
     monkeypatch.setattr(cuda_driver, "sm_count", lambda _: 132)
     monkeypatch.setattr(cuda_driver, "device_name", lambda _: "NVIDIA H200")

@@ -105,7 +105,7 @@ FACTS = Facts("sm_90a", "12.9", 1, 0, 0, 1)
 
 
 class Linker:
-    """A compiler and linker that is quick, and remembers what it was asked for."""
+    """A compiler and linker that is quick, and remembers what was requested."""
 
     def __init__(self, host: str) -> None:
         self.host = host

@@ -6,6 +6,7 @@ import hashlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,19 +17,21 @@ import pytest
 
 from cutlass_aot.builder.compile import compile as compiling
 from cutlass_aot.builder.compile import pool as pool_module
+from cutlass_aot.builder.compile.messages import Compile, Forked, send
 from cutlass_aot.builder.compile.pool import Job, Pool
 from cutlass_aot.builder.events import Failed, Started
 from cutlass_aot.builder.inputs.inputs import load_inputs
 from cutlass_aot.builder.plan.plan import against_store, enumerations, kernel_keys, load_sources, select
 from cutlass_aot.errors import GeneratorError, ToolchainError
 from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.store.maintenance.check import check
 from cutlass_aot.store.store import Store
 from tests.support.kernels import gemm
 from tests.support.paths import REPOSITORY
 
+MISBEHAVING = GeneratorReference("misbehaving", "tests.support.misbehaving:Misbehaving")
 MANIFEST = b"""
 plugins = ["tests.support.misbehaving"]
 [bundle]
@@ -126,7 +129,7 @@ def test_nothing_is_left_behind(outcome):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("line", "message"),
     [
         ('accumulator = "f64"', r"'misbehaving' failed on gemm.*cannot enumerate that"),
         ('accumulator = "i32"', r"'misbehaving' failed on gemm.*set has no canonical encoding"),
@@ -145,8 +148,8 @@ def test_nothing_is_left_behind(outcome):
         ),
     ],
 )
-def test_a_generator_that_answers_wrong_is_named(tmp_path, asked, message):
-    text = MANIFEST + asked.encode()
+def test_a_generator_that_answers_wrong_is_named(tmp_path, line, message):
+    text = MANIFEST + line.encode()
     manifest = parse_manifest(text, tmp_path / "m.toml")
     sources = load_sources(manifest)
     with (
@@ -158,13 +161,7 @@ def test_a_generator_that_answers_wrong_is_named(tmp_path, asked, message):
 
 def job(does, tmp_path):
     kernel = gemm(design={"does": does}, generator="misbehaving")
-    request = {
-        "do": "compile",
-        "generator": ["misbehaving", "tests.support.misbehaving:Misbehaving"],
-        "kernel": to_plain(kernel),
-        "object": str(tmp_path / "x.o"),
-    }
-    return Job(does, request)
+    return Job(does, Compile(MISBEHAVING, kernel, str(tmp_path / "x.o")))
 
 
 def pool_of(size, **options):
@@ -204,27 +201,27 @@ def test_a_worker_with_too_much_memory_is_replaced(tmp_path, monkeypatch):
 
 
 def test_what_another_builder_has_locked_is_compiled_in_the_end(tmp_path):
-    asked = []
+    admitted = []
 
-    def admit(asked_job, now):
-        asked.append((asked_job.name, now))
-        return True if now or asked_job.name == "raise" else None
+    def admit(next_job, now):
+        admitted.append((next_job.name, now))
+        return True if now or next_job.name == "raise" else None
 
     with pool_of(1, timeout=0.5) as pool:
         start = time.monotonic()
         results = [result.job.name for result in pool.run([job("undecodable", tmp_path)], admit)]
         waited = time.monotonic() - start
     assert results == ["undecodable"]
-    assert asked[0] == ("undecodable", False)
-    assert asked[-1] == ("undecodable", True)
+    assert admitted[0] == ("undecodable", False)
+    assert admitted[-1] == ("undecodable", True)
     assert 0.5 < waited < 30
 
 
 def test_what_another_builder_has_locked_comes_after_all_else(tmp_path):
     locked = {"undecodable"}
 
-    def admit(asked_job, now):
-        return None if asked_job.name in locked and not now else True
+    def admit(next_job, now):
+        return None if next_job.name in locked and not now else True
 
     with pool_of(1) as pool:
         order = []
@@ -309,6 +306,17 @@ def test_a_dead_fork_server_is_an_error_with_a_reason(tmp_path):
             list(pool.run([job("raise", tmp_path)]))
 
 
+def test_a_reply_of_another_shape_fails_its_job(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = pool_module._Worker(1, ours, tmp_path / "log", job("raise", tmp_path))
+        send(theirs, Forked(1))
+        result = pool_of(1)._finish(worker)
+    assert result.answer is None
+    assert result.error.startswith("found a message Forked, expected Reply")
+    assert not result.machine
+
+
 def test_an_error_that_has_no_encoding_keeps_its_reason(tmp_path):
     with pool_of(1) as pool:
         (result,) = pool.run([job("undecodable", tmp_path)])
@@ -331,7 +339,7 @@ def test_a_dsl_from_elsewhere_is_refused(tmp_path):
         "from cutlass_aot.builder.compile.pool import Job, Pool\n"
         f"root = pathlib.Path({str(tmp_path)!r})\n"
         "with Pool(1, ('cutlass',), dsl_roots=(root / 'installed',)) as pool:\n"
-        "    list(pool.run([Job('x', {})]))\n"
+        "    list(pool.run([Job('x', None)]))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -348,22 +356,18 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path):
         Pool(1, ("no_such_module",)) as pool,
         pytest.raises(ToolchainError, match="no_such_module"),
     ):
-        list(pool.run([Job("x", {})]))
+        list(pool.run([Job("x", None)]))
 
 
 def test_workers_end_when_the_builder_is_killed(tmp_path):
     code = (
         "import sys, pathlib\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from cutlass_aot.builder.compile.pool import Pool, Job\n"
-        "from cutlass_aot.schema.codec import to_plain\n"
-        "from tests.support.kernels import gemm\n"
-        "kernel = gemm(design={'does': 'hang'}, generator='misbehaving')\n"
-        "request = {'do': 'compile', 'generator': ['misbehaving', 'tests.support.misbehaving:Misbehaving'],\n"
-        f"    'kernel': to_plain(kernel), 'object': {str(tmp_path / 'x.o')!r}}}\n"
+        "from cutlass_aot.builder.compile.pool import Pool\n"
+        "from tests.unit.builder.test_pool import job\n"
         "pool = Pool(1, ('tests.support.misbehaving',))\n"
         "worker = pool._new_worker()\n"
-        "pool._start(worker, Job('x', request))\n"
+        f"pool._start(worker, job('hang', pathlib.Path({str(tmp_path)!r})))\n"
         "print(worker.pid, pool._fork_server.process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )

@@ -1,4 +1,4 @@
-"""Ranking a selection: which GPU is modelled, what is asked, how ties are broken, what stays."""
+"""Ranking a selection: which GPU is modelled, which requests are made, how ties are broken, what stays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.builder.compile import compile as compiling
+from cutlass_aot.builder.compile.messages import Rank
 from cutlass_aot.builder.compile.pool import Pool
 from cutlass_aot.builder.plan.plan import (
     enumerations,
@@ -21,19 +22,19 @@ from cutlass_aot.builder.plan.plan import (
 from cutlass_aot.builder.plan.rank import (
     MAX_RANKED,
     Model,
-    Question,
     best_first,
+    check_answer,
     choose,
     find_model,
-    questions_of,
     rank,
-    read_answer,
+    requests_of,
     supported,
 )
 from cutlass_aot.builder.records import Selection
 from cutlass_aot.errors import GeneratorError, ManifestError, ToolchainError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Heuristic, Problem, Ranked, Ranker
+from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.store.store import Store
@@ -59,6 +60,8 @@ SHAPE = Extents(1, 64, 64, 64)
 BY_TILE = Heuristic("By tile", "msgpack", "0", ranking.GPUS)
 MODEL = Model("by_tile", {"ranking": BY_TILE}, {"sm_90a": "GOOD"}, ())
 
+REFERENCES = {name: GeneratorReference(name, "module:Class") for name in ("ranking", "second")}
+
 
 def manifest(extra: str = "", head: str = HEAD):
     return parse_manifest((head + extra).encode(), Path("m.toml"))
@@ -79,19 +82,9 @@ def kernels(*designs):
     ]
 
 
-def question(members, shapes=(SHAPE,), listed=None):
+def request(members, shapes=(SHAPE,)):
     problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
-    first = members[0]
-    return Question(
-        group=first.group,
-        name=first.group_name,
-        generator="ranking",
-        target="sm_90a",
-        problem=problem,
-        kernels=tuple(members),
-        shapes=tuple(shapes),
-        listed=listed or len(shapes),
-    )
+    return Rank(REFERENCES["ranking"], problem, "sm_90a", tuple(members), tuple(shapes), "by_tile", "GOOD")
 
 
 # --- which model of which GPU
@@ -157,22 +150,22 @@ def test_cutlass_operators_is_a_ranker_and_others_are_none():
         find_model(parsed, sources, devices)
 
 
-# --- what is asked
+# --- which requests are made
 
 
-def test_a_group_is_asked_for_the_shapes_it_supports():
+def test_a_group_is_ranked_for_the_shapes_it_supports():
     members = kernels(("Known", (64, 64), "clc"), ("Known", (128, 64), "clc"))
     odd = Extents(1, 64, 64, 60)
-    (asked,), warnings = questions_of(members, [SHAPE, odd], MODEL)
-    assert asked == question(members, listed=2)
+    (only,), warnings = requests_of(members, [SHAPE, odd], MODEL, REFERENCES)
+    assert only == request(members)
     assert warnings == []
 
 
-def test_what_is_not_asked_is_warned_of():
+def test_what_is_not_requested_is_warned_of():
     foreign = gemm(generator="other", dtypes=("bf16", "bf16", "bf16"))
     members = [*kernels(("Known", (64, 64), "clc")), foreign]
-    asked, warnings = questions_of(members, [Extents(1, 64, 64, 60)], MODEL)
-    assert asked == []
+    requests, warnings = requests_of(members, [Extents(1, 64, 64, 60)], MODEL, REFERENCES)
+    assert requests == []
     assert warnings == [
         "select: gemm-f16.f16.f16-f32-tnt-sm_90a is not ranked and stays whole: it supports none of 1 shapes",
         "select: generator 'other' has no heuristic 'by_tile': its kernels stay",
@@ -182,13 +175,14 @@ def test_what_is_not_asked_is_warned_of():
 def test_two_rankings_of_one_group_are_not_mixed():
     members = [gemm(generator="ranking"), gemm(generator="second")]
     model = dataclasses.replace(MODEL, heuristics={"ranking": BY_TILE, "second": BY_TILE})
-    asked, warnings = questions_of(members, [SHAPE], model)
-    assert asked == []
+    requests, warnings = requests_of(members, [SHAPE], model, REFERENCES)
+    assert requests == []
     assert "the rankings of ranking and second cannot be compared" in warnings[0]
 
 
-def test_a_target_without_a_model_is_not_asked():
-    assert questions_of([gemm(target="sm_100a", generator="ranking")], [SHAPE], MODEL) == ([], [])
+def test_a_target_without_a_model_is_not_ranked():
+    members = [gemm(target="sm_100a", generator="ranking")]
+    assert requests_of(members, [SHAPE], MODEL, REFERENCES) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -221,17 +215,17 @@ def test_what_is_no_gemm_has_no_shapes():
 def test_an_answer_that_cannot_be_is_refused(wrong):
     members = kernels(("Known", (64, 64), "clc"), ("Known", (128, 64), "clc"))
     one, two = (kernel.digest for kernel in members)
-    reply = {"modelled": [one, two], "problems": [[[one], [two]]], "reason": ""}
-    assert read_answer(question(members), reply) == Ranked(frozenset({one, two}), (((one,), (two,)),))
-    reply |= {
-        "few": {"problems": []},
-        "foreign": {"modelled": [one, two, "x"]},
-        "unmodelled": {"modelled": [one]},
-        "twice": {"problems": [[[one], [one]]]},
-        "empty tie": {"problems": [[[one], []]]},
+    answer = Ranked(frozenset({one, two}), (((one,), (two,)),))
+    check_answer(request(members), answer)
+    changes = {
+        "few": {"problems": ()},
+        "foreign": {"modelled": answer.modelled | {"x"}},
+        "unmodelled": {"modelled": frozenset({one})},
+        "twice": {"problems": (((one,), (one,)),)},
+        "empty tie": {"problems": (((one,), ()),)},
     }[wrong]
     with pytest.raises(GeneratorError, match=r"generator 'ranking' ranked gemm.* wrongly"):
-        read_answer(question(members), reply)
+        check_answer(request(members), dataclasses.replace(answer, **changes))
 
 
 def test_of_kernels_that_tie_the_first_in_the_default_order_stands_for_all():
@@ -262,15 +256,15 @@ def test_keep_leaves_out_what_is_modelled_and_nowhere_among_the_best(problems, k
     shapes = tuple(Extents(1, 64 * (index + 1), 64, 64) for index in range(len(problems)))
     selection = Selection(tuple(POOL), ("before",))
     answer = Ranked(frozenset(DIGESTS), tuple(problems), "why")
-    asked = [question(POOL, shapes)]
+    requests = [request(POOL, shapes)]
     if not any(problems):
         if keep is None:
-            assert choose(selection, asked, [answer], MODEL, DEVICES, keep).rankings == ()
+            assert choose(selection, requests, [answer], MODEL, DEVICES, keep, len(shapes)).rankings == ()
         else:
             with pytest.raises(ManifestError, match=r"select.keep: no kernel can be ranked, .* whole: why"):
-                choose(selection, asked, [answer], MODEL, DEVICES, keep)
+                choose(selection, requests, [answer], MODEL, DEVICES, keep, len(shapes))
         return
-    result = choose(selection, asked, [answer], MODEL, DEVICES, keep)
+    result = choose(selection, requests, [answer], MODEL, DEVICES, keep, len(shapes))
     by_digest = {kernel.digest: kernel for kernel in POOL}
     best = [best_first(tied, by_digest, shape, 132) for tied, shape in zip(problems, shapes, strict=True)]
     left = {kernel.digest for kernel in result.kernels}
@@ -297,7 +291,7 @@ def test_a_ranking_names_a_bounded_number_of_kernels():
     members = kernels(*(("Known", (64, 8 * (n + 1)), "clc") for n in range(MAX_RANKED + 3)))
     problem = tuple((kernel.digest,) for kernel in members)
     answer = Ranked(frozenset(kernel.digest for kernel in members), (problem,))
-    result = choose(Selection(tuple(members), ()), [question(members)], [answer], MODEL, DEVICES, None)
+    result = choose(Selection(tuple(members), ()), [request(members)], [answer], MODEL, DEVICES, None, 1)
     assert result.rankings[0].problems[0].kernels == tuple(digest for (digest,) in problem[:MAX_RANKED])
 
 
@@ -305,8 +299,8 @@ def test_shapes_that_do_not_fit_are_told():
     members = kernels(("Known", (64, 64), "clc"))
     digest = members[0].digest
     answer = Ranked(frozenset({digest}), (((digest,),),))
-    asked = question(members, listed=3)
-    (warning,) = choose(Selection(tuple(members), ()), [asked], [answer], MODEL, DEVICES, None).warnings
+    selection = Selection(tuple(members), ())
+    (warning,) = choose(selection, [request(members)], [answer], MODEL, DEVICES, None, 3).warnings
     assert warning.endswith("1 of 3 shapes ranked for GOOD (2 not divisible as its operands have to be)")
 
 
@@ -363,7 +357,10 @@ def test_without_keep_everything_stays(tmp_path):
     ("gpu", "message"),
     [
         ("LIAR", "generator 'ranking' ranked gemm-f16.f16.f16-f32-tnt-sm_90a wrongly"),
-        ("RAISES", "generator 'ranking' failed to rank gemm.*RuntimeError: no such model\n(.|\n)*Traceback"),
+        (
+            "RAISES",
+            "'ranking' failed on the ranking of gemm.*RuntimeError: no such model\n(.|\n)*Traceback",
+        ),
     ],
 )
 def test_a_generator_that_ranks_wrong_is_named(tmp_path, gpu, message):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from cutlass_aot.builder.compile.estimates import expected_seconds
-from cutlass_aot.builder.compile.failures import WorkerFailure, is_machine_failure
-from cutlass_aot.builder.compile.schedule import Job, Queue
+from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
+from cutlass_aot.builder.compile.messages import WorkerFailure
+from cutlass_aot.builder.compile.schedule import Job, Queue, expected_seconds
 from tests.support.kernels import gemm
 
 
@@ -157,7 +157,7 @@ def test_expected_seconds_are_remembered_or_those_of_the_family_or_the_longest()
     ],
 )
 def test_what_the_machine_did_is_tried_again(failure, log, reason):
-    assert failure.reason == reason
+    assert reason_of(failure) == reason
     assert is_machine_failure(failure, log)
 
 

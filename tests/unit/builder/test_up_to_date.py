@@ -1,4 +1,4 @@
-"""A build with nothing to do: answered from a note, and never where anything is not what it was."""
+"""A build with nothing to do: answered from the build state, and never where anything is not what it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.stores import age
 
 @pytest.fixture
 def built(tmp_path):
-    """A manifest, a source, a bundle of two files, and the note that it is up to date."""
+    """A manifest, a source, a bundle of two files, and the build state that says it is up to date."""
     manifest, source = tmp_path / "m.toml", tmp_path / "source.py"
     manifest.write_text("name = 1")
     source.write_text("pass")
@@ -46,7 +46,7 @@ def test_it_is_answered_again_and_again(built):
 
 @pytest.mark.parametrize(("hours", "noted"), [(23, False), (25, True), (-25, True)])
 def test_an_answer_notes_its_use_once_a_day(built, hours, noted):
-    """A collection takes notes that nobody uses."""
+    """A collection takes build state that nobody uses."""
     assert ask(built) is not None
     (path,) = (built / "store" / "build_state").iterdir()
     age(path, hours=hours)
@@ -88,10 +88,10 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
     packages.mkdir()
     monkeypatch.setattr("sys.path", [*sys.path, str(packages)])
     assert ask(built) is None
-    note = Files()
-    note.digest(built / "m.toml")
+    files = Files()
+    files.digest(built / "m.toml")
     remember_build(
-        built / "m.toml", built / "store", UpToDateBundle(built / "out" / "b", 3), note.used, [], {}
+        built / "m.toml", built / "store", UpToDateBundle(built / "out" / "b", 3), files.used, [], {}
     )
     assert ask(built) is not None
     (packages / "new-1.0.dist-info").mkdir()
@@ -99,7 +99,7 @@ def test_another_search_path_or_package_is_a_difference(built, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "body", [None, [], {}, {"files": 1}, {"files": [["a"]], "search": [], "folders": []}]
+    "body", [None, [], {}, {"files": 1}, {"files": {"a": ["b"]}, "search": {}, "folders": {}}]
 )
 def test_a_note_that_is_something_else_answers_nothing(built, body):
     (name,) = (path.name for path in (built / "store" / "build_state").iterdir())
@@ -134,6 +134,7 @@ def test_answering_imports_next_to_nothing():
         "cutlass_aot.builder.inputs.file_digests",
         "cutlass_aot.errors",
         "cutlass_aot.schema",
+        "cutlass_aot.schema.codec",
         "cutlass_aot.schema.encoding",
         "cutlass_aot.store",
         "cutlass_aot.store.build_state",

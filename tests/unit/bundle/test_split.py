@@ -150,7 +150,7 @@ def test_a_bundle_for_two_hosts_gives_two_wheels(tmp_path: Path) -> None:
 
 def test_the_tag_is_never_below_what_a_library_needs(tmp_path: Path) -> None:
     made = for_host(whole(tmp_path, hosts=("x86_64", "aarch64")), "x86_64")
-    assert made.needs.glibc == "2.17"
+    assert made.requirements.glibc == "2.17"
     assert for_host(made, "x86_64") is made
 
 

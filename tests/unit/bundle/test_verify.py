@@ -29,7 +29,7 @@ from cutlass_aot.schema.bundles.catalog import (
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal, unseal
-from cutlass_aot.schema.kernels.kernel import LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS
 from cutlass_aot.schema.tuning.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
 from tests.support.kernels import gemm
 from tests.support.synthetic import entry, exports, kernels, plan, ranking, shared_object

@@ -24,7 +24,7 @@ from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_manifest
-from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Needs, check_relative
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, VersionRequirements, check_relative
 from tests.support.synthetic import plan
 from tests.support.verifying import verify_path, verify_wheel
 
@@ -224,12 +224,12 @@ def test_names_are_normalised(tmp_path, name, package):
 
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):
-    needs = Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="two")
+    requirements = VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="two")
     with pytest.raises(BundleError, match=r"is damaged: .*'two' is not a version"):
-        build_wheel(make(tmp_path / "glibc", needs=needs), tmp_path)
-    needs = Needs(cuda_driver="12.0", tvm_ffi="main", glibc="2.28")
+        build_wheel(make(tmp_path / "glibc", requirements=requirements), tmp_path)
+    requirements = VersionRequirements(cuda_driver="12.0", tvm_ffi="main", glibc="2.28")
     with pytest.raises(BundleError, match="'main' is not a version"):
-        build_wheel(make(tmp_path / "ffi", needs=needs), tmp_path)
+        build_wheel(make(tmp_path / "ffi", requirements=requirements), tmp_path)
     assert not list(tmp_path.glob("*.whl"))
     assert not list(tmp_path.glob(".wheel-*"))
 

@@ -72,7 +72,7 @@ def test_what_is_written_reads_back_and_verifies(small, out):
     assert write_bundle(small, out)
     assert verify_bundle(out) == []
     catalog = read_catalog(out)
-    assert (catalog.name, catalog.version, catalog.needs) == ("small", "0.1.0", small.needs)
+    assert (catalog.name, catalog.version, catalog.requirements) == ("small", "0.1.0", small.requirements)
     assert [g.name for g in catalog.groups] == sorted(g.name for g in small.groups)
     for found in catalog.groups:
         index = group_from_bytes((out / found.child.path).read_bytes(), found, "child")

@@ -24,7 +24,7 @@ from cutlass_aot.doctor.bundle import find_bundles
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.search_path import InstalledBundle
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
-from tests.support.bundles import NEEDS, designs, write_bundle
+from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 from tests.support.unreadable import unreadable
 
 Doctor = Callable[..., tuple[int, str, str]]
@@ -211,8 +211,8 @@ def test_usage(doctor: Doctor, bundle: Path, facts: Path) -> None:
 def test_names_of_others_do_not_reach_the_terminal_as_they_are(
     doctor: Doctor, bundle: Path, facts: Path
 ) -> None:
-    needs = NEEDS._replace(glibc="2.28\x1b[31m")
-    root = write_bundle(bundle.with_name("odd"), designs(), hosts=("x86_64",), needs=needs)
+    requirements = REQUIREMENTS._replace(glibc="2.28\x1b[31m")
+    root = write_bundle(bundle.with_name("odd"), designs(), hosts=("x86_64",), requirements=requirements)
     status, out, _ = doctor(root, "--facts", facts)
     assert status == 0
     assert "\x1b" not in out

@@ -13,7 +13,7 @@ from cutlass_aot.cli import main
 from cutlass_aot.doctor.facts import facts_of, facts_record
 from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.runtime.machine.compatibility import Requirements, decide
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from tests.support.bundles import designs, write_bundle
 
@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 TABLE = tomllib.loads((Path(__file__).parent / "machines.toml").read_text(encoding="utf-8"))
-NEEDS = Needs(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28")
+REQUIREMENTS = VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28")
 
 
 def facts(machine: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ CASES = [
 @pytest.mark.parametrize(("record", "name", "expected"), CASES)
 def test_the_answer(record: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     bundle = TABLE["bundles"][name]
-    answer = decide(facts_of(record, "table"), Requirements(bundle["targets"], bundle["hosts"], NEEDS))
+    answer = decide(facts_of(record, "table"), Requirements(bundle["targets"], bundle["hosts"], REQUIREMENTS))
     assert [gpu.target or "" for gpu in answer.gpus] == expected["targets"]
     assert answer.accepted is (any(expected["targets"]) and not expected.get("refused", False))
     found = [*answer.reasons, *(reason for gpu in answer.gpus for reason in gpu.reasons)]
@@ -66,7 +66,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
     for name, bundle in TABLE["bundles"].items():
         kernels = [kernel for target in bundle["targets"] for kernel in designs([(64, 128)], target=target)]
-        write_bundle(folder / name, kernels, needs=NEEDS, hosts=tuple(bundle["hosts"]))
+        write_bundle(folder / name, kernels, requirements=REQUIREMENTS, hosts=tuple(bundle["hosts"]))
     return folder
 
 

@@ -21,7 +21,7 @@ from cutlass_aot.kernels.conv2d_fprop_plan import (
     SHARED_BYTES,
     Convolution,
 )
-from cutlass_aot.schema.kernels.kernel import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 
 THREE = Convolution((3, 3), (1, 1), (1, 1), (1, 1), (128, 128, 64), 2)
 

@@ -7,11 +7,12 @@ import pytest
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device_profiles import (
     CLUSTER_SIZES,
+    DeviceProfile,
     builtin_profiles,
-    device_from_record,
-    device_record,
     load_profile,
 )
+from cutlass_aot.schema.codec import from_plain, to_plain
+from cutlass_aot.schema.encoding import decode, encode
 
 
 def test_the_promised_profiles_are_there():
@@ -25,7 +26,7 @@ def test_a_profile_is_possible(name):
     assert profile.source.startswith("derived") is not profile.measured
     for size in CLUSTER_SIZES:
         assert 1 <= profile.active_clusters(size) <= profile.sm_count // size
-    assert device_from_record(device_record(profile)) == profile
+    assert from_plain(DeviceProfile, decode(encode(to_plain(profile)), "it"), "it") == profile
 
 
 def test_the_h200_is_as_measured():

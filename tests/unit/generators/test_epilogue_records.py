@@ -8,11 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cutlass_aot.builder.compile.messages import problem_from_record, problem_record
 from cutlass_aot.generators.cutlass_operators.epilogue_records import enumerate_kernels, epilogue_of
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
-from cutlass_aot.schema.codec import from_plain
+from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import DTYPES as OPERAND_DTYPES
@@ -152,7 +151,7 @@ def test_a_record_gives_its_epilogue_back(made):
         for operand in described.epilogue.operands
     )
     assert again.operands == resolved
-    assert problem_from_record(decode(encode(problem_record(described)), "it")) == described
+    assert from_plain(Problem, decode(encode(to_plain(described)), "it"), "a problem") == described
 
 
 @given(built(), st.integers(1, 40), st.integers(1, 40), st.booleans())

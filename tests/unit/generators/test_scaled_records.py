@@ -11,8 +11,9 @@ from cutlass_aot.generators.cutlass_operators import CutlassOperators, operands
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.codec import from_plain, to_plain
+from cutlass_aot.schema.kernels.constraints import Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import Kernel, Scale
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
 from tests.support.operators import Operator, element
 

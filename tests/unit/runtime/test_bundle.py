@@ -26,7 +26,7 @@ from cutlass_aot.runtime.selection.match import usual_accumulator
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.bundles.group_index import group_to_bytes
 from tests.support import bundles
-from tests.support.bundles import NEEDS, designs, write_bundle
+from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 from tests.support.kernels import gemm
 from tests.support.native import compile_c
 
@@ -271,13 +271,13 @@ def test_another_host_is_refused_at_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("needed", ["0.1.99", "0.2.0", "0.0.9", "1.1.15"])
 def test_another_tvm_ffi_is_refused_at_open(tmp_path: Path, needed: str) -> None:
-    root = write_bundle(tmp_path / "b", designs(), needs=NEEDS._replace(tvm_ffi=needed))
+    root = write_bundle(tmp_path / "b", designs(), requirements=REQUIREMENTS._replace(tvm_ffi=needed))
     with pytest.raises(Incompatible, match=rf"is installed, the bundle needs .*{needed}"):
         cutlass_aot.open(root)
 
 
 def test_a_newer_glibc_is_refused_at_open(tmp_path: Path) -> None:
-    root = write_bundle(tmp_path / "b", designs(), needs=NEEDS._replace(glibc="9.1"))
+    root = write_bundle(tmp_path / "b", designs(), requirements=REQUIREMENTS._replace(glibc="9.1"))
     with pytest.raises(Incompatible, match=r"the bundle needs (glibc )?9\.1 or newer"):
         cutlass_aot.open(root)
 

@@ -23,7 +23,7 @@ from cutlass_aot.runtime.machine.compatibility import (
     driver_cuda,
     runnable_targets,
 )
-from cutlass_aot.schema.bundles.catalog import Needs
+from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.drivers import (
     COMPUTE_CAPABILITIES,
     FIRST_DRIVERS,
@@ -36,11 +36,11 @@ from cutlass_aot.schema.versions import release
 from tests.support.paths import REPOSITORY
 
 GOOD = Machine("x86_64", "glibc 2.36", "0.1.15", driver=Driver((13, 0)), gpus=(Gpu("NVIDIA H200", (9, 0)),))
-HOPPER = Requirements(("sm_90a",), ("x86_64",), Needs("12.0", "0.1.15", "2.28"))
+HOPPER = Requirements(("sm_90a",), ("x86_64",), VersionRequirements("12.0", "0.1.15", "2.28"))
 
 
 def needing(**changes: str) -> Requirements:
-    return HOPPER._replace(needs=HOPPER.needs._replace(**changes))
+    return HOPPER._replace(versions=HOPPER.versions._replace(**changes))
 
 
 def test_nothing_wrong() -> None:
@@ -275,8 +275,11 @@ def test_what_a_machine_is_asked_of_all_there_is_agrees_with_the_project() -> No
     project = load_toml(REPOSITORY / "pyproject.toml")["project"]
     assert project["requires-python"] == f">={MINIMUM_PYTHON}"
     (needed,) = [text for text in project["dependencies"] if text.startswith("apache-tvm-ffi")]
-    assert needed.removeprefix("apache-tvm-ffi").startswith(f">={ANYTHING.needs.tvm_ffi},")
-    assert (ANYTHING.needs.glibc, ANYTHING.needs.cuda_driver) == (".".join(map(str, OLDEST)), CUDA_DRIVER)
+    assert needed.removeprefix("apache-tvm-ffi").startswith(f">={ANYTHING.versions.tvm_ffi},")
+    assert (ANYTHING.versions.glibc, ANYTHING.versions.cuda_driver) == (
+        ".".join(map(str, OLDEST)),
+        CUDA_DRIVER,
+    )
     assert ANYTHING.targets == KNOWN_TARGETS
     assert ANYTHING.hosts == tuple(HOSTS)
 

@@ -13,7 +13,8 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import Operand, policy
-from cutlass_aot.builder.compile.compile import _answer
+from cutlass_aot.builder.compile.compile import _check_answer
+from cutlass_aot.builder.compile.messages import Enumerated
 from cutlass_aot.builder.plan.plan import enumerations, load_sources, select
 from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
 from cutlass_aot.generators import registry
@@ -22,7 +23,7 @@ from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference, find, import_plugin, references
 from cutlass_aot.manifest.model import parse_manifest
-from cutlass_aot.runtime import declared
+from cutlass_aot.runtime import bundle_search, declared
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.entry_points import GENERATORS
@@ -40,8 +41,8 @@ def fresh(monkeypatch):
     """No policy, no bundles but those that a test opens, and nothing remembered."""
     monkeypatch.delenv(policy.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(policy, "_process", policy._Process())
-    monkeypatch.setattr(declared, "opened_bundles", lambda: list(opened))
-    monkeypatch.setattr(declared, "located", list)
+    monkeypatch.setattr(bundle_search, "opened_bundles", lambda: list(opened))
+    monkeypatch.setattr(bundle_search, "located", list)
     for made in (scale_rows, without_parameters):
         monkeypatch.setattr(made, "_functions", {})
         monkeypatch.setattr(made, "_calls", {})
@@ -297,8 +298,9 @@ def chosen(extra: str) -> list[dict[str, Any]]:
     answers = []
     for question in enumerations(parsed, sources):
         generator = sources.instances["scale_rows"]
-        records = [k.encoded() for k in generator.enumerate(question.problem, question.target, DEVICE)]
-        answers.append((question, _answer(question, records, generator.design)))
+        kernels = tuple(generator.enumerate(question.problem, question.target, DEVICE))
+        _check_answer(question, Enumerated(kernels, tuple(generator.design)))
+        answers.append((question, kernels))
     return [dict(kernel.parameters) for kernel in select(parsed, answers, "4.8.1").kernels]
 
 
@@ -377,16 +379,16 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
     fresh.append(cutlass_aot.open(write_bundle(own, [record()])))
     write_bundle(wheel, [record(), record(n=64)], name="wheel", version="1")
     installed = [InstalledBundle(path.name, "1", "d", "p", path) for path in (wheel, broken)]
-    monkeypatch.setattr(declared, "located", lambda: installed)
-    monkeypatch.setattr(declared, "_installed", {})
+    monkeypatch.setattr(bundle_search, "located", lambda: installed)
+    monkeypatch.setattr(bundle_search, "_installed", {})
     # What comes first has it, so that nothing is opened.
     scale_rows(n=128, fast=False)
-    assert not declared._installed
+    assert not bundle_search._installed
     scale_rows(n=64, fast=False)
-    assert [bundle.path for bundle in declared._installed.values()] == [wheel]
+    assert [bundle.path for bundle in bundle_search._installed.values()] == [wheel]
     # One that cannot be opened keeps nobody from the next, and is named where none has it.
     installed.insert(0, installed.pop())
-    declared._installed.clear()
+    bundle_search._installed.clear()
     scale_rows.__dict__["_functions"].clear()
     scale_rows.__dict__["_calls"].clear()
     scale_rows(n=64, fast=False)
@@ -399,9 +401,9 @@ def test_installed_bundles_come_in_the_order_of_open_installed(tmp_path, fresh, 
     from cutlass_aot.runtime.bundle import opened_bundles
     from cutlass_aot.runtime.search_path import located
 
-    monkeypatch.setattr(declared, "located", located)
-    monkeypatch.setattr(declared, "opened_bundles", opened_bundles)
-    monkeypatch.setattr(declared, "_installed", {})
+    monkeypatch.setattr(bundle_search, "located", located)
+    monkeypatch.setattr(bundle_search, "opened_bundles", opened_bundles)
+    monkeypatch.setattr(bundle_search, "_installed", {})
     own = cutlass_aot.open(write_bundle(tmp_path / "own", [record()], name="own"))
     for folder, name, version in (
         ("first/z", "z", "0.0.1"),

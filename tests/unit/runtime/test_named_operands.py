@@ -15,7 +15,8 @@ from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.bundles.catalog import Groups
 from cutlass_aot.schema.codec import from_plain, to_plain
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint, Scale
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import Rejected, describe, supports
 from tests.support.kernels import gemm, operand
 from tests.support.torch_bundles import group

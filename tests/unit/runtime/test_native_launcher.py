@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from cutlass_aot.runtime.launching import library
 from cutlass_aot.runtime.opened.group import launcher_numbers
+from cutlass_aot.schema.kernels.artifact import EXPORT_PREFIX
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import EXPORT_PREFIX, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.operands import (
     MAX_EXTENT,
     MAX_STRIDE_BYTES,

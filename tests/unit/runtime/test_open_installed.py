@@ -16,13 +16,13 @@ import cutlass_aot
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.installed import Candidate, Found, installed_report, precedence
+from cutlass_aot.runtime.installed import Candidate, InstalledStatus, installed_report, precedence
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import Target
-from tests.support.bundles import NEEDS, designs, write_bundle
+from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_a_read_only_tree_is_enough(tree: Path) -> None:
 def test_what_cannot_be_used_is_left_out_with_the_reason(tree: Path) -> None:
     write_bundle(tree / "good", of("f16"), name="good")
     write_bundle(tree / "host", of("bf16"), name="host", hosts=("s390x",))
-    write_bundle(tree / "old", of("bf16"), name="old", needs=NEEDS._replace(glibc="9.9"))
+    write_bundle(tree / "old", of("bf16"), name="old", requirements=REQUIREMENTS._replace(glibc="9.9"))
     (write_bundle(tree / "torn", of("bf16"), name="torn") / CATALOG_NAME).write_bytes(b"torn")
     manifest = write_bundle(tree / "newer", of("bf16"), name="newer") / "MANIFEST.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 999}))
@@ -217,14 +217,14 @@ def test_without_a_check_other_machines_are_no_reason(tree: Path) -> None:
 
 def test_an_older_version_serves_where_the_newest_cannot_be_used(tree: Path) -> None:
     write_bundle(tree / "1", of("f16"), version="1.0")
-    write_bundle(tree / "2", of("f16"), version="2.0", needs=NEEDS._replace(glibc="9.9"))
+    write_bundle(tree / "2", of("f16"), version="2.0", requirements=REQUIREMENTS._replace(glibc="9.9"))
     bundle = cutlass_aot.open_installed("small")
     assert bundle.version == "1.0"
     assert "needs 9.9" in reasons()["2"]
 
 
 def test_one_error_is_raised_as_it_is_and_several_together(tree: Path) -> None:
-    root = write_bundle(tree / "a", of("f16"), needs=NEEDS._replace(glibc="9.9"))
+    root = write_bundle(tree / "a", of("f16"), requirements=REQUIREMENTS._replace(glibc="9.9"))
     with pytest.raises(Incompatible, match=r"needs 9\.9"):
         cutlass_aot.open_installed("small")
     write_bundle(tree / "b", of("f16"), hosts=("s390x",))
@@ -290,4 +290,4 @@ def test_the_command_says_what_is_found_and_what_is_not(
     assert run("other", "--path", str(tree)) == "no bundle other is installed\n"
     records = json.loads(run("--json"))
     assert [item["name"] for item in records] == ["host", "small", "small"]
-    assert str(Found("x", "", "/x", reason="torn")) == "x (/x): not opened: torn"
+    assert str(InstalledStatus("x", "", "/x", reason="torn")) == "x (/x): not opened: torn"

@@ -30,7 +30,7 @@ from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from tests.support import bundles
-from tests.support.bundles import NEEDS, designs, write_bundle
+from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 from tests.support.native import compile_c
 from tests.support.requests import compiled
 
@@ -213,8 +213,8 @@ def test_a_miss_of_a_bundle_without_requests_says_so(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_cannot_load_the_libraries_is_refused(tmp_path: Path) -> None:
-    needs = NEEDS._replace(glibc="9.99")
-    bundle = cutlass_aot.open(write(tmp_path / "b", NORMS, needs=needs), check=False)
+    requirements = REQUIREMENTS._replace(glibc="9.99")
+    bundle = cutlass_aot.open(write(tmp_path / "b", NORMS, requirements=requirements), check=False)
     assert bundle.requests.count == len(NORMS)
     with pytest.raises(Incompatible, match="glibc"):
         bundle.compiled(NORMS[0].request)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.kernel import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.operands import (
     Accepted,
     OperandDescription,

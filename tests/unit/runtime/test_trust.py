@@ -22,7 +22,7 @@ from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import main
 from cutlass_aot.errors import CorruptFile, CutlassAotError, SignatureError, UntrustedBundle
 from cutlass_aot.runtime import bundle as bundle_module
-from cutlass_aot.runtime import declared
+from cutlass_aot.runtime import bundle_search, declared
 from cutlass_aot.runtime.files import signatures, trust, verified_read
 from cutlass_aot.runtime.files.signatures import examine
 from cutlass_aot.runtime.launching.code_cache import DIRECTORY_VARIABLE
@@ -50,7 +50,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(trust, "_process", trust._Process())
     monkeypatch.setattr(bundle_module, "_opened", [])
-    monkeypatch.setattr(declared, "_installed", {})
+    monkeypatch.setattr(bundle_search, "_installed", {})
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_of_an_untrusted_directory_nothing_but_the_manifest_is_read(
     key.sign(write_bundle(tree / "good", designs(), name="good"))
     write_bundle(tree / "bad", designs(), name="better")
     monkeypatch.setenv(PATH_VARIABLE, str(tree))
-    monkeypatch.setattr(declared, "_installed", {})
+    monkeypatch.setattr(bundle_search, "_installed", {})
     read = verified_read.open_beneath
     seen: list[str] = []
 

@@ -30,7 +30,7 @@ from cutlass_aot.schema.tuning.ranking import (
     Ranking,
     without,
 )
-from tests.support.bundles import NEEDS, designs, entry
+from tests.support.bundles import REQUIREMENTS, designs, entry
 from tests.support.kernels import gemm, operand
 
 
@@ -63,7 +63,7 @@ def word(dtypes, operation="gemm", layouts="tnt", target="sm_90a"):
 def catalog(groups=GROUPS, **changes):
     values = {
         "name": "small", "version": "0.1.0", "device": "h200", "targets": ("sm_90a",), "hosts": ("x86_64",),
-        "needs": NEEDS, "provenance": {"dsl": "4.8.1"}, "groups": Groups.of(groups),
+        "requirements": REQUIREMENTS, "provenance": {"dsl": "4.8.1"}, "groups": Groups.of(groups),
         "launchers": {"x86_64": reference("lib/x86_64/launcher.so.zst")}, "alignment": 16,
     }  # fmt: skip
     return Catalog(**{**values, **changes})

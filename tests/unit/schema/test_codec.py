@@ -33,7 +33,7 @@ from cutlass_aot.schema.codec import (
 )
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.artifact import Artifact, Facts
-from cutlass_aot.schema.kernels.kernel import ANY_SHAPE, OperandConstraint, Scale
+from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import CallByName
 from tests.support.kernels import gemm
@@ -283,6 +283,37 @@ def test_equal_records_give_equal_bytes() -> None:
 
 def test_plain_data_can_be_json() -> None:
     assert from_plain(Facts, json.loads(json.dumps(to_plain(FACTS))), "it") == FACTS
+
+
+@dataclass
+class Circle:
+    radius: float
+
+
+@dataclass
+class Square:
+    side: float
+
+
+@dataclass
+class Drawing:
+    shape: Circle | Square
+    colours: frozenset[str] = frozenset()
+
+
+def test_records_of_a_union_are_told_apart_by_their_names() -> None:
+    drawing = Drawing(Square(2.0), frozenset({"red", "blue"}))
+    plain = {"shape": {"Square": {"side": 2.0}}, "colours": ["blue", "red"]}
+    assert to_plain(drawing) == plain
+    assert from_plain(Drawing, plain, "it") == drawing
+    for shape, error in (
+        ({"Oval": {}}, r"shape: found 'Oval', expected one of Circle, Square"),
+        ({"Square": {"radius": 2.0}}, r"shape\.Square\.side: it is missing"),
+        ({}, r"shape: found a dict, expected a map from one of Circle, Square"),
+        ([], r"shape: found a list, expected a map from one of Circle, Square"),
+    ):
+        with pytest.raises(CorruptFile, match=error):
+            from_plain(Drawing, {**plain, "shape": shape}, "it")
 
 
 @dataclass

@@ -9,9 +9,9 @@ import pytest
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.cutlass_operators.epilogue_records import constraints
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.epilogue import TRANSPORTS, parse_epilogue
 from cutlass_aot.schema.kernels.formula import FUNCTIONS, REDUCTIONS
-from cutlass_aot.schema.kernels.kernel import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.operands import packed, supports
 from tests.support.bundles import write_bundle
 from tests.support.kernels import gemm, operand

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot.errors import ArtifactError
-from cutlass_aot.schema.kernels.kernel import Kernel, OperandConstraint, Scale
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
+from cutlass_aot.schema.kernels.kernel import Kernel
 from tools.check.instructions import (
     Formats,
     Instruction,

@@ -1,0 +1,181 @@
+"""What a kernel demands of its operands: the constraint of each, and how scale factors lie in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from cutlass_aot.schema.codec import OMIT, Check, row
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+
+LAYOUT_LETTERS = {-1: "t", -2: "n", 0: "s"}
+"""Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major; s is a number."""
+
+BATCH = "L"
+"""Name of the one extent that a caller's tensor may lack: the batch of a GEMM, of one matrix then."""
+
+ANY_SHAPE = ("*",)
+"""Extents of a compact operand of which the number of elements matters, not the shape."""
+
+MAX_RANK = 8
+"""Modes of an operand; ``MAX_RANK`` of ``builder/native/launcher.c``."""
+
+CALL_NAMES = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
+"""Names that a call has for other things than operands."""
+
+MAX_OPERANDS = 16
+"""Operands of a kernel; ``MAX_OPERANDS`` of ``builder/native/launcher.c``."""
+
+
+@row
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What makes an operand the scale factors of another one.
+
+    Each factor belongs to ``block`` elements of that operand which follow each other along one extent, for
+    each index of its other extents. With R rows (all extents but the batch and the scaled one) of
+    F = ceil(extent / block) factors:
+
+    - ``""``: R x F factors, row by row, a batch after the other.
+    - ``"32x4x4"``: what tensor cores of SM100 read: tiles of 128 rows x 4 factors, row-major over the rounded
+      up matrix; the factor of row r and column c of a tile stands at ``(r % 32) * 16 + (r // 32) * 4 + c``.
+      Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
+    - ``"columns"``: F x R factors, those of all rows for the first block, then for the second, a batch after
+      the other. They are loaded 16 bytes at a time: R of them fill a multiple of 16 bytes, and the extent is
+      a multiple of ``block``.
+
+    Attributes:
+        of: name of the operand that is scaled.
+        block: elements that share a factor.
+        along: name of the extent that blocks run along.
+        swizzle: how the factors lie in memory.
+    """
+
+    of: str
+    block: int
+    along: str = "K"
+    swizzle: str = ""
+
+    def count(self, batch: int, rows: int, extent: int) -> int:
+        """Number of factors for ``batch`` matrices of ``rows`` x ``extent`` elements."""
+        factors = -(-extent // self.block)
+        if self.swizzle == SWIZZLE_32X4X4:
+            return batch * (-(-rows // 128) * 128) * (-(-factors // 4) * 4)
+        return batch * rows * factors
+
+    def multiples(self, extents: Sequence[str | int], dtype: str) -> dict[str, int]:
+        """What extents of the scaled operand are multiples of, by name.
+
+        Args:
+            extents: of the scaled operand.
+            dtype: element type of the factors.
+        """
+        if self.swizzle != SWIZZLE_COLUMNS:
+            return {}
+        rows = 16 * 8 // DTYPES[dtype].bits
+        names = [extent for extent in extents if isinstance(extent, str) and extent != BATCH]
+        return {name: self.block if name == self.along else rows for name in names}
+
+
+SWIZZLE_32X4X4 = "32x4x4"
+SWIZZLE_COLUMNS = "columns"
+SWIZZLES = ("", SWIZZLE_32X4X4, SWIZZLE_COLUMNS)
+"""Layouts of scale factors in memory, see :class:`Scale`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandConstraint:
+    """What a kernel demands of one operand.
+
+    Shapes are those of elements, also where several share a byte.
+
+    Attributes:
+        name: the caller's name for it, such as ``a``.
+        dtype: element type (:data:`~cutlass_aot.schema.kernels.dtypes.DTYPES`).
+        extents: a name or a fixed number for each mode, outermost first, such as ``("L", "M", "K")``.
+            Extents of one name are equal across operands. Where the first is :data:`BATCH`, a tensor without
+            that mode counts as a batch of one. Empty for a number, which is passed by value;
+            :data:`ANY_SHAPE` for scale factors.
+        contiguous: the mode with stride 1, counted from the end (-1 is row-major, -2 column-major); 0 for a
+            number.
+        divisibility: elements; the contiguous extent and every other stride are multiples of it.
+        alignment: bytes; the data pointer is a multiple of it.
+        written: whether the kernel writes it.
+        compact: whether its elements lie without gaps: the other modes' strides follow from the extents,
+            innermost first.
+        scale: what it scales, if it holds scale factors.
+        multiples: for each extent, what it is a multiple of, where the kernel moves whole tiles of the
+            operand without looking where it ends; empty for one that knows.
+    """
+
+    name: str
+    dtype: str
+    extents: tuple[str | int, ...]
+    contiguous: int
+    divisibility: int
+    alignment: int
+    written: bool = False
+    compact: Annotated[bool, OMIT] = False
+    scale: Annotated[Scale | None, OMIT] = None
+    multiples: Annotated[tuple[int, ...], OMIT] = ()
+
+    @property
+    def layout(self) -> str:
+        """Layout letter, as in ``cutlass.operators``."""
+        return LAYOUT_LETTERS[self.contiguous]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is passed by value."""
+        return not self.extents
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the first mode may be missing."""
+        return self.extents[:1] == (BATCH,)
+
+    def validate(self) -> None:
+        """Raise ValueError for an impossible one."""
+        if problem := self.problem():
+            raise ValueError(f"operand {self.name!r} has {problem}")
+
+    def problem(self) -> str:
+        """What is impossible about it; ``""`` for a sound constraint."""
+        rank = len(self.extents)
+        if self.dtype not in DTYPES:
+            return f"an unknown element type {self.dtype!r}"
+        if (
+            self.contiguous not in LAYOUT_LETTERS
+            or -self.contiguous > rank
+            or (rank > 0) != (self.contiguous < 0)
+        ):
+            return f"an impossible layout: mode {self.contiguous} of {rank}"
+        if self.divisibility < 1 or self.alignment < 1 or rank > MAX_RANK:
+            return "impossible constraints"
+        if any(isinstance(extent, int) and extent < 1 for extent in self.extents):
+            return f"impossible extents {self.extents}"
+        if self.multiples and (len(self.multiples) != rank or min(self.multiples) < 1):
+            return f"impossible multiples {self.multiples}"
+        if self.scale is not None and (
+            self.scale.block < 1 or self.scale.swizzle not in SWIZZLES or self.extents != ANY_SHAPE
+        ):
+            return f"impossible scale factors {self.scale}"
+        return ""
+
+
+def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
+    """Raise ValueError for operands that do not belong together."""
+    extents = {operand.name: operand.extents for operand in operands}
+    # A kernel of a program has none: its compiled code knows what it is called with.
+    if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
+        raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
+    for operand in operands:
+        scale = operand.scale
+        scaled = extents.get(scale.of, ()) if scale is not None else ()
+        if scale is not None and (scale.along not in scaled or scaled == ANY_SHAPE):
+            raise ValueError(
+                f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
+            )
+
+
+Operands = Annotated[tuple[OperandConstraint, ...], Check(_check_operands)]
+"""The operands of a kernel."""
