@@ -37,9 +37,9 @@ def main(
         try:
             with torch.no_grad():
                 for size in (*sizes, *others) if checked else sizes:
-                    for found, wanted in case(size):
+                    for found, expected in case(size):
                         if checked:
-                            _compare(found, wanted())
+                            _compare(found, expected())
         except Exception as error:
             failed.append(name)
             print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
@@ -49,7 +49,7 @@ def main(
         raise SystemExit(f"{len(failed)} cases failed")
 
 
-def _compare(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def _compare(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Compare with what torch computes in float32."""
-    scale = wanted.abs().max().item()
-    torch.testing.assert_close(found.float(), wanted.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE * scale, rtol=TOLERANCE)

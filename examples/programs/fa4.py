@@ -116,13 +116,13 @@ def backward(dtype: torch.dtype, head_dim: int, kv_heads: int, causal: bool) -> 
         out, lse, *_ = flash_attn_func(q, k, v, causal=causal, return_lse=True)
         gradients = _flash_attn_bwd(q, k, v, out, dout, lse, causal=causal)[:3]
 
-        def wanted(index: int) -> torch.Tensor:
+        def expected(index: int) -> torch.Tensor:
             operands = [operand.float().requires_grad_() for operand in (q, k, v)]
             with torch.enable_grad():
                 result = reference(operands[0], operands[1], operands[2], causal)
             return torch.autograd.grad(result, operands[index], dout.float())[0]
 
-        return [(found, partial(wanted, index)) for index, found in enumerate(gradients)]
+        return [(found, partial(expected, index)) for index, found in enumerate(gradients)]
 
     return run
 

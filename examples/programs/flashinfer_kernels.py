@@ -203,11 +203,11 @@ def decode(rows: int) -> list[Result]:
     k, v = (normal(batch, length, KV_HEADS, HEAD_DIM) for _ in range(2))
     out = wrapper.run(q, k, v)
 
-    def wanted() -> torch.Tensor:
+    def expected() -> torch.Tensor:
         operands = (operand.transpose(1, 2).float() for operand in (q, k, v))
         return functional.scaled_dot_product_attention(*operands, enable_gqa=True).transpose(1, 2)
 
-    return [(out, wanted)]
+    return [(out, expected)]
 
 
 def paged_decode(rows: int) -> list[Result]:
@@ -226,14 +226,14 @@ def paged_decode(rows: int) -> list[Result]:
     k, v = (normal(batch * pages, PAGE, KV_HEADS, HEAD_DIM) for _ in range(2))
     out = wrapper.run(q, k, v)
 
-    def wanted() -> torch.Tensor:
+    def expected() -> torch.Tensor:
         keys, values = (cache.view(batch, length, KV_HEADS, HEAD_DIM).transpose(1, 2) for cache in (k, v))
         attention = functional.scaled_dot_product_attention(
             q[:, :, None].float(), keys.float(), values.float(), enable_gqa=True
         )
         return attention[:, :, 0]
 
-    return [(out.view(batch, HEADS, HEAD_DIM), wanted)]
+    return [(out.view(batch, HEADS, HEAD_DIM), expected)]
 
 
 def latent_decode(rows: int) -> list[Result]:
@@ -250,14 +250,14 @@ def latent_decode(rows: int) -> list[Result]:
         bmm1_scale=scale, bmm2_scale=1.0, backend="cute-dsl",
     )  # fmt: skip
 
-    def wanted() -> torch.Tensor:
+    def expected() -> torch.Tensor:
         keys = cache.view(batch, 1, length, latent + rope).float()
         attention = functional.scaled_dot_product_attention(
             query.transpose(1, 2).float(), keys, keys[..., :latent], scale=scale, enable_gqa=True
         )
         return attention.transpose(1, 2)
 
-    return [(out.view(batch, 1, heads, latent), wanted)]
+    return [(out.view(batch, 1, heads, latent), expected)]
 
 
 def state_space_dual(rows: int) -> list[Result]:
@@ -672,12 +672,12 @@ def grouped_gemm(rows: int) -> list[Result]:
     experts = counted(groups).repeat_interleave(m, output_size=groups * m)
     out = flashinfer.gemm.group_gemm_fp8_nt_groupwise_contiguous(a, b, scales_of_a, scales_of_b, experts)
 
-    def wanted() -> torch.Tensor:
+    def expected() -> torch.Tensor:
         wide_a = (a.float() * scales_of_a.repeat_interleave(128, 1)).view(groups, m, k)
         wide_b = b.float() * scales_of_b.repeat_interleave(128, 1).repeat_interleave(128, 2)
         return (wide_a @ wide_b.transpose(1, 2)).view(groups * m, n)
 
-    return [(out, wanted)]
+    return [(out, expected)]
 
 
 def cases() -> Iterator[tuple[str, Case]]:

@@ -61,11 +61,11 @@ def rms_norm(dtype: torch.dtype, width: int, residual: bool = False) -> Case:
         if residual:
             return [(out, lambda: forward(x.float() + added.float(), weight)), (total, lambda: x + added)]
         dx, dweight, *_ = rmsnorm_bwd(x, weight, dout, rstd)
-        wanted = gradients(forward, dout, x, weight)
+        expected = gradients(forward, dout, x, weight)
         return [
             (out, lambda: forward(x.float(), weight)),
-            (dx, lambda: wanted(0)),
-            (dweight, lambda: wanted(1)),
+            (dx, lambda: expected(0)),
+            (dweight, lambda: expected(1)),
         ]
 
     return run
@@ -77,8 +77,8 @@ def softmax(dtype: torch.dtype, width: int) -> Case:
     def run(rows: int) -> list[Result]:
         x, dout = normal(rows, width, dtype=dtype), normal(rows, width, dtype=dtype)
         out = softmax_fwd(x)
-        wanted = gradients(lambda x: x.softmax(-1), dout, x)
-        return [(out, lambda: x.float().softmax(-1)), (softmax_bwd(dout, out), lambda: wanted(0))]
+        expected = gradients(lambda x: x.softmax(-1), dout, x)
+        return [(out, lambda: x.float().softmax(-1)), (softmax_bwd(dout, out), lambda: expected(0))]
 
     return run
 
@@ -160,12 +160,12 @@ def activated(dtype: torch.dtype, n: int, k: int, name: str) -> Case:
         dout, back = normal(rows, k, dtype=dtype), normal(n, k, dtype=dtype) / k**0.5
         dx, again = gemm_dact(dout, back.T, before, activation=name, tuned=False)
 
-        def wanted() -> torch.Tensor:
+        def expected() -> torch.Tensor:
             return gradients(function, dout.float() @ back.float().T, before)(0)
 
         return [
             (out, lambda: function(x.float() @ weight.float().T)),
-            (dx, wanted),
+            (dx, expected),
             (again, lambda: function(before.float())),
         ]
 
@@ -181,11 +181,11 @@ def gated(dtype: torch.dtype, n: int, k: int, name: str) -> Case:
         x, weight = normal(rows, k, dtype=dtype), normal(2 * n, k, dtype=dtype) / k**0.5
         _, out = gemm_act(x, weight.T, activation=name, store_preact=False, tuned=False)
 
-        def wanted() -> torch.Tensor:
+        def expected() -> torch.Tensor:
             product = x.float() @ weight.float().T
             return function(product[:, ::2]) * product[:, 1::2]
 
-        return [(out, wanted)]
+        return [(out, expected)]
 
     return run
 

@@ -121,8 +121,8 @@ def test_the_bundle_chooses_what_was_measured(tuned, torch, extents):
     choice = bundle.choose(a, b, out)
     assert (choice.tier, choice.kernel.digest) == ("tuned", problem.ranked[0][0])
     bundle.gemm(a, b, out)
-    wanted = a.double() @ b.double()
-    assert ((out.double() - wanted).norm() / wanted.norm()).item() < 2.0**-8
+    expected = a.double() @ b.double()
+    assert ((out.double() - expected).norm() / expected.norm()).item() < 2.0**-8
 
 
 def test_a_problem_near_a_tuned_one_is_chosen_by_it(tuned, torch):

@@ -23,18 +23,18 @@ PROFILE = load_profile("b200")
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    kinds = [kind for record, target in asked["kinds"] for kind in operators(record, target)]
+    requested = json.load(sys.stdin)
+    kinds = [kind for record, target in requested["kinds"] for kind in operators(record, target)]
     json.dump(
         {
             "kernels": [to_plain(records.record(operator, target, PROFILE)) for operator, target in kinds],
             "operands": [
                 [accepts(operator, target, operands) for operator, target in kinds]
-                for operands in asked["operands"]
+                for operands in requested["operands"]
             ],
             "enumerated": [
                 enumerated(from_plain(Problem, record, "a problem"), target)
-                for record, target in asked["problems"]
+                for record, target in requested["problems"]
             ],
         },
         sys.stdout,

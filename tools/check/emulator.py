@@ -58,7 +58,7 @@ Dir::State::status "{root}/status";
 Dir::Cache "{root}/cache";
 """
 TRIED_MODULES = ("click", "filelock", "msgpack", "tvm_ffi", "zstandard")
-TRIAL = """
+SELF_TEST = """
 import importlib, json, platform, sys
 assert platform.machine() == "aarch64", platform.machine()
 for name in sys.argv[1:]:
@@ -102,7 +102,7 @@ def requirements() -> list[str]:
     return sorted(project["dependencies"])
 
 
-def wanted() -> dict[str, Any]:
+def expected() -> dict[str, Any]:
     """What decides what is fetched, but for what the distribution and the index have to offer."""
     constraints = (REPOSITORY / "constraints.txt").read_bytes()
     return {
@@ -185,7 +185,7 @@ def fetch_emulator(name: str, directory: Path) -> None:
             raise NotFetchedError(f"there is no {name} in the package {EMULATOR_PACKAGE}")
 
 
-def install_wheels(to: Path, version: str, wanted: Sequence[str]) -> None:
+def install_wheels(to: Path, version: str, expected: Sequence[str]) -> None:
     """Unpack packages for aarch64 and a version of Python such as 3.11, with what they need.
 
     Raises:
@@ -198,7 +198,7 @@ def install_wheels(to: Path, version: str, wanted: Sequence[str]) -> None:
     # Whole or not at all.
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=to.parent) as temporary:
         command += ["--target", os.fspath(Path(temporary) / "made")]
-        command += ["--constraint", os.fspath(REPOSITORY / "constraints.txt"), *wanted]
+        command += ["--constraint", os.fspath(REPOSITORY / "constraints.txt"), *expected]
         run(command, "fetching wheels for aarch64")
         (Path(temporary) / "made").rename(to)
 
@@ -240,10 +240,10 @@ def fetch(directory: Path) -> dict[str, Any]:
         install_wheels(made / "site", version.strip(), requirements())
         # Bytecode of what is imported stays there: to make it takes most of a start.
         environment = {"PYTHONPATH": os.fspath(made / "site"), "PYTHONDONTWRITEBYTECODE": ""}
-        command += ["-s", "-c", TRIAL, *TRIED_MODULES]
+        command += ["-s", "-c", SELF_TEST, *TRIED_MODULES]
         tried = json.loads(run(command, "a trial of what was fetched", environment))
         record = {
-            "wanted": wanted(),
+            "wanted": expected(),
             "python": tried[0],
             "libc": tried[1],
             "emulator": run([made / EMULATOR, "--version"], "a first run").splitlines()[0],
@@ -263,7 +263,7 @@ def present(directory: Path) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if record.get("wanted") == wanted() else None
+    return record if record.get("wanted") == expected() else None
 
 
 @click.command(help=__doc__)

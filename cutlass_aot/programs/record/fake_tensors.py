@@ -198,8 +198,12 @@ def _dlpack(torch: Any, tensor: Any) -> Any:
     return capsule_of(described)
 
 
-_NEEDS_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
-_NEEDS_DATA_TEXT: Mapping[str, str] = MappingProxyType({
+_DATA_DEPENDENT = (
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "GuardOnDataDependentSymNode",
+)
+_DATA_DEPENDENT_TEXT: Mapping[str, str] = MappingProxyType({
     ".numpy() is not supported for tensor subclasses": "its values as a NumPy array",
     "Cannot access data pointer of": "the address of its data",
     "Cannot convert a tensor to a list": "its values as a list",
@@ -237,7 +241,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _needed_data(error: BaseException) -> str | None:
     """What the program needed, in words; None where the error has another reason."""
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
-    if not kinds.isdisjoint(_NEEDS_DATA):
+    if not kinds.isdisjoint(_DATA_DEPENDENT):
         return str(getattr(error, "func", None) or error).splitlines()[0]
     text = str(error)
-    return next((words for said, words in _NEEDS_DATA_TEXT.items() if said in text), None)
+    return next((words for said, words in _DATA_DEPENDENT_TEXT.items() if said in text), None)

@@ -249,15 +249,15 @@ def _without_post(version: str) -> str:
 def _libc(found: str | None, requirements: Requirements) -> Iterator[Reason]:
     needed = requirements.versions.glibc
     name, _, text = (found or "").partition(" ")
-    needs = f"{requirements.name} needs glibc {needed} or newer"
+    required = f"{requirements.name} needs glibc {needed} or newer"
     if name != GLIBC:
         problem = "the C library is not glibc" if name != MUSL else "the C library is musl"
         advice = "use a system with glibc, such as Debian, Ubuntu or Red Hat"
-        yield Reason("libc", f"{problem}, {needs}", advice)
+        yield Reason("libc", f"{problem}, {required}", advice)
         return
     version = version_of(text)
     if version is None:
-        yield Reason("libc", f"glibc has the unreadable version {text!r}, {needs}", "see ldd --version")
+        yield Reason("libc", f"glibc has the unreadable version {text!r}, {required}", "see ldd --version")
     elif version < release(needed):
         yield Reason(
             "libc",
@@ -279,14 +279,14 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requir
     lowest = major_minor(requirements.versions.cuda_driver)
     if cuda is not None and cuda >= lowest:
         return
-    needs = f"{requirements.name} needs one for CUDA {text_of(lowest)} or newer"
+    required = f"{requirements.name} needs one for CUDA {text_of(lowest)} or newer"
     if machine.driver is None:
-        problem = f"there is no NVIDIA driver, {needs}"
+        problem = f"there is no NVIDIA driver, {required}"
     elif cuda is not None:
-        problem = f"{_supports(cuda)}, {needs}"
+        problem = f"{_supports(cuda)}, {required}"
     else:
         problem = (
-            f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {needs}"
+            f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {required}"
         )
     # Not an upgrade that has to be followed by another.
     running = [runnable_targets(requirements.targets, c) for c in map(_capability, machine.gpus or ()) if c]

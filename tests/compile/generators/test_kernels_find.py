@@ -174,7 +174,7 @@ def test_a_bundle_finds_tf32_for_tf32(bundle, data):
     letters = "".join(data.draw(st.sampled_from(choice)) for choice in ("tttn", "nnnt", "tn"))
     shapes = ((m, k), (k, n), (m, n))
     descriptions, good = [], types == ["tf32", "tf32"] and out != "f64"
-    for dtype, letter, wanted, (rows, columns) in zip(
+    for dtype, letter, expected, (rows, columns) in zip(
         (*types, out), letters, ("t", "n", "tn"), shapes, strict=True
     ):
         strides = (columns, 1) if letter == "t" else (1, rows)
@@ -182,7 +182,7 @@ def test_a_bundle_finds_tf32_for_tf32(bundle, data):
         address = data.draw(st.sampled_from((0, 0, 0, 16, 4)))
         fits = False
         # A matrix of one row or one column has both layouts, if the bytes are right for one that is wanted.
-        for as_letter in wanted:
+        for as_letter in expected:
             contiguous, other, step = (
                 (columns, rows, strides[0]) if as_letter == "t" else (rows, columns, strides[1])
             )

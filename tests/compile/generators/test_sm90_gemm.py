@@ -57,7 +57,7 @@ def chosen() -> list[Kernel]:
     device = load_profile("h200")
     found = []
     for problem, tile, cluster, persistent in CASES:
-        wanted = {
+        expected = {
             "tile_shape": tuple(map(int, tile.split("x"))),
             "cluster_shape": tuple(map(int, cluster.split("x"))),
             "persistent": persistent,
@@ -65,7 +65,7 @@ def chosen() -> list[Kernel]:
         found += [
             kernel
             for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)
-            if wanted.items() <= dict(kernel.design).items()
+            if expected.items() <= dict(kernel.design).items()
         ][:1]
     return found
 

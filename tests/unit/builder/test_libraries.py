@@ -251,10 +251,10 @@ def test_nothing_is_compiled_twice(tmp_path: Path, threads: int) -> None:
     random.Random(4).shuffle(kernels)
     made = workshop.make(kernels)
     for linker in workshop.linkers.values():
-        asked_for = Counter(symbol for batch in linker.batches for symbol in batch)
-        assert asked_for == Counter(kernel.symbol for kernel in kernels)
+        requested = Counter(symbol for batch in linker.batches for symbol in batch)
+        assert requested == Counter(kernel.symbol for kernel in kernels)
         assert max(map(len, linker.batches)) <= BATCH
-        assert sorted(symbol for own in linker.linked for symbol in own) == sorted(asked_for)
+        assert sorted(symbol for own in linker.linked for symbol in own) == sorted(requested)
         assert linker.launchers == 1
     assert len({plan.code.name for plan in made.plans}) == 4
 

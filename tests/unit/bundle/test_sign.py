@@ -692,17 +692,17 @@ def test_a_passphrase_comes_from_the_environment(
 def test_a_passphrase_is_asked_for_at_a_terminal(
     run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, bool]] = []
+    requested: list[tuple[str, bool]] = []
 
     def prompt(text: str, **how: object) -> str:
-        asked.append((text, bool(how["hide_input"])))
+        requested.append((text, bool(how["hide_input"])))
         return "correct horse"
 
     monkeypatch.setattr(click, "prompt", prompt)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert run("key", "new", tmp_path / "release", "--passphrase")[0] == 0
     assert run("sign", bundle, "--key", tmp_path / "release")[0] == 0
-    assert asked == [("Passphrase", True), (f"Passphrase of {tmp_path}/release", True)]
+    assert requested == [("Passphrase", True), (f"Passphrase of {tmp_path}/release", True)]
     assert b"ENCRYPTED" in (tmp_path / "release").read_bytes()
 
 

@@ -358,9 +358,9 @@ def test_an_unknown_filter(bundle: Bundle) -> None:
 
 
 def test_a_kernel_by_name_digest_and_their_beginnings(bundle: Bundle) -> None:
-    wanted = bundle.kernels()[4]
-    for name in (wanted.name, wanted.digest, wanted.digest[:10], wanted.name[:-1]):
-        assert bundle.kernel(name).digest == wanted.digest
+    expected = bundle.kernels()[4]
+    for name in (expected.name, expected.digest, expected.digest[:10], expected.name[:-1]):
+        assert bundle.kernel(name).digest == expected.digest
 
 
 def test_a_kernel_that_is_ambiguous_or_unknown(bundle: Bundle) -> None:

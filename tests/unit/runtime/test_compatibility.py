@@ -164,12 +164,12 @@ def test_the_driver(target: str, needed: str, driver: tuple[int, int], accepted:
 
 def test_an_upgrade_that_is_advised_is_enough() -> None:
     machine = GOOD._replace(driver=Driver((11, 4)), gpus=(Gpu("NVIDIA GB300"), Gpu("NVIDIA H200")))
-    wanted = HOPPER._replace(targets=("sm_103a", "sm_90a"))
-    answer = decide(machine, wanted)
+    expected = HOPPER._replace(targets=("sm_103a", "sm_90a"))
+    answer = decide(machine, expected)
     assert [str(reason).rpartition(": ")[2] for reason in answer.reasons] == [
         "upgrade the GPU driver, to 575.51.03 or newer"
     ]
-    assert decide(machine._replace(driver=Driver(release="575.51.03")), wanted).why == ""
+    assert decide(machine._replace(driver=Driver(release="575.51.03")), expected).why == ""
 
 
 def test_of_a_cuda_version_newer_than_the_table_no_release_is_made_up() -> None:
@@ -345,9 +345,9 @@ def test_a_newer_driver_supports_no_less(parts: tuple[int, ...]) -> None:
 
 @given(machines, target_sets)
 def test_every_machine_is_answered(machine: Machine, targets: list[str]) -> None:
-    wanted = HOPPER._replace(targets=targets)
-    answer = decide(machine, wanted)
-    assert decide(machine, wanted) == answer
+    expected = HOPPER._replace(targets=targets)
+    answer = decide(machine, expected)
+    assert decide(machine, expected) == answer
     assert all(warning and not warning.endswith(".") for warning in warnings(machine))
     assert answer.accepted or answer.why
     for gpu in answer.gpus:
@@ -364,9 +364,9 @@ def test_every_machine_is_answered(machine: Machine, targets: list[str]) -> None
 def test_a_newer_driver_refuses_nothing_that_ran(
     machine: Machine, targets: list[str], cuda: tuple[int, int]
 ) -> None:
-    wanted = HOPPER._replace(targets=targets)
-    before = decide(machine._replace(driver=Driver(cuda)), wanted)
-    after = decide(machine._replace(driver=Driver((cuda[0] + 1, 0))), wanted)
+    expected = HOPPER._replace(targets=targets)
+    before = decide(machine._replace(driver=Driver(cuda)), expected)
+    after = decide(machine._replace(driver=Driver((cuda[0] + 1, 0))), expected)
     assert after.accepted or not before.accepted
     for old, new in zip(before.gpus, after.gpus, strict=True):
         assert set(old.targets) <= set(new.targets)

@@ -189,23 +189,23 @@ REQUESTS = st.fixed_dictionaries(
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=problems() | problems() | problems() | anything(), request=REQUESTS)
 def test_only_kernels_that_support_the_operands_are_found(bundle, tensors, request):
-    wanted = {"accumulator": None, "operation": "gemm", "epilogue": "", "target": None, **request}
+    expected = {"accumulator": None, "operation": "gemm", "epilogue": "", "target": None, **request}
     # Without a target, the operands' GPU decides; this machine may have none.
-    no_gpu = wanted["target"] is not None or all(t.device is None or t.device < 0 for t in tensors)
+    no_gpu = expected["target"] is not None or all(t.device is None or t.device < 0 for t in tensors)
     fitting = [
         group
         for group in bundle.groups
-        if group.operation == wanted["operation"]
-        and group.epilogue == wanted["epilogue"]
-        and wanted["accumulator"] in (None, group.accumulator)
-        and wanted["target"] in (None, group.target)
+        if group.operation == expected["operation"]
+        and group.epilogue == expected["epilogue"]
+        and expected["accumulator"] in (None, group.accumulator)
+        and expected["target"] in (None, group.target)
         and supported(group, tensors)
     ]
     try:
         found = bundle.find(*tensors, **request)
     except (OperandError, Incompatible, DeviceError) as error:
         event(type(error).__name__)
-        assert not no_gpu or wanted["target"] in ("nonsense", "")
+        assert not no_gpu or expected["target"] in ("nonsense", "")
         return
     except KernelNotFound:
         event("KernelNotFound")
@@ -238,8 +238,8 @@ def test_every_verdict_is_right_and_has_a_reason(bundle, tensors):
         verdicts = bundle.explain(*tensors, target=target, operation=operation)
         assert len(verdicts) == len(bundle.groups)
         for group, verdict in verdicts:
-            asked = (group.target, group.operation, group.epilogue) == (target, operation, "")
-            assert bool(verdict) == (asked and supported(group, tensors)), (group.name, verdict)
+            requested = (group.target, group.operation, group.epilogue) == (target, operation, "")
+            assert bool(verdict) == (requested and supported(group, tensors)), (group.name, verdict)
             assert verdict.reason or verdict
         assert len(str(verdicts).splitlines()) == len(bundle.groups)
 

@@ -631,14 +631,14 @@ def test_what_is_taken_is_supported() -> None:
         assert supports(SCALED, described)
 
 
-@pytest.mark.parametrize(("wanted", "given"), [("i8", "u8"), ("u8", "i8")])
-def test_a_sign_that_compiled_code_does_not_look_at(native: Native, wanted: str, given: str) -> None:
-    constraints = [replace(constraint, dtype=wanted) for constraint in GEMM]
-    operands = [replace(of, dtype=wanted) for of in product()]
+@pytest.mark.parametrize(("declared", "given"), [("i8", "u8"), ("u8", "i8")])
+def test_a_sign_that_compiled_code_does_not_look_at(native: Native, declared: str, given: str) -> None:
+    constraints = [replace(constraint, dtype=declared) for constraint in GEMM]
+    operands = [replace(of, dtype=declared) for of in product()]
     launch = native.launch(constraints)
     assert len(native.record(launch, *tensors(*operands))) == 3
     operands[1] = replace(operands[1], dtype=given)
-    kind = "unsigned integers, DLPack code 1" if wanted == "u8" else "signed integers, DLPack code 0"
+    kind = "unsigned integers, DLPack code 1" if declared == "u8" else "signed integers, DLPack code 0"
     assert native.refused(launch, *tensors(*operands)).startswith(f"ValueError: argument #1: expected {kind}")
     assert not supports(constraints, operands)
 

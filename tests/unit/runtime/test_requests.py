@@ -95,13 +95,13 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_is_answered_by_its_compiled_function(root: Path) -> None:
     bundle = cutlass_aot.open(root)
-    for number, asked in enumerate(ALL):
-        found = bundle.compiled(asked.request)
+    for number, requested in enumerate(ALL):
+        found = bundle.compiled(requested.request)
         assert found is not None
-        assert found.call == asked.call
-        assert found.kernel.digest == asked.request.kernel.digest
+        assert found.call == requested.call
+        assert found.kernel.digest == requested.request.kernel.digest
         assert found.function(10, 20) == 10 + 2 * 20 + number
-        assert bundle.compiled(replace(asked.request)) is found
+        assert bundle.compiled(replace(requested.request)) is found
 
 
 def test_a_function_without_names_is_the_bare_one(root: Path) -> None:
@@ -130,8 +130,8 @@ class Pair:
 
 
 def test_a_dataclass_is_passed_as_its_fields(tmp_path: Path) -> None:
-    asked = norm(64, CallByName(("pair", "n"), dataclasses=("pair",)))
-    found = cutlass_aot.open(write(tmp_path / "b", [asked])).compiled(asked.request)
+    requested = norm(64, CallByName(("pair", "n"), dataclasses=("pair",)))
+    found = cutlass_aot.open(write(tmp_path / "b", [requested])).compiled(requested.request)
     assert found is not None
     assert found.function(Pair(1, 2), 3) == found.function(n=3, pair=Pair(1, 2)) == 2 * 3
 
@@ -148,8 +148,8 @@ def test_what_the_bundle_does_not_have_is_none(root: Path) -> None:
 
 def test_every_request_is_listed_once(root: Path) -> None:
     requests = cutlass_aot.open(root).requests
-    assert {found.digest for found in requests.requests()} == {asked.request.digest for asked in ALL}
-    assert set(requests.digests()) == {asked.request.digest for asked in ALL}
+    assert {found.digest for found in requests.requests()} == {requested.request.digest for requested in ALL}
+    assert set(requests.digests()) == {requested.request.digest for requested in ALL}
     assert requests.count == len(ALL)
     assert requests.targets == ("sm_100a", "sm_90a")
 
@@ -192,9 +192,11 @@ def test_a_miss_says_what_differs_and_what_to_do(
     root: Path, changes: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cutlass_aot.programs.serve.explain.sm_count_at_hand", lambda: 132)
-    asked = norm(96, **changes).request
-    text = explain_miss(asked, [cutlass_aot.open(root)])
-    assert text.startswith(f"no kernel for ops.norm:Norm.__call__ ({asked.digest[:12]}, {asked.target}) in ")
+    requested = norm(96, **changes).request
+    text = explain_miss(requested, [cutlass_aot.open(root)])
+    assert text.startswith(
+        f"no kernel for ops.norm:Norm.__call__ ({requested.digest[:12]}, {requested.target}) in "
+    )
     assert re.search(expected, text), text
 
 
@@ -236,13 +238,13 @@ def with_requests(root: Path, requests: Sequence[CompiledRequest]) -> Path:
 
 
 def test_requests_in_another_order_than_the_kernels_are_never_answered(tmp_path: Path) -> None:
-    mine = sorted(NORMS[:2], key=lambda asked: asked.request.kernel.name)
+    mine = sorted(NORMS[:2], key=lambda requested: requested.request.kernel.name)
     bundle = cutlass_aot.open(with_requests(write(tmp_path / "b", mine), mine[::-1]))
-    for asked in mine:
+    for requested in mine:
         with pytest.raises(
             CorruptFile, match=r"requests and kernels of cute\.compile-.* do not belong together"
         ):
-            bundle.compiled(asked.request)
+            bundle.compiled(requested.request)
 
 
 def test_names_that_are_no_identifiers_are_refused(tmp_path: Path) -> None:
@@ -304,12 +306,12 @@ def test_a_child_process_has_its_own_functions(root: Path) -> None:
 
 def test_a_request_is_found_in_well_below_a_millisecond(root: Path) -> None:
     bundle = cutlass_aot.open(root)
-    asked = [replace(NORMS[0].request, options={"opt-level": level}) for level in range(10, 210)]
-    assert all(one.digest for one in asked)
-    bundle.compiled(asked[0])
+    requested = [replace(NORMS[0].request, options={"opt-level": level}) for level in range(10, 210)]
+    assert all(one.digest for one in requested)
+    bundle.compiled(requested[0])
     start = time.perf_counter()
-    assert not any(map(bundle.compiled, asked))
-    assert (time.perf_counter() - start) / len(asked) < 1e-3
+    assert not any(map(bundle.compiled, requested))
+    assert (time.perf_counter() - start) / len(requested) < 1e-3
 
 
 SERVE = """

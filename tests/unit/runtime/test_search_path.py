@@ -91,9 +91,9 @@ def test_a_wheel_that_announces_another_bundle_than_it_has(site: Path, announced
     metadata.write_text(metadata.read_text().replace("0.0.1", version))
     (metadata.parent / "entry_points.txt").write_text(f"[cutlass_aot.bundles]\n{name} = vendor\n")
     expected = re.escape(f"{path} is bundle other 0.0.1, but vendor announces {name} {version}: expected")
-    for asked in (name, None):
+    for requested in (name, None):
         with pytest.raises(BundleError, match=expected):
-            cutlass_aot.open_installed(asked)
+            cutlass_aot.open_installed(requested)
     install(site, "cutlass-aot-small", "small")
     assert cutlass_aot.open_installed().name == "small"
     (refused,) = [item for item in installed_report() if item.reason]
@@ -118,9 +118,9 @@ def test_a_distribution_without_a_version_stops_nothing(site: Path, left: str | 
     (listed,) = [item for item in cutlass_aot.installed_bundles() if item.name == "gone"]
     assert (listed.version, listed.path) == ("", path)
     assert "gone" in [item["name"] for item in machine.collect()["bundles"]]
-    for asked in ("gone", None):
+    for requested in ("gone", None):
         with pytest.raises(BundleError, match=r"'gone' .* has no version: its METADATA is gone or damaged"):
-            cutlass_aot.open_installed(asked)
+            cutlass_aot.open_installed(requested)
     with pytest.raises(BundleError, match="'small' is not installed: installed are gone;"):
         cutlass_aot.open_installed("small")
     install(site, "cutlass-aot-small", "small")

@@ -92,12 +92,14 @@ def test_equal_times_of_several_groups_are_ordered_by_digest() -> None:
 def test_near_is_within_two_octaves_in_every_extent(name: str, factor: float, near: bool, up: bool) -> None:
     extents = {"batch": 1000, "m": 1000, "n": 1000, "k": 1000}
     moved = {**extents, name: round(1000 * factor)}
-    asked, known = (Extents(**moved), Extents(**extents)) if up else (Extents(**extents), Extents(**moved))
-    found = nearest_tuned(ranking_of(ranked(known, "aa")), asked, ALL, SMS)
+    requested, known = (
+        (Extents(**moved), Extents(**extents)) if up else (Extents(**extents), Extents(**moved))
+    )
+    found = nearest_tuned(ranking_of(ranked(known, "aa")), requested, ALL, SMS)
     assert (found is not None) == near
     if found is not None:
         assert found.tier == "nearest tuned"
-        assert found.reason == f"measured near {asked}: {known}"
+        assert found.reason == f"measured near {requested}: {known}"
 
 
 def test_all_candidates_are_ordered_and_nothing_else() -> None:
@@ -124,12 +126,12 @@ def test_kernels_without_a_time_rank_behind_those_with_one() -> None:
 
 def test_times_are_carried_over_by_the_estimate() -> None:
     # One wave of 128 x 128 tiles fits exactly; a row more is a second wave, for 256 x 128 it is none.
-    known, asked = Extents(1, 12 * 128, 11 * 128, 4096), Extents(1, 12 * 128 + 1, 11 * 128, 4096)
-    assert estimate(CANDIDATES["bb"], asked, SMS) == 2 * estimate(CANDIDATES["bb"], known, SMS)
-    assert estimate(CANDIDATES["dd"], asked, SMS) == estimate(CANDIDATES["dd"], known, SMS)
+    known, requested = Extents(1, 12 * 128, 11 * 128, 4096), Extents(1, 12 * 128 + 1, 11 * 128, 4096)
+    assert estimate(CANDIDATES["bb"], requested, SMS) == 2 * estimate(CANDIDATES["bb"], known, SMS)
+    assert estimate(CANDIDATES["dd"], requested, SMS) == estimate(CANDIDATES["dd"], known, SMS)
     two = Candidates({digest: CANDIDATES[digest] for digest in ("bb", "dd")})
     ranking = ranking_of(ranked(known, "bb", "dd", seconds=(1e-5, 1.3e-5)))
-    found = nearest_tuned(ranking, asked, two, SMS)
+    found = nearest_tuned(ranking, requested, two, SMS)
     assert found is not None
     assert found.digests == ("dd", "bb")
 
@@ -314,11 +316,11 @@ def test_near_answers_name_candidates_alone_and_the_nearest_problems(
     maybe = {other for other in known if max(steps[other]) <= NEAR + 1e-9}
     found = nearest_tuned(ranking, extents, ALL, SMS)
     assert (found is not None) == bool(maybe) or near != maybe
-    asked = [(far, problem.extents) for far, problem in ranking.near(extents)]
-    assert near <= {other for _, other in asked} <= maybe or len(asked) == NEIGHBOURS
-    for far, other in asked:
+    requested = [(far, problem.extents) for far, problem in ranking.near(extents)]
+    assert near <= {other for _, other in requested} <= maybe or len(requested) == NEIGHBOURS
+    for far, other in requested:
         assert far == pytest.approx(sum(steps[other]))
-    assert [far for far, _ in asked] == sorted(far for far, _ in asked)
+    assert [far for far, _ in requested] == sorted(far for far, _ in requested)
     if found is not None:
         assert sorted(found.digests) == sorted(CANDIDATES)
 

@@ -231,14 +231,14 @@ def test_a_catalog_without_a_field_is_refused(missing):
 )
 def test_a_malformed_group_is_refused_when_it_is_needed(changes):
     good = body()
-    asked = word(["bf16"] * 3)
-    record = {**decode(good["groups"][asked][0], "group"), **changes}
-    bad = body(groups={**good["groups"], asked: [encode(record)]})
+    requested = word(["bf16"] * 3)
+    record = {**decode(good["groups"][requested][0], "group"), **changes}
+    bad = body(groups={**good["groups"], requested: [encode(record)]})
     found = Catalog.from_bytes(seal(CATALOG_KIND, SCHEMA, bad), "catalog")
     assert [g.name for g in found.groups.with_signature(word(["f16"] * 3))] == ["b", "c", "d"]
     for _ in range(2):
         with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
-            found.groups.with_signature(asked)
+            found.groups.with_signature(requested)
         with pytest.raises(CorruptFile, match=r"catalog|leads out of the bundle"):
             list(found.groups)
 

@@ -325,10 +325,10 @@ def test_what_came_since_is_pulled_when_it_is_asked_for_anew(tmp_path, told, fir
         store.prefetch("kernel", [KEY, OTHER_KEY])
         Store(other.root)
         keep(other)
-        asked = len(handler.requests)
+        requested = len(handler.requests)
         store.prefetch("kernel", [KEY, OTHER_KEY])
         assert store.get_record("kernel", KEY) is None
-        assert len(handler.requests) == asked
+        assert len(handler.requests) == requested
         store.prefetch("kernel", [KEY], anew=True)
         assert store.get_record("kernel", KEY) == {"of": KEY}
     assert len(told) == (first == "no store")

@@ -31,8 +31,8 @@ def drawn(monkeypatch, count, seed=0):
     monkeypatch.setattr(
         tool.compiling,
         "enumerate_kernels",
-        lambda _pool, asked, _profiles: [
-            (item, answers.get((item.problem, item.target), [])) for item in asked
+        lambda _pool, requested, _profiles: [
+            (item, answers.get((item.problem, item.target), [])) for item in requested
         ],
     )
     sources = SimpleNamespace(references={tool.GENERATOR: None})

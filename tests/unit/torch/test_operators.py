@@ -232,12 +232,12 @@ def test_gradients_of_linear(fake, shape):
     assert gradgradcheck(lambda *operands: aot.linear(*operands, bundle=fake), (x, weight, bias))
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_a_gradient_of_one_operand_alone(fake, wanted):
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_gradient_of_one_operand_alone(fake, position):
     operands = [random(5, 4), random(6, 4), random(6)]
-    operands[wanted].requires_grad_()
-    (ours,) = torch.autograd.grad(aot.linear(*operands, bundle=fake).square().sum(), operands[wanted])
-    (theirs,) = torch.autograd.grad(torch.nn.functional.linear(*operands).square().sum(), operands[wanted])
+    operands[position].requires_grad_()
+    (ours,) = torch.autograd.grad(aot.linear(*operands, bundle=fake).square().sum(), operands[position])
+    (theirs,) = torch.autograd.grad(torch.nn.functional.linear(*operands).square().sum(), operands[position])
     torch.testing.assert_close(ours, theirs)
 
 
@@ -526,10 +526,10 @@ def test_bundles_that_are_only_looked_at_are_not_kept():
 
 
 class Counting(CpuBundle):
-    asked = 0
+    requested = 0
 
     def choose(self, *operands, **options):
-        self.asked += 1
+        self.requested += 1
         return super().choose(*operands, **options)
 
 
@@ -544,7 +544,7 @@ def test_what_is_remembered_of_a_bundle_does_not_keep_it():
     for _ in range(2):
         aot.scaled_mm(a, a.t(), one, one, bundle=passing, out_dtype=torch.bfloat16)
     # Each launch asks; whether there is a kernel into f32 was asked once.
-    assert passing.asked == 3
+    assert passing.requested == 3
     aot.linear(random(4, 8)[:, ::2], random(6, 4), bundle=passing)
     gone = weakref.ref(passing)
     del passing

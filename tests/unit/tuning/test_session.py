@@ -35,10 +35,10 @@ class Bench:
 
     def __init__(self, outcomes=None):
         self.outcomes = outcomes or {}
-        self.asked = []
+        self.requested = []
 
     def measure(self, job, extents):
-        self.asked.append((job.name, extents))
+        self.requested.append((job.name, extents))
         outcome = self.outcomes.get(extents)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -143,7 +143,7 @@ def test_what_was_measured_is_kept(bundle):
     before, *_ = measure(bundle, [SMALL])
     bench = Bench()
     found, saved, told = measure(bundle, [SMALL, LARGE], before, bench)
-    assert [extents for _, extents in bench.asked] == [LARGE, LARGE]
+    assert [extents for _, extents in bench.requested] == [LARGE, LARGE]
     assert told == [("kept", SMALL), ("measured", LARGE)] * 2
     again, saved, told = measure(bundle, [SMALL, LARGE], found)
     assert (again, saved) == (found, [])

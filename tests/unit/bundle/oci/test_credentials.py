@@ -111,8 +111,10 @@ def test_without_the_right_password(fake, there, bundle, tmp_path, login, passwo
 def test_a_token_that_expires_is_renewed(fake, there, bundle, tmp_path):
     fake.login = "bearer"
     log_in(tmp_path / "docker", fake.name)
-    asked = iter(range(1000))
-    fake.fault = lambda request: "/blobs/" in request.path and next(asked) == 3 and not request._challenge()
+    requested = iter(range(1000))
+    fake.fault = lambda request: (
+        "/blobs/" in request.path and next(requested) == 3 and not request._challenge()
+    )
     do_pull(fake, there)
     assert tree(there) == tree(bundle)
 
@@ -131,9 +133,9 @@ def test_a_docker_config_that_cannot_be_read(fake, there, tmp_path):
 
 def test_a_password_is_never_sent_without_tls(bundle, tmp_path, monkeypatch):
     """A registry with TLS that asks for the login at an address without."""
-    asked = Reference.parse("r.example.org/small:1")
+    requested = Reference.parse("r.example.org/small:1")
     log_in(tmp_path / "docker", "r.example.org")
-    opened = registry.Registry(asked, plain_http=False, timeout=30)
+    opened = registry.Registry(requested, plain_http=False, timeout=30)
     with fake_registry() as thief, opened.session:
         answer = registry.requests.Response()
         answer.status_code = 401

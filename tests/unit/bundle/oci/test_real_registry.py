@@ -48,9 +48,11 @@ def test_a_real_registry(program, bundle, tmp_path):
     with real_registry(program, tmp_path / "registry") as host:
         pushed = push_bundle(bundle, f"{host}/team/small:1.0", plain_http=True)
         assert push_bundle(bundle, f"{host}/team/small:latest", plain_http=True).uploaded == 0
-        for number, asked in enumerate((f"{host}/team/small:1.0", f"{host}/team/small:latest", pushed.name)):
+        for number, requested in enumerate(
+            (f"{host}/team/small:1.0", f"{host}/team/small:latest", pushed.name)
+        ):
             out = tmp_path / f"out{number}"
-            assert pull_bundle(asked, out, plain_http=True).name == pushed.name
+            assert pull_bundle(requested, out, plain_http=True).name == pushed.name
             assert tree(out) == tree(bundle)
         with pytest.raises(RegistryError, match="status 404"):
             pull_bundle(f"{host}/team/small:2.0", tmp_path / "none", plain_http=True)
