@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cutlass_aot.bundle.plan import BundlePlan
-from cutlass_aot.bundle.verify_directory import require_sound
+from cutlass_aot.bundle.verify.directory import require_sound
 from cutlass_aot.bundle.write import Outcome, write_bundle
 from cutlass_aot.errors import TuningError
 from cutlass_aot.schema.tuning.tuned import fits, objects_of, rankings, sound

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
-from cutlass_aot.bundle.verify_directory import in_short, look_at_bundle
+from cutlass_aot.bundle.verify.directory import in_short, look_at_bundle
 from cutlass_aot.errors import BundleError, SignatureError
 from cutlass_aot.runtime.files.signatures import (
     KEY_SUFFIX,

@@ -12,7 +12,7 @@ from cutlass_aot.bundle.files import LICENSES, is_exactly, manifest_to_bytes
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile, check_plan
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
-from cutlass_aot.bundle.verified import VerifiedBundle
+from cutlass_aot.bundle.verify.verified import VerifiedBundle
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files.verified_read import manifest_bytes, parse_manifest, read_file
 from cutlass_aot.schema.bundles.catalog import (

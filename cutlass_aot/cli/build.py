@@ -123,8 +123,8 @@ def _build(
     if page is None:
         result = run()
     else:
-        from cutlass_aot.cli.report.about import about_build
-        from cutlass_aot.cli.report.page import reported
+        from cutlass_aot.cli.output.report.about import about_build
+        from cutlass_aot.cli.output.report.page import reported
 
         with reported(page, about_build(manifest)) as collect:
             listeners.append(collect)

@@ -137,7 +137,7 @@ def _measure(
 ) -> int:
     from cutlass_aot.bundle.apply_tuning import with_tuning
     from cutlass_aot.bundle.replace import check_output
-    from cutlass_aot.bundle.verify_directory import require_sound
+    from cutlass_aot.bundle.verify.directory import require_sound
     from cutlass_aot.bundle.write import write_bundle
     from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
     from cutlass_aot.manifest.toml import read_bytes

@@ -15,7 +15,7 @@ from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
-    from cutlass_aot.bundle.verify_directory import Findings
+    from cutlass_aot.bundle.verify.directory import Findings
     from cutlass_aot.runtime.files.signatures import PublicKey
 
 
@@ -28,7 +28,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
 
     The exit status is 1 if anything is damaged, and 3 if nothing is, but none of the keys has signed it.
     """
-    from cutlass_aot.bundle.verify import CHECKERS, Checker, is_file, look_at
+    from cutlass_aot.bundle.verify.path import CHECKERS, Checker, is_file, look_at
 
     store = Checker(
         kind="store",
@@ -73,7 +73,7 @@ def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
 
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
-    from cutlass_aot.bundle.verify_directory import Findings, Problem
+    from cutlass_aot.bundle.verify.directory import Findings, Problem
     from cutlass_aot.store.maintenance.check import check
     from cutlass_aot.store.store import Store
 

@@ -15,7 +15,7 @@ from cutlass_aot.cli.build import command as build_command
 from cutlass_aot.cli.doctor import _STEPS
 from cutlass_aot.cli.doctor import command as doctor_command
 from cutlass_aot.cli.output.event_lines import NAMES, EventLines
-from cutlass_aot.cli.report import page
+from cutlass_aot.cli.output.report import page
 from tests.support.build_events import samples, tell_all
 from tests.support.commands import run_commands
 from tests.support.paths import REPOSITORY

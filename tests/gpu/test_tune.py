@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, DeviceError
 from cutlass_aot.runtime.machine import cuda_driver

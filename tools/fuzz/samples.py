@@ -13,7 +13,7 @@ from cutlass_aot.bundle.elf import read_shared_object
 from cutlass_aot.bundle.oci.artifact import config_of, manifest_of, parse_config, parse_oci_manifest
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.sbom import bill_of_materials, read_bill
-from cutlass_aot.bundle.verify_directory import require_sound
+from cutlass_aot.bundle.verify.directory import require_sound
 from cutlass_aot.cli.output.request_lines import request_lines
 from cutlass_aot.doctor.facts import facts_record, parse_facts
 from cutlass_aot.generators.device_profiles import load_profile

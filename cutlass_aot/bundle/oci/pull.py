@@ -13,7 +13,7 @@ from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.bundle.oci.artifact import Contents, check_config, check_same_files, parse_oci_manifest
 from cutlass_aot.bundle.oci.reference import Reference
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
-from cutlass_aot.bundle.verify_directory import in_short, look_at_bundle
+from cutlass_aot.bundle.verify.directory import in_short, look_at_bundle
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.files.verified_read import parse_manifest

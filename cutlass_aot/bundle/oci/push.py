@@ -9,7 +9,7 @@ from pathlib import Path
 from cutlass_aot.bundle.oci import TIMEOUT
 from cutlass_aot.bundle.oci.artifact import config_of, manifest_of
 from cutlass_aot.bundle.oci.reference import Reference
-from cutlass_aot.bundle.verify_directory import require_sound
+from cutlass_aot.bundle.verify.directory import require_sound
 from cutlass_aot.errors import RegistryNameError
 from cutlass_aot.runtime.files.verified_read import open_beneath
 from cutlass_aot.schema.bundles.catalog import FileReference

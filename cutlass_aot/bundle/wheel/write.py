@@ -28,8 +28,8 @@ from cutlass_aot.bundle.files import LICENSES
 from cutlass_aot.bundle.replace import create
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
 from cutlass_aot.bundle.sign import Signer, check_count, signature_of
-from cutlass_aot.bundle.verified import VerifiedBundle
-from cutlass_aot.bundle.verify_directory import require_sound
+from cutlass_aot.bundle.verify.directory import require_sound
+from cutlass_aot.bundle.verify.verified import VerifiedBundle
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,
     WheelNames,

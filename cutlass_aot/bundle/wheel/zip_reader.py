@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cutlass_aot.bundle.verify_directory import Problem
+from cutlass_aot.bundle.verify.directory import Problem
 from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS
 from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
 from cutlass_aot.errors import CorruptFile

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_aot.bundle.verify import look_at
-from cutlass_aot.bundle.verify_directory import Findings
+from cutlass_aot.bundle.verify.directory import Findings
+from cutlass_aot.bundle.verify.path import look_at
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.runtime.files.signatures import read_public_keys
 from tests.support.signing import make_key

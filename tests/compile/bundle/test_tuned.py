@@ -10,7 +10,7 @@ import cutlass_aot
 from cutlass_aot.builder import build as pipeline
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.bundle.apply_tuning import apply_tuning
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.cli.output.progress import PlainReport
 from cutlass_aot.errors import CorruptFile, ManifestError
 from cutlass_aot.schema.encoding import digest

@@ -8,7 +8,7 @@ import pytest
 
 from cutlass_aot.bundle.apply_tuning import apply_tuning, with_tuning
 from cutlass_aot.bundle.replace import check_output
-from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
+from cutlass_aot.bundle.verify.directory import require_sound, verify_bundle
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError, TuningError
 from cutlass_aot.runtime.bundle import open_bundle

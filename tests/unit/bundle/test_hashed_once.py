@@ -13,8 +13,8 @@ import pytest
 
 from cutlass_aot.bundle.apply_tuning import apply_tuning
 from cutlass_aot.bundle.sign import KeyFile, sign_bundle
-from cutlass_aot.bundle.verified import VerifiedBundle
-from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
+from cutlass_aot.bundle.verify.directory import require_sound, verify_bundle
+from cutlass_aot.bundle.verify.verified import VerifiedBundle
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CorruptFile

@@ -19,8 +19,8 @@ import pytest
 from cutlass_aot.bundle import sign
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.bundle.sign import Command, KeyFile, new_key, sign_bundle
-from cutlass_aot.bundle.verify import look_at
-from cutlass_aot.bundle.verify_directory import Findings, look_at_bundle, verify_bundle
+from cutlass_aot.bundle.verify.directory import Findings, look_at_bundle, verify_bundle
+from cutlass_aot.bundle.verify.path import look_at
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.cli import main

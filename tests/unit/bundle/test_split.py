@@ -17,8 +17,8 @@ import pytest
 import cutlass_aot
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.bundle.sign import KeyFile
-from cutlass_aot.bundle.verify import look_at
-from cutlass_aot.bundle.verify_directory import require_sound
+from cutlass_aot.bundle.verify.directory import require_sound
+from cutlass_aot.bundle.verify.path import look_at
 from cutlass_aot.bundle.wheel.split import by_target, for_host
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
@@ -180,7 +180,7 @@ def test_a_library_that_needs_more_than_its_bundle_promises_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = write(tmp_path)
-    monkeypatch.setattr("cutlass_aot.bundle.verify_directory.needed_glibc", lambda library, what: (2, 30))
+    monkeypatch.setattr("cutlass_aot.bundle.verify.directory.needed_glibc", lambda library, what: (2, 30))
     problems = verify_path(bundle)
     assert {problem.found for problem in problems} == {"symbols of glibc 2.30"}
     with pytest.raises(BundleError, match=r"none newer than 2\.28, which is promised"):

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.replace import TOP_LEVEL
-from cutlass_aot.bundle.verify import look_at
-from cutlass_aot.bundle.verify_directory import Findings
+from cutlass_aot.bundle.verify.directory import Findings
+from cutlass_aot.bundle.verify.path import look_at
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.runtime.files.signatures import read_public_keys

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.files import manifest_to_bytes
-from cutlass_aot.bundle.verify import CHECKERS, Checker
-from cutlass_aot.bundle.verify_directory import Findings, Problem, verify_bundle
+from cutlass_aot.bundle.verify.directory import Findings, Problem, verify_bundle
+from cutlass_aot.bundle.verify.path import CHECKERS, Checker
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError

@@ -18,7 +18,7 @@ from cutlass_aot.bundle import files, write
 from cutlass_aot.bundle import replace as replacing
 from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.plan import BundlePlan
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest

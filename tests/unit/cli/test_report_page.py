@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cutlass_aot.builder import events
-from cutlass_aot.cli.report import page as pages
-from cutlass_aot.cli.report.about import About, about_build
-from cutlass_aot.cli.report.collect import Collector, Span
-from cutlass_aot.cli.report.page import render, reported, write_page
+from cutlass_aot.cli.output.report import page as pages
+from cutlass_aot.cli.output.report.about import About, about_build
+from cutlass_aot.cli.output.report.collect import Collector, Span
+from cutlass_aot.cli.output.report.page import render, reported, write_page
 from cutlass_aot.errors import ManifestError, ReportError
 from tests.support.build_events import Clock, artifact, build, failure, kernel, planned, tell_all
 

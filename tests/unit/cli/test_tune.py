@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import DeviceError, LaunchError

@@ -16,7 +16,7 @@ from cutlass_aot.bundle.plan import BundlePlan, GroupPlan
 from cutlass_aot.bundle.prefill import prefill
 from cutlass_aot.bundle.sbom import Code, bill_of_materials, code_of_requests, read_bill
 from cutlass_aot.bundle.unpack import unpack_bundle
-from cutlass_aot.bundle.verify_directory import require_sound, verify_bundle
+from cutlass_aot.bundle.verify.directory import require_sound, verify_bundle
 from cutlass_aot.bundle.wheel.split import by_target
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import bundle_is, write_bundle

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cutlass_aot
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError, SchemaTooNew
 from cutlass_aot.runtime.files.verified_read import open_beneath, read_bounded, read_manifest
 from cutlass_aot.schema.bundles.catalog import (

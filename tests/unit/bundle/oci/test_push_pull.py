@@ -14,7 +14,7 @@ pytest.importorskip("oras")
 from cutlass_aot.bundle.oci import pull, registry
 from cutlass_aot.bundle.oci.pull import pull_bundle
 from cutlass_aot.bundle.oci.push import push_bundle
-from cutlass_aot.bundle.verify_directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import (
     BundleError,

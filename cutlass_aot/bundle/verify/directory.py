@@ -14,7 +14,7 @@ from cutlass_aot.bundle.files import LICENSES, Listing, digest_beneath, list_fil
 from cutlass_aot.bundle.glibc import needed_glibc
 from cutlass_aot.bundle.plan import FILE_NAME, GroupPlan
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, code_of_requests, kernels_of_index, read_bill
-from cutlass_aot.bundle.verified import VerifiedBundle, packed_file
+from cutlass_aot.bundle.verify.verified import VerifiedBundle, packed_file
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_unchecked
 from cutlass_aot.runtime.files.verified_read import (

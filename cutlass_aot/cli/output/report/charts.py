@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from cutlass_aot.cli.report.collect import Span
+from cutlass_aot.cli.output.report.collect import Span
 
 _BINS = 14
 _WIDTH, _HEIGHT = 360, 170

@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from cutlass_aot.builder.records import Failure
-from cutlass_aot.cli.report import charts
-from cutlass_aot.cli.report.about import About
-from cutlass_aot.cli.report.collect import BuildFacts, Collector, KernelFacts
+from cutlass_aot.cli.output.report import charts
+from cutlass_aot.cli.output.report.about import About
+from cutlass_aot.cli.output.report.collect import BuildFacts, Collector, KernelFacts
 from cutlass_aot.errors import ReportError
 from cutlass_aot.schema.words import duration, plural, size, without_colors
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cutlass_aot.bundle.files import LICENSES, read_licenses
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_wheel
-from cutlass_aot.bundle.verified import VerifiedBundle
-from cutlass_aot.bundle.verify_directory import Findings, Problem, look_at_bundle
+from cutlass_aot.bundle.verify.directory import Findings, Problem, look_at_bundle
+from cutlass_aot.bundle.verify.verified import VerifiedBundle
 from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS, check_directory
 from cutlass_aot.bundle.wheel.metadata import (
     LICENSES_NAME,

@@ -1,0 +1,1 @@
+"""Verifying a bundle, a wheel, or what a path may be."""
