@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -236,15 +236,15 @@ class Pool:
 
 def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType]) -> list[_AnswerType]:
     """Have workers do jobs that must not fail; answers in the order of the jobs."""
-    answers: dict[Job, _AnswerType] = {}
-    for result in pool.run(jobs):
+    answers: dict[int, _AnswerType] = {}
+    for result in pool.run([replace(job, tag=index) for index, job in enumerate(jobs)]):
         if not isinstance(result.answer, expected):
             raise GeneratorError(
                 f"generator {result.job.request.generator.name!r} failed on {result.job.name}: "
                 f"{result.error}\n{result.log.rstrip()}"
             )
-        answers[result.job] = result.answer
-    return [answers[job] for job in jobs]
+        answers[result.job.tag] = result.answer
+    return [answers[index] for index in range(len(jobs))]
 
 
 def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:

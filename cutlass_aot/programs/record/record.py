@@ -292,7 +292,9 @@ def _note_what_is_read(recorder: Recorder) -> None:
         with contextlib.suppress(OSError):  # What is raised here would be raised into the program.
             path = os.path.abspath(arguments[0])  # noqa: PTH100
             is_read = not set(arguments[1]) & set("wax+")
-            if is_read and path.startswith(folder) and "/site-packages/" not in path:
+            # What Python keeps of a module's source is written by whichever run is the first.
+            is_kept = "/site-packages/" in path or "/__pycache__/" in path
+            if is_read and path.startswith(folder) and not is_kept:
                 recorder.read.add(path)
 
     sys.addaudithook(hear)

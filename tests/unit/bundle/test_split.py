@@ -164,7 +164,7 @@ def test_a_variant_needs_what_its_own_libraries_need(
     def needed(library: object, what: str) -> tuple[int, int]:
         return (2, 28) if "sm_100a" in what else (2, 5)
 
-    for module in ("verify_directory", "glibc"):
+    for module in ("verify.directory", "glibc"):
         monkeypatch.setattr(f"cutlass_aot.bundle.{module}.needed_glibc", needed)
     wheels = build_wheels(bundle, tmp_path / "wheels", split=True)
     assert {name.rpartition("-")[2] for name in names(wheels) if "sm90a" in name} == {

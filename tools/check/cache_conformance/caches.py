@@ -81,9 +81,9 @@ class CutlassAot:
         """As a build does: a private folder for what a run finds, then the store."""
         from cutlass_aot.builder.programs.record import COMPILER
         from cutlass_aot.programs.record.record import Recorder
+        from cutlass_aot.programs.start.files import RequestResult
         from cutlass_aot.schema.codec import from_plain
         from cutlass_aot.schema.encoding import decode
-        from cutlass_aot.schema.kernels.artifact import Artifact
         from cutlass_aot.store.artifacts import keep_artifact, read_artifact
         from cutlass_aot.store.store import Store
 
@@ -96,10 +96,9 @@ class CutlassAot:
             recorder.answer(compiler, values, named, compile)
             recorder.finish()
             path = Path(folder, f"{request.digest}.result")
-            body = decode(path.read_bytes(), path.name)
-            del body["call"]
-            made = from_plain(Artifact, body, path.name)
-            keep_artifact(store, request.kernel.digest, request.kernel, made, path.with_suffix(".object"))
+            result = from_plain(RequestResult, decode(path.read_bytes(), path.name), path.name)
+            made = path.with_suffix(".object")
+            keep_artifact(store, request.kernel.digest, request.kernel, result.artifact, made)
         return "miss"
 
 
