@@ -94,8 +94,8 @@ _WORD = re.compile(r"[a-z0-9]+")
 def cuda_of_driver(release: str) -> tuple[int, int] | None:
     """The newest CUDA version of :data:`FIRST_DRIVERS` that a Linux driver (``580.159.04``) supports.
 
-    A release between two rows supports that of the older one; one older than all supports none (None). Text
-    that does not begin with a number is a ValueError.
+    A release between two rows has that of the older one; None if it is older than all. Text that does not
+    begin with a number is a ValueError.
     """
     found = parts_of(release)
     supported = [cuda for cuda, first in FIRST_DRIVERS.items() if parts_of(first) <= found]

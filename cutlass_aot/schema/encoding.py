@@ -51,9 +51,9 @@ def canonical(value: Any, _depth: int = 0) -> Any:
 
 
 def encode(value: Any, *, within: int = 0) -> bytes:
-    """Encode plain data canonically, as part of something of ``within`` levels.
+    """Encode plain data canonically; the result will be nested in ``within`` further levels.
 
-    Data that cannot be encoded, or is nested too deep with them, is a TypeError.
+    Data that cannot be encoded, or is nested too deep including these levels, is a TypeError.
     """
     packed: bytes = msgpack.packb(canonical(value, within), use_bin_type=True)
     return packed

@@ -52,7 +52,7 @@ class Target(NamedTuple):
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a cubin of this target runs on a GPU of this compute capability."""
         own = (self.major, self.minor)
-        # A cubin for a Tegra runs on that one only, and a Tegra runs no other cubins.
+        # A cubin for a Tegra GPU runs on that one only, and a Tegra GPU runs no other cubins.
         # Source: CUDA C++ Programming Guide, "Binary Compatibility".
         if self.suffix == "a" or not _TEGRA.isdisjoint((own, capability)):
             return own == capability

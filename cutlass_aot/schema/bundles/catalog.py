@@ -168,8 +168,8 @@ class VersionRequirements(NamedTuple):
 class Groups(Sequence[GroupEntry]):
     """A catalog's groups by name, each decoded when it is first needed.
 
-    ``records`` maps signatures to encoded groups in order of name, else it is a TypeError. ``what`` names the
-    file in errors.
+    ``records`` maps signatures to encoded groups in order of name (other types are a TypeError), and ``what``
+    names the file in errors.
     """
 
     def __init__(self, records: Mapping[str, Sequence[bytes]], what: str) -> None:

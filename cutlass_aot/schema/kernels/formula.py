@@ -354,7 +354,7 @@ class _Reader:
         if operation == "/" and isinstance(right, Constant) and right.value == 0:
             raise self.error("it divides by zero")
         if operation in _COMMUTATIVE:
-            # Larger expressions go first, so that `x + y + z` needs no parentheses.
+            # Compound operands go first, so that `x + y + z` needs no parentheses.
             left, right = sorted((left, right), key=lambda side: (side.size == 1, text_of(side)))
         return self.apply(operation, left, right)
 

@@ -111,7 +111,7 @@ class Kernel:
 
     @property
     def group(self) -> str:
-        """Digest of all that functionally equivalent kernels share: not design, constants or generator."""
+        """Digest of what functionally equivalent kernels share: no design, constants or generator."""
         return _group(*self._function)
 
     @property

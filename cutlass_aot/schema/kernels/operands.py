@@ -171,7 +171,7 @@ class Rejected(NamedTuple):
 
     Attributes:
         reason: a sentence without a full stop.
-        rank: how many checks passed; of two rejections, the higher is nearer to a match.
+        rank: position of the check that failed; of two rejections, the higher is nearer to a match.
     """
 
     reason: str
@@ -310,7 +310,7 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
-    """Check that extents of one name are equal, all or no operands have the batch, and one device has all."""
+    """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
     extents: dict[str | int, tuple[int, str]] = {}
     shapes: dict[str, dict[str | int, int]] = {}
     batched: tuple[str, int] | None = None

@@ -167,7 +167,7 @@ def default_value(value: Value) -> Any:
 
 @row
 class CompiledRequest(NamedTuple):
-    """A request and how its function takes arguments by name; None if it takes positional ones only."""
+    """A request, and how its function takes arguments by name: None if all are positional only."""
 
     request: Request
     call: CallByName | None = None

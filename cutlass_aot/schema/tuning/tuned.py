@@ -41,8 +41,8 @@ def fits(
     Of a kernel that is not compiled yet only the record is compared. Kernels that the file does not name are
     accepted, as they rank last, and so is another toolchain that gives the same objects.
 
-    The reason of a refusal names the ``holder`` of the kernels (``bundle sm90``), those of their ``versions``
-    (:attr:`Tuning.versions`) that differ, and the ``advice``.
+    The reason of a refusal names the ``holder`` of the kernels (``bundle sm90``), the ``versions`` of what
+    built them that differ from :attr:`Tuning.versions`, and the ``advice``.
     """
     for group in tuning.groups:
         for kernel in group.kernels:
