@@ -1,22 +1,20 @@
-"""Errors: one root class; each says what was found, what was expected and what to do next.
+"""The errors of this package. Each message says what was found, what was expected and what to do next.
 
-Exit codes follow the command line's convention: 1, something failed; 2, it was used wrongly; 3, a bundle that
-no trusted key has signed.
+The command line exits with an error's ``exit_code``: 1, something failed; 2, it was used wrongly; 3, no
+trusted key has signed the bundle.
 
-Docstrings of the public interface list the errors that a call raises. Everywhere else these are to be
-expected, and a docstring names only what is not among them:
+Docstrings of the public interface list the errors that a call raises. Other docstrings leave out these:
 
-- whatever reads a file of a bundle, a store or a recording raises :class:`CorruptFile` if it is truncated,
-  altered or foreign, :class:`SchemaTooNew` if a newer release wrote it, and :class:`BundleError` or
-  :class:`StoreError` if it cannot be read or written;
-- whatever opens a bundle raises :class:`UntrustedBundle` and :class:`SignatureError` where keys are required,
-  and :class:`Incompatible` if this machine cannot load it;
-- whatever asks the driver raises :class:`DeviceError`; whatever takes operands raises :class:`OperandError`,
-  and a launch :class:`LaunchError`;
-- whatever reads a manifest raises :class:`ManifestError`, and whatever calls a generator
-  :class:`GeneratorError`;
-- whatever needs the build side raises :class:`ToolchainError` if it is not installed, and
-  :class:`CompileError`, :class:`ArtifactError` or :class:`LinkError` if a kernel cannot be made with it.
+- Reading a file of a bundle, a store or a recording: :class:`CorruptFile` if it is truncated, altered or not
+  of its format, :class:`SchemaTooNew` if a newer release wrote it, :class:`BundleError` or
+  :class:`StoreError` if it cannot be read or written.
+- Opening a bundle: :class:`UntrustedBundle` and :class:`SignatureError` where keys are required,
+  :class:`Incompatible` if this machine cannot load it.
+- Calling the driver: :class:`DeviceError`. Taking operands: :class:`OperandError`. Launching:
+  :class:`LaunchError`.
+- Reading a manifest: :class:`ManifestError`. Calling a generator: :class:`GeneratorError`.
+- Building: :class:`ToolchainError` if the build side is not installed, :class:`CompileError`,
+  :class:`ArtifactError` or :class:`LinkError` if a kernel cannot be built.
 """
 
 from __future__ import annotations
@@ -87,11 +85,11 @@ class LinkError(CutlassAotError):
 
 
 class ExecutorError(CutlassAotError):
-    """A scheduler cannot be reached, or its workers have not got what the builder has."""
+    """A scheduler cannot be reached, or its workers lack something that the builder has."""
 
 
 class FactsError(CutlassAotError):
-    """A file that should describe a machine does not."""
+    """A file that should hold the facts of a machine does not."""
 
     exit_code = 2
 
@@ -113,11 +111,11 @@ class BundleError(CutlassAotError):
 
 
 class RegistryError(CutlassAotError):
-    """A registry cannot be reached, refused, or has something other than a bundle."""
+    """A registry cannot be reached, refused a request, or has something other than a bundle."""
 
 
 class RegistryNameError(CutlassAotError):
-    """A name of something in a registry is malformed, or names too little for what is requested."""
+    """The name of something in a registry is malformed, or lacks a part that the command needs."""
 
     exit_code = 2
 
@@ -131,7 +129,7 @@ class DeviceError(CutlassAotError):
 
 
 class OperandError(CutlassAotError):
-    """An operand is not something that can be described or launched on."""
+    """An operand cannot be described, or a kernel cannot be launched on it."""
 
     exit_code = 2
 
@@ -143,7 +141,7 @@ class PolicyError(CutlassAotError):
 
 
 class ReportError(CutlassAotError):
-    """A page about a build cannot be written."""
+    """A build's report page cannot be written."""
 
 
 class KernelNotFound(CutlassAotError):
@@ -151,11 +149,11 @@ class KernelNotFound(CutlassAotError):
 
 
 class RequestError(CutlassAotError):
-    """A request of a program cannot be described soundly, so that it is neither recorded nor answered."""
+    """A program's request cannot be described with certainty, so it is neither recorded nor answered."""
 
 
 class RequestNotFound(KernelNotFound):
-    """No bundle at hand has the kernel that a program asks ``cute.compile`` for."""
+    """None of the bundles has the kernel that a program asks ``cute.compile`` for."""
 
 
 class ProgramError(CutlassAotError):
@@ -163,7 +161,7 @@ class ProgramError(CutlassAotError):
 
 
 class DslNeeded(CutlassAotError):
-    """A program that runs without the DSL needs something that only the DSL can do."""
+    """A program that runs without the DSL needs something that only the DSL does."""
 
 
 class LaunchError(CutlassAotError):
@@ -175,7 +173,7 @@ class TuningError(CutlassAotError):
 
 
 class SignatureError(CutlassAotError):
-    """A key or a signature cannot be read or made, or what that needs is not installed."""
+    """A key or a signature cannot be read or made, or the package for that is not installed."""
 
 
 class UntrustedBundle(CutlassAotError):

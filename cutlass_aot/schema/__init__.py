@@ -1,1 +1,1 @@
-"""Records that the build side and the runtime side share. Standard library and msgpack alone."""
+"""Records that the build side and the runtime side share. They need the standard library and msgpack only."""

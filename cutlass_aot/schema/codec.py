@@ -1,15 +1,15 @@
 """The codec of all records: a record's annotations say how it is stored.
 
-:func:`to_plain` gives a record as plain data, which :func:`~cutlass_aot.schema.encoding.encode` or
-:func:`json.dumps` can write, and :func:`from_plain` reads it back:
+:func:`to_plain` turns a record into plain data for :func:`~cutlass_aot.schema.encoding.encode` or
+:func:`json.dumps`; :func:`from_plain` reads it back:
 
 ====================================  =====================================================================
 annotation                            plain data
 ====================================  =====================================================================
-``str``, ``int``, ``bool``,           the value; where a float is expected, a whole number will do, and NaN
-``float``, ``bytes``, ``None``        will not
+``str``, ``int``, ``bool``,           the value; a float may be stored as a whole number and cannot be NaN
+``float``, ``bytes``, ``None``
 ``Literal["a", "b"]``                 one of the texts
-``A | B``                             whichever it is; the alternatives differ in the type of their plain data
+``A | B``                             either; the alternatives differ in the type of their plain data
 ``A | B`` of records alone            a map from the name of the class to the record
 ``tuple[A, ...]``, ``tuple[A, B]``    a list
 ``frozenset[A]``                      a sorted list
@@ -18,14 +18,14 @@ a dataclass or a ``NamedTuple``       a map from the names of the fields; a list
 ``Any``                               the value, unread
 ====================================  =====================================================================
 
-A field whose stored form differs says so with ``typing.Annotated``: :data:`OMIT` and :class:`Key` for the
-field, :class:`Check` and :func:`within` for its values, :class:`Form` for another form, such as
-:data:`AS_MAP`. Fields that ``__init__`` does not take are not stored. A record whose fields have to agree
-with each other has a method ``validate``, which raises ``ValueError``.
+``typing.Annotated`` changes how a field is stored (:data:`OMIT`, :class:`Key`), which values it can have
+(:class:`Check`, :func:`within`) or their form (:class:`Form`, such as :data:`AS_MAP`). Fields that
+``__init__`` does not take are not stored. A record whose fields have to agree with each other has a method
+``validate``, which raises ``ValueError``.
 
 Readers are strict: an unknown field, a missing one or a value of another type is refused, and the error says
-where it is. A codec is made when the first value is read or written. Annotations that are text have to be
-evaluated then, which takes most of that time: modules with records that opening a bundle reads do without
+where it is. A codec is made when its first value is read or written. Evaluating annotations that are text
+takes most of that time, so modules whose records are read when a bundle is opened do not use
 ``from __future__ import annotations``.
 """
 
@@ -40,7 +40,7 @@ from cutlass_aot.schema.encoding import MALFORMED, is_digest, shown, without_hea
 T = TypeVar("T")
 
 Reader = Callable[[Any, str], Any]
-"""Makes a value of plain data; the text is how to call the file in an error that is raised later."""
+"""Makes a value from plain data; the text names the file in errors that are raised later."""
 
 Writer = Callable[[Any], Any]
 
@@ -48,10 +48,8 @@ Writer = Callable[[Any], Any]
 class Codec:
     """How the values of one annotation are read and written.
 
-    Args:
-        read: raises an error of :data:`~cutlass_aot.schema.encoding.MALFORMED`.
-        write: None for values that are plain data.
-        plain: types of the plain data.
+    ``read`` raises an error of :data:`~cutlass_aot.schema.encoding.MALFORMED`, ``write`` is None if values
+    are plain data already, and ``plain`` has the types of the plain data.
     """
 
     __slots__ = ("plain", "read", "write")
@@ -67,28 +65,28 @@ class Codec:
 
 
 class Form:
-    """Stored in another form than the annotation's, which ``codec`` makes of the annotation."""
+    """Stores a field with the codec that ``codec`` makes for its annotation."""
 
     def __init__(self, codec: Callable[[Any], Codec]) -> None:
         self.codec = codec
 
 
 class Key:
-    """Stored under another name than the field's."""
+    """Stores a field under another name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Check:
-    """What values that are read have to pass: ``test`` raises ValueError for one that is refused."""
+    """A test of values that are read; it raises ValueError to refuse one."""
 
     def __init__(self, test: Callable[[Any], object]) -> None:
         self.test = test
 
 
 OMIT = object()
-"""Left out where the field has its default."""
+"""Leaves a field out if it has its default."""
 
 
 def within(least: float, most: float) -> Check:
@@ -111,7 +109,7 @@ Digest = Annotated[str, Check(_digest_test)]
 
 
 class _Malformed(ValueError):
-    """Plain data that is not what was expected, and where it is."""
+    """Plain data is not what was expected; ``path`` says where."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -139,16 +137,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(annotation: type[T], data: Any, what: str, advice: str = "build or fetch it again") -> T:
-    """Read what :func:`to_plain` gave.
+    """Read a value from untrusted plain data; CorruptFile if :func:`to_plain` cannot have given it.
 
-    Args:
-        annotation: the record's class, or another type.
-        data: plain data of untrusted origin.
-        what: how to call it in an error.
-        advice: the last words of the error.
-
-    Raises:
-        CorruptFile: if it is anything else.
+    The error begins with ``what``, the name of the data, and ends with ``advice``.
     """
     try:
         value: T = codec_of(annotation).read(data, what)
@@ -162,7 +153,7 @@ _ROWS: set[type] = set()
 
 
 def row(cls: type[T]) -> type[T]:
-    """Let a record be stored as a list of its fields, without their names."""
+    """Store a record as a list of its fields, without their names."""
     _ROWS.add(cls)
     return cls
 
@@ -171,9 +162,10 @@ _HEADERS: dict[type, tuple[str, int]] = {}
 
 
 def header(schema: int, kind: str = "") -> Callable[[type[T]], type[T]]:
-    """Let a record's map name its schema version, and its kind if it has one: under ``schema`` and ``kind``.
+    """Store a record's schema version, and its kind if it has one, as ``schema`` and ``kind`` in its map.
 
-    Another kind or an older version is a CorruptFile, a newer version SchemaTooNew, whatever the fields hold.
+    They are checked before the fields: another kind or an older version raises CorruptFile, a newer one
+    SchemaTooNew.
     """
 
     def decorator(cls: type[T]) -> type[T]:
@@ -187,12 +179,8 @@ def header(schema: int, kind: str = "") -> Callable[[type[T]], type[T]]:
 
 
 def codec_of(annotation: Any) -> Codec:
-    """How the values of an annotation are read and written.
-
-    Raises:
-        NotImplementedError: from the codec, when it is first used, if the annotation has no stored form.
-    """
-    # They have a slow hash, and few are met twice.
+    """The codec of an annotation; its first use raises NotImplementedError if there is no stored form."""
+    # Not cached: their hash is slow, and few occur twice.
     if type(annotation) is _ANNOTATED:
         return _LazyCodec(annotation)
     codec = _CODECS.get(annotation)
@@ -287,7 +275,7 @@ def _number(data: Any, _what: str) -> float:
 
 _CODECS: dict[Any, Codec] = {
     str: _leaf(str),
-    # Equal records give equal bytes: True and 1 are equal.
+    # True equals 1, and equal records have to give equal bytes.
     int: _leaf(int, operator.index),
     bool: _leaf(bool, bool),
     bytes: _leaf(bytes),
@@ -298,7 +286,7 @@ _CODECS: dict[Any, Codec] = {
 
 
 def _union(annotations: tuple[Any, ...]) -> Codec:
-    """One of several, told apart by the type of the plain data; of numbers the exact type comes first."""
+    """One of several types, told apart by the plain data's type; int goes before float for whole numbers."""
     codecs = [codec_of(annotation) for annotation in annotations]
     readers = {kind: codec.read for codec in codecs for kind in codec.plain[:1]}
     if len(readers) < len(codecs):
@@ -326,7 +314,7 @@ def _union(annotations: tuple[Any, ...]) -> Codec:
 
 
 def _tagged(classes: tuple[Any, ...]) -> Codec:
-    """One of several records, told apart by the names of their classes."""
+    """One of several records, told apart by class name."""
     codecs = {cls.__name__: codec_of(cls) for cls in classes}
 
     def read(data: Any, what: str) -> Any:
@@ -414,16 +402,16 @@ def _map(annotation: Any) -> Codec:
 # -- codecs of records --------------------------------------------------------------------------------------
 
 _KEPT = object()
-"""Default of a field that is never left out."""
+"""Stands for the default of a field that is never left out."""
 
 
 def _fields(cls: Any) -> list[tuple[str, str, Codec, Any]]:
-    """The stored fields of a dataclass or a named tuple: each one's name, key, codec and default."""
+    """Name, key, codec and default of each stored field of a dataclass or a named tuple."""
     annotations = cls.__annotations__
     if not {str, ForwardRef}.isdisjoint(map(type, annotations.values())):
         annotations = get_type_hints(cls, include_extras=True)
     fields = []
-    # Both kinds of classes have the arguments of ``__init__`` there.
+    # In both kinds of classes these are the arguments of ``__init__``.
     for name in cls.__match_args__:
         annotation = annotations[name]
         key, default = name, _KEPT
@@ -510,7 +498,7 @@ def _fixed(annotations: tuple[Any, ...]) -> Codec:
 
 
 def _sequence(codecs: list[Codec], steps: list[str]) -> tuple[Reader, Writer]:
-    """Values of different annotations, one after the other."""
+    """Reader and writer of a list whose items have different codecs; ``steps`` name the items in errors."""
 
     def read(data: Any, what: str) -> tuple[Any, ...]:
         if type(data) is not list or len(data) != len(codecs):
@@ -545,7 +533,7 @@ def _as_map(annotation: Any) -> Codec:
 
 
 AS_MAP = Form(_as_map)
-"""``tuple[tuple[str, A], ...]``, sorted by the texts, which differ: a map."""
+"""Stores ``tuple[tuple[str, A], ...]``, whose texts are sorted and differ, as a map."""
 
 
 def _as_pairs(annotation: Any) -> Codec:
@@ -562,10 +550,10 @@ def _as_pairs(annotation: Any) -> Codec:
 
 
 AS_ROW = Form(lambda annotation: _row(annotation))
-"""A record: a list of its fields, as that of a :func:`row`."""
+"""Stores a record as a list of its fields, as :func:`row` does for all of a class."""
 
 AS_FILE = Form(lambda annotation: Codec(annotation.from_bytes, annotation.to_bytes, (bytes,)))
-"""A record that has ``to_bytes`` and ``from_bytes``: the bytes of its own file."""
+"""Stores a record as the bytes that its ``to_bytes`` gives and its ``from_bytes`` reads."""
 
 AS_PAIRS = Form(_as_pairs)
-"""A mapping whose order is part of it: a list of pairs."""
+"""Stores a mapping whose order matters as a list of pairs."""

@@ -1,6 +1,6 @@
-"""zstd frames: written so that equal contents give equal bytes, opened within bounds.
+"""zstd frames: equal contents give equal bytes, and opening one takes bounded memory.
 
-Format: RFC 8878. A frame is opened in small steps, so that a small one that claims to hold much costs little
+Format: RFC 8878. A frame is opened in small steps, so that a small one with large contents costs little
 memory.
 """
 
@@ -10,22 +10,19 @@ from typing import BinaryIO
 from cutlass_aot.errors import CorruptFile
 
 MAX_WINDOW_LOG = 22
-"""Bytes, as a power of two, that a frame may refer back to: about 80 kernels. Whoever opens one needs that
-much memory, and time to touch it: ``tools/bench/size.py --part units`` prints what other numbers come to."""
+"""Log2 of the bytes that a frame may refer back to: about 80 kernels. Opening a frame needs that much memory,
+and time to touch it: ``tools/bench/size.py --part units`` prints the figures of other values."""
 
-# A block has at least three bytes and gives at most 128 KiB: 43 MB a step at the very worst.
+# A block has at least three bytes and gives at most 128 KiB: at most 43 MB a step.
 _STEP = 1 << 10
-# Memory of this size is used again; the package's 128 KiB are taken from the system each time.
+# The allocator reuses memory of this size; zstandard's default of 128 KiB is taken from the system each time.
 _OUTPUT_STEP = 1 << 15
 
 
 def compress(data: bytes, level: int, *, window_log: int = MAX_WINDOW_LOG) -> bytes:
-    """One frame, which says how much it holds.
+    """One frame, which declares the size of its contents; ``level`` is from 1 to 22.
 
-    Args:
-        data: what it holds.
-        level: how hard to try, 1 to 22.
-        window_log: most that it refers back to, as a power of two of bytes.
+    ``window_log`` is the log2 of the bytes that it may refer back to.
     """
     import zstandard
 
@@ -37,14 +34,9 @@ def compress(data: bytes, level: int, *, window_log: int = MAX_WINDOW_LOG) -> by
 
 
 def decompress(source: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Open a frame, piece by piece.
+    """Open a frame of at most ``limit`` bytes, piece by piece.
 
-    Args:
-        source: exactly one frame.
-        limit: most bytes it may hold.
-
-    Raises:
-        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
+    Data that is not one whole frame, or holds more, is a CorruptFile.
     """
     import zstandard
 
@@ -69,14 +61,10 @@ def decompress(source: BinaryIO, limit: int) -> Iterator[bytes]:
 
 
 def decompressed(data: bytes, limit: int) -> bytes:
-    """What a frame holds, at once: for what is small enough to be had whole.
+    """The contents of a frame that declares their size, all at once.
 
-    Args:
-        data: exactly one frame, which says how much it holds.
-        limit: most bytes it may hold: memory that this takes, whatever the frame says.
-
-    Raises:
-        CorruptFile: if it is not a frame, cut short, followed by something, or holds more.
+    It takes at most ``limit`` bytes of memory, whatever the frame declares. Data that is not one whole frame,
+    or holds more, is a CorruptFile.
     """
     import zstandard
 

@@ -1,6 +1,6 @@
-"""NVIDIA's drivers and GPUs: which release supports which CUDA, which model has which compute capability.
+"""NVIDIA's drivers and GPUs: the CUDA version of each driver and the compute capability of each model.
 
-Data, with where each figure comes from. What is not in here is not known; nothing is guessed.
+Only what a cited source says is here; nothing is guessed.
 """
 
 import re
@@ -92,15 +92,10 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def cuda_of_driver(release: str) -> tuple[int, int] | None:
-    """The newest CUDA version of :data:`FIRST_DRIVERS` that a driver supports; None if it is older than all.
+    """The newest CUDA version of :data:`FIRST_DRIVERS` that a Linux driver (``580.159.04``) supports.
 
-    A driver supports every CUDA version up to its own, so that a release between two rows has the older one.
-
-    Args:
-        release: of a Linux driver, such as ``580.159.04``.
-
-    Raises:
-        ValueError: if the text does not begin with a number.
+    A release between two rows has that of the older one; None if it is older than all. Text that does not
+    begin with a number is a ValueError.
     """
     found = parts_of(release)
     supported = [cuda for cuda, first in FIRST_DRIVERS.items() if parts_of(first) <= found]
@@ -108,14 +103,14 @@ def cuda_of_driver(release: str) -> tuple[int, int] | None:
 
 
 def first_driver(cuda: tuple[int, int]) -> str | None:
-    """The first driver that supports a CUDA version or a newer one; None for what is newer than the table."""
+    """The first driver that supports a CUDA version; None if that is newer than the table."""
     return next((first for version, first in FIRST_DRIVERS.items() if version >= cuda), None)
 
 
 def compute_capability_of(model: str) -> tuple[int, int] | None:
-    """Compute capability of a model of GPU by its name, such as ``NVIDIA H200``; None if it is not known.
+    """Compute capability of a GPU model by its name, such as ``NVIDIA H200``; None if it is not known.
 
-    Whole words count, in any case: ``NVIDIA A100-SXM4-80GB`` is an A100, and no A10.
+    Whole words are compared, ignoring case: ``NVIDIA A100-SXM4-80GB`` is an A100, not an A10.
     """
     words = _WORD.findall(model.lower())
     matching = [

@@ -1,7 +1,8 @@
 """Canonical msgpack: the same value always gives the same bytes; readers are bounded.
 
-Maps are written with their keys sorted, tuples as arrays. Only ``None``, ``bool``, ``int``, ``float``,
-``str``, ``bytes``, lists, tuples and string-keyed maps can be written: what cannot be keyed is refused.
+Maps are written with sorted keys, tuples as arrays. Only ``None``, ``bool``, ``int``, ``float``, ``str``,
+``bytes``, lists, tuples and maps with text keys can be written. In this module, ``what`` is the name of the
+data in an error.
 Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
@@ -20,7 +21,7 @@ MAX_DEPTH = 32
 MAX_ITEMS = 4_000_000
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What is raised where plain data of untrusted origin is taken apart; the last by text of what is nested."""
+"""Errors of code that reads untrusted plain data; RecursionError comes from the text of nested data."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_SHOWN = 100
@@ -30,12 +31,8 @@ _LEAVES = frozenset((str, int, bool, bytes, float, type(None)))
 
 
 def canonical(value: Any, _depth: int = 0) -> Any:
-    """Return ``value`` with maps sorted and tuples as lists.
-
-    Raises:
-        TypeError: for a type whose encoding would not be stable.
-    """
-    # Records are small and there are tens of thousands: leaves cost no call.
+    """Return ``value`` with maps sorted and tuples as lists; TypeError if it has no stable encoding."""
+    # There are tens of thousands of small records, so leaves are handled without a call.
     if type(value) in _LEAVES or isinstance(value, (int, float, str, bytes)):
         return value
     if _depth > MAX_DEPTH:
@@ -54,25 +51,16 @@ def canonical(value: Any, _depth: int = 0) -> Any:
 
 
 def encode(value: Any, *, within: int = 0) -> bytes:
-    """Encode ``value`` canonically.
+    """Encode plain data canonically; the result will be nested in ``within`` further levels.
 
-    Args:
-        value: plain data.
-        within: levels of what it is to be part of.
-
-    Raises:
-        TypeError: for what cannot be encoded, or is nested too deep.
+    Data that cannot be encoded, or is nested too deep including these levels, is a TypeError.
     """
     packed: bytes = msgpack.packb(canonical(value, within), use_bin_type=True)
     return packed
 
 
 def join_map(parts: Mapping[str, bytes]) -> bytes:
-    """The canonical encoding of a map, from the encodings of its values.
-
-    Args:
-        parts: fewer than 16; name to what :func:`encode` gave for the value.
-    """
+    """The canonical encoding of a map with fewer than 16 values, from the encodings of its values."""
     if len(parts) > 15:
         raise ValueError(f"{len(parts)} values: a map of more than 15 has another header")
     return bytes((0x80 | len(parts),)) + b"".join(encode_text(name) + parts[name] for name in sorted(parts))
@@ -80,16 +68,12 @@ def join_map(parts: Mapping[str, bytes]) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def encode_text(text: str) -> bytes:
-    """What :func:`encode` gives for a text that occurs again and again."""
+    """:func:`encode` for text, cached."""
     return encode(text)
 
 
 def decode(data: bytes, what: str) -> Any:
-    """Decode msgpack bytes of untrusted origin; no length field can claim more than is there.
-
-    Raises:
-        CorruptFile: if the bytes are not one complete msgpack value.
-    """
+    """Decode one complete msgpack value of untrusted origin; length fields are bounded by the data's size."""
     bound = min(len(data), MAX_ITEMS)
     try:
         return msgpack.unpackb(
@@ -109,18 +93,14 @@ def decode(data: bytes, what: str) -> Any:
             "it is truncated or altered: build or fetch it again"
         ) from None
     except MemoryError:
-        # Room for an array is taken when its length is read, and arrays can be inside each other.
+        # An array's memory is allocated when its length is read, and arrays can be nested.
         raise CorruptFile(
             f"{what} claims to hold more than there is memory for: build or fetch it again"
         ) from None
 
 
 def decode_json(data: bytes, what: str, advice: str = "build or fetch it again") -> Any:
-    """Decode JSON of untrusted origin, of a size that is bounded already.
-
-    Raises:
-        CorruptFile: if it is not JSON in UTF-8; ``advice`` is its last words.
-    """
+    """Decode untrusted JSON in UTF-8 whose size the caller has bounded; ``advice`` ends the error message."""
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -128,8 +108,8 @@ def decode_json(data: bytes, what: str, advice: str = "build or fetch it again")
 
 
 def shown(value: Any) -> str:
-    """A value of untrusted origin for an error: short, printable, and of what holds others the type alone."""
-    # Python makes no text of a number of thousands of digits, which TOML has in hexadecimal.
+    """An untrusted value as short, printable text for an error; only the type of a container is shown."""
+    # Python refuses to print a number of thousands of digits, which TOML allows in hexadecimal.
     if isinstance(value, int) and value.bit_length() > 4 * _MAX_SHOWN:
         return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, (str, int, float)):
@@ -144,7 +124,7 @@ def digest(data: bytes) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is what :func:`digest` gives."""
+    """Whether text has the form of a :func:`digest`."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -155,17 +135,7 @@ def seal(kind: str, schema: int, body: Any) -> bytes:
 
 
 def check_schema(version: Any, newest: int, what: str) -> int:
-    """A file's schema version, after a look at it.
-
-    Args:
-        version: what the file says.
-        newest: the newest that this reader knows.
-        what: how to call the file in an error.
-
-    Raises:
-        CorruptFile: for what is not a version.
-        SchemaTooNew: for one above ``newest``.
-    """
+    """Return a file's schema version if it is one and at most ``newest``."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise CorruptFile(f"{what} has no valid schema version (found {shown(version)})")
     if version > newest:
@@ -177,17 +147,10 @@ def check_schema(version: Any, newest: int, what: str) -> int:
 
 
 def without_header(record: Any, kind: str, schema: int, what: str) -> dict[str, Any]:
-    """The fields of a record that names its kind and schema version, without those two.
+    """Check the kind and schema version in an untrusted record, and return its other fields.
 
-    Args:
-        record: plain data of untrusted origin.
-        kind: the kind expected; ``""`` for a record that names its schema version alone.
-        schema: the schema version this reader knows.
-        what: how to call the record in an error.
-
-    Raises:
-        CorruptFile: for another kind, or an older version.
-        SchemaTooNew: for a schema version above ``schema``.
+    ``kind`` is ``""`` for a record without a kind. Another kind or an older version is a CorruptFile, a newer
+    one SchemaTooNew.
     """
     found = record.get("kind") if isinstance(record, dict) else record
     if not isinstance(record, dict) or (kind and found != kind):
@@ -205,17 +168,9 @@ def without_header(record: Any, kind: str, schema: int, what: str) -> dict[str, 
 
 
 def unseal(data: bytes, kind: str, schema: int, what: str) -> Any:
-    """Open an envelope written by :func:`seal`.
+    """Check and open an envelope written by :func:`seal`.
 
-    Args:
-        data: the file's bytes.
-        kind: the kind expected.
-        schema: the schema version this reader knows.
-        what: how to call the file in an error.
-
-    Raises:
-        CorruptFile: for another kind of file, bytes that do not match their digest, or an older version.
-        SchemaTooNew: for a schema version above ``schema``.
+    Another kind, an older version, or contents that do not match the digest are a CorruptFile.
     """
     envelope = without_header(decode(data, what), kind, schema, what)
     payload = envelope.get("body")

@@ -1,12 +1,12 @@
-"""Groups of entry points by which installed distributions add to this package."""
+"""Entry point groups through which installed distributions extend this package."""
 
 from __future__ import annotations
 
 BUNDLES = "cutlass_aot.bundles"
-"""Bundles that wheels bring: the bundle's name, and the package that holds its directory."""
+"""Bundles in wheels: the bundle's name, and the package that contains its directory."""
 
 GENERATORS = "cutlass_aot.generators"
-"""Generators, and kernels that are declared: a name, and the object."""
+"""Generators and declared kernels: a name, and the object."""
 
 PROGRAMS = "cutlass_aot.programs"
-"""What packages read from the environment of a program: a name, and a ``ProgramPackage``."""
+"""Packages that programs use, and what they read from the environment: a name, and a ``ProgramPackage``."""

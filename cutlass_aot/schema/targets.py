@@ -1,6 +1,6 @@
-"""GPU code targets and hosts: what they are called, and which GPUs and drivers run code of a target.
+"""Names of GPU code targets and hosts, and which GPUs and drivers run code of a target.
 
-Which targets a generator serves stands in its own folder, in the generator.
+Each generator declares the targets that it compiles for.
 """
 
 import re
@@ -11,24 +11,21 @@ _TARGET = re.compile(r"sm_(\d{2,3})([af]?)", re.ASCII)
 KNOWN_TARGETS = (
     "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
 )  # fmt: skip
-"""Targets that a manifest may name: what the DSL 4.8 compiles for, and somebody deploys on."""
+"""Targets that a manifest may name: those that DSL 4.8 compiles for and that are deployed."""
 
 HOSTS = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
-"""CPU architectures a bundle can be linked for, with the compiler triple of each."""
+"""CPU architectures that a bundle can be linked for, with the compiler triple of each."""
 
 DEFAULT_HOSTS = ("x86_64",)
-"""What a bundle is linked for if nothing is said: the same on whatever machine it is built."""
+"""Default hosts of a bundle, which do not depend on the machine that builds it."""
 
 
 class Target(NamedTuple):
-    """A GPU code target such as ``sm_100a``.
+    """A GPU code target such as ``sm_100a``, which is major 10, minor 0, suffix ``"a"``.
 
-    Attributes:
-        major: major compute capability.
-        minor: minor compute capability.
-        suffix: ``""`` runs on the same major from this minor on; ``"f"`` on the family, which is the same
-            major from this minor on; ``"a"`` on exactly this compute capability.
-            Source: CUDA Programming Guide, "Feature Set Compiler Targets".
+    Suffix ``""`` runs on the same major from this minor on, ``"f"`` on the family, which is the same major
+    from this minor on, and ``"a"`` on exactly this compute capability.
+    Source: CUDA Programming Guide, "Feature Set Compiler Targets".
     """
 
     major: int
@@ -37,11 +34,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "Target":
-        """Parse ``sm_90a`` and the like.
-
-        Raises:
-            ValueError: for anything else.
-        """
+        """Parse a name such as ``sm_90a``; ValueError for anything else."""
         match = _TARGET.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} is not a target such as sm_90a, sm_100a or sm_100f")
@@ -59,7 +52,7 @@ class Target(NamedTuple):
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a cubin of this target runs on a GPU of this compute capability."""
         own = (self.major, self.minor)
-        # Cubins of one Tegra run on that one alone, and no others run on it.
+        # A cubin for a Tegra GPU runs on that one only, and a Tegra GPU runs no other cubins.
         # Source: CUDA C++ Programming Guide, "Binary Compatibility".
         if self.suffix == "a" or not _TEGRA.isdisjoint((own, capability)):
             return own == capability
@@ -67,11 +60,11 @@ class Target(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """How far its cubins run: ``architecture-specific``, ``family`` or ``portable``."""
+        """Which GPUs run its cubins: ``architecture-specific``, ``family`` or ``portable``."""
         return {"a": "architecture-specific", "f": "family", "": "portable"}[self.suffix]
 
     def preference(self, capability: tuple[int, int]) -> tuple[int, int]:
-        """Sort key among targets that run: exact, then family, then portable; nearest minor first."""
+        """Sort key of targets that run: exact, then family, then portable; nearest minor first."""
         return ("af".index(self.suffix) if self.suffix else 2, capability[1] - self.minor)
 
 
@@ -79,7 +72,7 @@ _FIRST_CUDA = (
     (80, (11, 0)), (86, (11, 1)), (89, (11, 8)), (90, (11, 8)), (100, (12, 8)), (101, (12, 8)),
     (103, (12, 9)), (110, (13, 0)), (120, (12, 8)), (121, (12, 9)),
 )  # fmt: skip
-"""Compute capability as one number, and the first CUDA version whose driver knows it."""
+"""Compute capability as one number, and the first CUDA version whose driver supports it."""
 
 _FAMILIES_SINCE = (12, 9)
 _TEGRA = frozenset({(8, 7)})
@@ -88,7 +81,7 @@ _TEGRA = frozenset({(8, 7)})
 def minimum_cuda(target: Target) -> tuple[int, int]:
     """The first CUDA version whose driver runs cubins of ``target``.
 
-    Of a target that is not in the table, that of the next older one.
+    A target that is not in the table has that of the next older one.
 
     Source: CUDA release notes (Ampere 11.0 and 11.1, Ada and Hopper 11.8, sm_100 and sm_120 12.8, sm_103,
     sm_121 and targets of families 12.9, sm_110 13.0).

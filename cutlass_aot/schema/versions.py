@@ -1,4 +1,4 @@
-"""Versions compare as numbers, never as text: 0.6.11 is newer than 0.6.2, and neither is 0.6.1."""
+"""Versions, compared as numbers and never as text: 0.6.11 is newer than 0.6.2."""
 
 import re
 
@@ -12,10 +12,8 @@ _WHOLE = re.compile(
 def release(version: str) -> tuple[int, ...]:
     """The numeric release part of a version, without trailing zeros.
 
-    ``"0.1.15.post2"`` gives ``(0, 1, 15)``, ``"13.0"`` gives ``(13,)``.
-
-    Raises:
-        ValueError: if the text does not begin with a number.
+    ``"0.1.15.post2"`` gives ``(0, 1, 15)``, ``"13.0"`` gives ``(13,)``. Text that does not begin with a
+    number is a ValueError.
     """
     match = _RELEASE.match(version)
     if match is None:
@@ -33,15 +31,15 @@ def major_minor(version: str) -> tuple[int, int]:
 
 
 def is_version(text: str) -> bool:
-    """Whether all of a text is a version, in the form that :func:`order` reads."""
+    """Whether text is a whole version in the form that :func:`order` reads."""
     return _WHOLE.fullmatch(text) is not None
 
 
 def order(version: str) -> tuple[tuple[int, str], ...]:
     """Sort key of a whole version: 1.0.dev1, 1.0a1, 1.0rc1, 1.0, 1.0+cu13, 1.0.post1, 1.1 in this order.
 
-    What is not a version comes before all that are, by its text. Source: version specifiers specification
-    (PEP 440), "Summary of permitted suffixes and relative ordering".
+    Text that is not a version comes before all versions. Source: version specifiers specification (PEP 440),
+    "Summary of permitted suffixes and relative ordering".
     """
     match = _WHOLE.fullmatch(version)
     if match is None:
@@ -50,7 +48,7 @@ def order(version: str) -> tuple[tuple[int, str], ...]:
     parts = [int(part) for part in numbers.split(".")]
     while len(parts) > 1 and parts[-1] == 0:
         parts.pop()
-    # A development release alone comes before every phase, a release without a phase after all of them.
+    # 1.0.dev1 comes before every phase (a, b, rc), 1.0 after all of them.
     stage = "z" if phase is None and (post is not None or development is None) else phase or ""
     return (
         (int(epoch or 0), ""),

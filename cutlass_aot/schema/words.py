@@ -1,16 +1,15 @@
-"""Numbers and lists as a person reads them, and text without what steers a terminal."""
+"""Numbers and lists as readable text, and removal of terminal control sequences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# Colours, cursor movements.
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 
 
 def size(count: int) -> str:
-    """Bytes in a unit a person reads, such as ``57.2 KB`` (1 KB is 1,000 bytes)."""
+    """Bytes in a readable unit, such as ``57.2 KB`` (1 KB is 1,000 bytes)."""
     value = float(count)
     for unit in ("B", "KB", "MB"):
         if value < 1000:
@@ -34,7 +33,7 @@ def few(values: Iterable[object], most: int = 3, *, separator: str = ", ") -> st
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Seconds in readable units: ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

@@ -1,23 +1,23 @@
-"""The bundle's parent index: a small file that maps problems to groups of kernels.
+"""The catalog: a bundle's index of its groups of kernels.
 
-Files (msgpack ones sealed, see :mod:`~cutlass_aot.schema.encoding`)::
+Files of a bundle (msgpack ones are sealed, see :mod:`~cutlass_aot.schema.encoding`)::
 
     MANIFEST.json          every other file's size and SHA-256; written last
-    catalog.msgpack        parent
+    catalog.msgpack        this index
     groups/<group>.msgpack one index a group (:mod:`~.group_index`)
     requests/*.msgpack     requests that a program's kernels answer (:mod:`~.request_index`)
     rankings/*.msgpack     speeds of a group's kernels (:mod:`~.ranking`), where known
-    code/*.zst             GPU code of one group or several of one target, the same for every host
-    lib/<host>/*.so.zst    host code of the same kernels, linked; and the launcher
+    code/*.zst             GPU code of one or more groups of one target, the same for every host
+    lib/<host>/*.so.zst    linked host code of the same kernels; and the launcher
     licenses/*             licences of what is linked in
     sbom/*                 bill of materials
-    signatures/*           who vouches for the manifest; the only files that it does not list
+    signatures/*           signatures of the manifest; the only files that it does not list
 
-GPU code is what the kernels' fat binaries are, one after the other; equal ones stand there once. Code and
-libraries are one zstd frame each (RFC 8878).
+A file of GPU code has the kernels' fat binaries one after the other, equal ones once. Each file of code and
+each library is one zstd frame (RFC 8878).
 
-Groups are kept by signature, that is operation, element types, layouts and target, each as bytes of its own:
-opening a bundle decodes none of them, and looking one up decodes those of its signature.
+Groups are stored by signature (operation, element types, layouts and target), each encoded separately:
+opening a bundle decodes none of them, and a look-up decodes those of one signature.
 """
 
 import math
@@ -50,17 +50,16 @@ CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
 MAX_INDEX_BYTES = 1 << 28
 MAX_LIBRARY_BYTES = 1 << 26
-"""Of a library that is unpacked: host code of a hundred kernels is about a megabyte."""
+"""Bytes of an unpacked library: host code of a hundred kernels is about a megabyte."""
 CATALOG_KIND = "cutlass-aot catalog"
 BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
-"""Names of bundles: lower-case letters and digits, and ``.``, ``_``, ``-`` between them."""
+"""A bundle's name: lower-case letters and digits, with ``.``, ``_`` and ``-`` between them."""
 
 
 def check_relative(path: str) -> None:
     """Refuse a path that could lead out of a bundle.
 
-    Raises:
-        CorruptFile: for an absolute path, ``..``, an empty part, a backslash or an unprintable character.
+    Absolute paths, ``.``, ``..``, empty parts, backslashes and unprintable characters raise CorruptFile.
     """
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
@@ -68,10 +67,7 @@ def check_relative(path: str) -> None:
 
 
 class FileReference(NamedTuple):
-    """A file of a bundle, by its path in the bundle, size and digest.
-
-    Files outside the bundle are named by the digest: where code is unpacked.
-    """
+    """A file by its path in the bundle, size in bytes and digest, which also names unpacked copies of it."""
 
     path: Annotated[str, Check(check_relative)]
     size: Annotated[int, within(0, MAX_FILE_BYTES)]
@@ -80,13 +76,7 @@ class FileReference(NamedTuple):
 
 @row
 class RankingReference(NamedTuple):
-    """A ranking of a group's kernels, by what it holds for.
-
-    Attributes:
-        gpu: model of the GPU (:attr:`cutlass_aot.schema.tuning.ranking.Ranking.gpu`).
-        measured: whether it was measured, or modelled.
-        file: where it is.
-    """
+    """The file of a ranking, with ``gpu`` and ``measured`` of :class:`~.ranking.Ranking`."""
 
     gpu: str
     measured: bool
@@ -100,22 +90,18 @@ def _check_libraries(libraries: Mapping[str, tuple[FileReference, ...]]) -> None
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
-    """One group in the parent: enough to look it up and to say why it does not fit.
+    """One group in the catalog: enough to find it, or to say why it does not match.
+
+    Attributes not listed are as in :class:`~.Kernel`.
 
     Attributes:
         name: readable name, also the stem of its files.
-        operation: what its kernels compute.
-        operands: constraints they share.
-        accumulator: element type of the accumulator.
-        epilogue: epilogue formula, ``""`` for none.
-        target: GPU code target.
         count: number of kernels.
         child: the group's own index.
         code: GPU code of its kernels, and perhaps of other groups'.
-        libraries: host to the libraries that have the host code of its kernels, as many for each host.
-        rankings: what is known of their speed; the measured ones first, then by GPU.
-        parameters: what is computed, where the rest leaves it open, sorted by name.
-        requests: requests of a program that its kernels answer; None for kernels that operands find.
+        libraries: host to the libraries with the kernels' host code, the same number for each host.
+        rankings: measured ones first, then by GPU.
+        requests: requests of a program that its kernels answer; None if kernels are found by operands.
     """
 
     name: str
@@ -134,14 +120,14 @@ class GroupEntry:
 
     @property
     def files(self) -> tuple[FileReference, ...]:
-        """Everything in the bundle that it refers to."""
+        """All files of the bundle that the group refers to."""
         libraries = (reference for references in self.libraries.values() for reference in references)
         requests = () if self.requests is None else (self.requests,)
         return (self.child, self.code, *libraries, *(ranking.file for ranking in self.rankings), *requests)
 
     @property
     def signature(self) -> str:
-        """What groups are kept by."""
+        """The :func:`signature` of the group."""
         return signature(self.operation, [o.dtype for o in self.operands], self.layouts, self.target)
 
     @property
@@ -150,13 +136,13 @@ class GroupEntry:
         return "".join(operand.layout for operand in self.operands)
 
     def validate(self) -> None:
-        """Raise ValueError for a group that nothing can find."""
+        """Refuse a group that neither operands nor requests can find."""
         if not self.operands and self.requests is None:
             raise ValueError("a group that neither operands nor requests find")
 
 
 def signature(operation: str, dtypes: Sequence[str], layouts: str, target: str) -> str:
-    """What groups are kept by, such as ``gemm f16.f16.f32 tnt sm_90a``."""
+    """The text that groups are stored by, such as ``gemm f16.f16.f32 tnt sm_90a``."""
     return f"{operation} {'.'.join(dtypes)} {layouts} {target}"
 
 
@@ -168,10 +154,10 @@ class VersionRequirements(NamedTuple):
     """Versions that a bundle needs on the machine that loads it.
 
     Attributes:
-        cuda_driver: lowest CUDA version of the driver whose interface the libraries call.
-        tvm_ffi: version of apache-tvm-ffi it was linked against; the installed one has the same major and
-            minor version and is not older.
-        glibc: glibc version the libraries were linked for.
+        cuda_driver: lowest CUDA version of a driver with the functions that the libraries call.
+        tvm_ffi: version of apache-tvm-ffi that was linked against; the installed one must have the same major
+            and minor version and not be older.
+        glibc: version that the libraries were linked for.
     """
 
     cuda_driver: Annotated[str, Check(release)]
@@ -182,12 +168,8 @@ class VersionRequirements(NamedTuple):
 class Groups(Sequence[GroupEntry]):
     """A catalog's groups by name, each decoded when it is first needed.
 
-    Args:
-        records: signature to the encoded groups, each in order of name.
-        what: how to call the file in an error.
-
-    Raises:
-        TypeError: if ``records`` is something else.
+    ``records`` maps signatures to encoded groups in order of name (other types are a TypeError), and ``what``
+    names the file in errors.
     """
 
     def __init__(self, records: Mapping[str, Sequence[bytes]], what: str) -> None:
@@ -200,7 +182,7 @@ class Groups(Sequence[GroupEntry]):
 
     @classmethod
     def of(cls, entries: Sequence[GroupEntry]) -> "Groups":
-        """Groups that are there already, in any order."""
+        """Encode groups, given in any order."""
         records: dict[str, list[bytes]] = {}
         for entry in sorted(entries, key=lambda entry: entry.name):
             records.setdefault(entry.signature, []).append(encode(to_plain(entry)))
@@ -212,7 +194,7 @@ class Groups(Sequence[GroupEntry]):
         return self._records
 
     def with_signature(self, word: str) -> tuple[GroupEntry, ...]:
-        """Those with a :func:`signature`, by name; the others are not decoded."""
+        """Groups with this :func:`signature`, by name; no others are decoded."""
         found = self._by_signature.get(word)
         if found is None:
             found = tuple(self._decoded(data, word) for data in self._records.get(word, ()))
@@ -220,13 +202,13 @@ class Groups(Sequence[GroupEntry]):
         return found
 
     def with_dtypes(self, operation: str, dtypes: Sequence[str]) -> tuple[GroupEntry, ...]:
-        """Those of one operation and element types, whatever their layouts and target."""
+        """Groups of one operation and element types, with any layouts and target."""
         beginning = signature(operation, dtypes, "", "").rstrip() + " "
         words = [word for word in self._records if word.startswith(beginning)]
         return tuple(entry for word in words for entry in self.with_signature(word))
 
     def of_operation(self, operation: str, target: str) -> tuple[GroupEntry, ...]:
-        """Those of one operation and target, whatever their operands."""
+        """Groups of one operation and target, with any operands."""
         words = [word for word in self._records if _speaks_of(word, operation, target)]
         return tuple(entry for word in words for entry in self.with_signature(word))
 
@@ -257,21 +239,16 @@ class Groups(Sequence[GroupEntry]):
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The parent index of a bundle.
+    """The catalog of a bundle.
 
     Attributes:
-        name: the bundle's name.
-        version: the bundle's version.
-        device: device profile it was built with.
+        device: name of the device profile of the build.
         targets: GPU code targets, sorted.
-        hosts: CPU architectures it has libraries for, sorted.
-        requirements: versions that it needs on a machine.
+        hosts: CPU architectures with libraries, sorted.
         provenance: names and versions of what built it (no times, no paths).
         launchers: host to the library through which kernels are launched.
-        groups: by name.
-        alignment: bytes; addresses matter to what serves an operand modulo this number.
-        variant: which of the bundles of this name and version it is, where it was split by target:
-            ``sm90a``; ``""`` where it was not.
+        alignment: bytes; which kernels support an operand depends on its address modulo this number only.
+        variant: target of a bundle that was split by target, such as ``sm90a``; ``""`` if it was not split.
     """
 
     name: str
@@ -287,20 +264,15 @@ class Catalog:
     variant: str = ""
 
     def to_bytes(self) -> bytes:
-        """The parent's file."""
+        """The catalog's file."""
         return seal(CATALOG_KIND, SCHEMA, to_plain(self))
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Catalog":
-        """Read a parent. Its groups are decoded later, which may then raise ``CorruptFile``.
-
-        Raises:
-            CorruptFile: if it is truncated, altered or malformed.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read a catalog. Its groups are decoded later, which may then raise ``CorruptFile``."""
         return from_plain(cls, unseal(data, CATALOG_KIND, SCHEMA, what), what)
 
 
 def common_alignment(groups: Sequence[GroupEntry]) -> int:
-    """The :attr:`Catalog.alignment` of groups: the least common multiple of their operands' alignments."""
+    """:attr:`Catalog.alignment`: the least common multiple of the alignments of all operands."""
     return math.lcm(1, *(operand.alignment for group in groups for operand in group.operands))

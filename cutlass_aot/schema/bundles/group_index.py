@@ -1,7 +1,6 @@
-"""A group's own index: its kernels, in columns; each becomes a record when it is first needed.
+"""A group's own index: one row a kernel, from which its record is made when it is first needed.
 
-What the kernels of a group share stands in the parent (:class:`~.GroupEntry`) and
-not here. The file is sealed msgpack::
+What the kernels of a group share is in the catalog (:class:`~.GroupEntry`) only. The file is sealed msgpack::
 
     design      names that occur in a design
     provenance  what built the kernels, each combination once
@@ -30,13 +29,7 @@ GROUP_KIND = "cutlass-aot group"
 
 @row
 class CodeSpan(NamedTuple):
-    """Where the GPU code of a kernel is in the code of its group.
-
-    Attributes:
-        offset: byte at which it begins, once the code is unpacked.
-        size: bytes.
-        sha256: its digest.
-    """
+    """Offset and size in bytes of a kernel's GPU code in its group's unpacked code, and its digest."""
 
     offset: Annotated[int, within(0, MAX_FILE_BYTES)]
     size: Annotated[int, within(0, MAX_FILE_BYTES)]
@@ -46,13 +39,8 @@ class CodeSpan(NamedTuple):
 class KernelEntry(NamedTuple):
     """One kernel in a group's index.
 
-    Attributes:
-        kernel: the whole record.
-        object_sha256: digest of the object that was linked in.
-        facts: what was read back from it.
-        provenance: generator version and toolchain fingerprint that gave it.
-        code: its GPU code.
-        library: which of the group's libraries has its host code.
+    ``object_sha256`` is the digest of the object that was linked, ``provenance`` has the generator's version
+    and the toolchain's fingerprint, and ``library`` is the position of its library among the group's.
     """
 
     kernel: "Kernel"
@@ -70,16 +58,7 @@ _Row = tuple[
 
 
 class GroupIndex(Rows[_Row, KernelEntry]):
-    """The kernels of a group, by position.
-
-    Args:
-        group: the group's entry in the parent.
-        body: what the file holds.
-        what: how to call it in an error.
-
-    Raises:
-        CorruptFile: if the columns are malformed; a row that is raises when it is needed.
-    """
+    """The kernels of a group, by position; a malformed row raises CorruptFile when it is needed."""
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
         self._group = group
@@ -92,11 +71,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         super().__init__(rows, _Row, what)
 
     def design(self, position: int) -> dict[str, DesignValue]:
-        """A kernel's design, without making the record.
-
-        Raises:
-            CorruptFile: if the row is malformed.
-        """
+        """A kernel's design, without making the record."""
         values = self._rows[position][2]
         try:
             return {
@@ -110,12 +85,9 @@ class GroupIndex(Rows[_Row, KernelEntry]):
     def columns(
         self, names: Sequence[str]
     ) -> Iterator[tuple[str, tuple[DesignValue | None, ...], Mapping[str, int]]]:
-        """Of each kernel its digest, what its design says of ``names``, and its constants; no record is made.
+        """Each kernel's digest, the values of ``names`` in its design, and its constants; no record is made.
 
         Shapes may be lists.
-
-        Raises:
-            CorruptFile: if a row is malformed.
         """
         known = {name: column for column, name in enumerate(self._design_names)}
         places = [known.get(name) for name in names]
@@ -130,7 +102,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     def _record(self, position: int, row: _Row) -> KernelEntry:
-        # Here, and not above: choosing a kernel makes no record.
+        # Imported here because choosing a kernel makes no record.
         from cutlass_aot.schema.kernels.kernel import Kernel
 
         digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
@@ -187,10 +159,5 @@ def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
 
 
 def group_from_bytes(data: bytes, group: GroupEntry, what: str) -> GroupIndex:
-    """Read what :func:`group_to_bytes` gave.
-
-    Raises:
-        CorruptFile: if it is truncated, altered or malformed.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read what :func:`group_to_bytes` gave."""
     return GroupIndex(group, unseal(data, GROUP_KIND, SCHEMA, what), what)

@@ -1,4 +1,4 @@
-"""Rows of an index, each of which begins with a digest and is decoded when it is first needed."""
+"""Rows of an index: each begins with a digest and is decoded when it is first needed."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,14 +26,8 @@ BinaryDigest = Annotated[str, Form(lambda _: Codec(_digest_text, bytes.fromhex))
 class Rows(Sequence[T], Generic[R, T]):
     """Records of a file, by position and by digest.
 
-    Args:
-        rows: a list for each record, with the record's digest first.
-        kind: ``tuple[...]`` of what is in such a list.
-        what: how to call the file in an error.
-
-    Raises:
-        CorruptFile: if a row is of another length or has no digest; one that is malformed otherwise raises
-            when it is needed.
+    Each of ``rows`` is a list of type ``kind`` (a ``tuple[...]``) that begins with the record's digest. A row
+    of another length or without a digest is a CorruptFile at once, any other malformed row when it is needed.
     """
 
     def __init__(self, rows: Any, kind: Any, what: str) -> None:
@@ -68,7 +62,7 @@ class Rows(Sequence[T], Generic[R, T]):
 
     @abstractmethod
     def _record(self, position: int, row: R) -> T:
-        """The record that a row is of; raises an error of :data:`.MALFORMED` for an impossible one."""
+        """The record of a row; raises an error of :data:`.MALFORMED` if the row is impossible."""
 
     def digest(self, position: int) -> str:
         """Digest of a record, without decoding it."""
@@ -76,7 +70,7 @@ class Rows(Sequence[T], Generic[R, T]):
         return value.hex()
 
     def position(self, digest: str) -> int | None:
-        """Where the record with this digest stands; None if there is none."""
+        """Position of the record with this digest; None if there is none."""
         if self._positions is None:
             self._positions = {row[0]: position for position, row in enumerate(self._rows)}
         return self._positions.get(bytes.fromhex(digest))

@@ -28,7 +28,7 @@ PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
 MAX_SIGNATURE_FILE = 1 << 16
-"""Bytes of a signature's file that are read at most."""
+"""Bytes of a signature's file."""
 
 MAX_SIGNATURES = 64
 """Signatures of one bundle."""
@@ -39,28 +39,26 @@ _PATH = re.compile(rf"{SIGNATURES}/[0-9a-f]{{16}}\.json")
 
 
 def key_id(public_key: bytes) -> str:
-    """How a key is called: the first 16 hexadecimal digits of the SHA-256 of its 32 raw bytes."""
+    """Id of a key: the first 16 hexadecimal digits of the SHA-256 of its 32 raw bytes."""
     return digest(public_key)[:16]
 
 
 def signature_path(key: str) -> str:
-    """Path in a bundle of the signature by the key of this id."""
+    """Path in a bundle of the signature by the key with this id."""
     return f"{SIGNATURES}/{key}.json"
 
 
 def is_signature_path(path: str) -> bool:
-    """Whether a file of a bundle is named as a signature."""
+    """Whether a path in a bundle is one of :func:`signature_path`."""
     return _PATH.fullmatch(path) is not None
 
 
 def signed_message(manifest: bytes) -> bytes:
-    """What is signed of a bundle with this manifest: one line of text, the same wherever the bundle lies.
+    """The message to sign for a bundle: one line with the digest of the exact bytes of ``MANIFEST.json``.
 
-    It says what it is for, so that a signature made for something else never passes for one of a bundle, and
-    it is short, because signing devices and services take no long messages.
-
-    Args:
-        manifest: the exact bytes of ``MANIFEST.json``, which in turn has the digest of every other file.
+    The manifest has the digest of every other file, so the signature covers these too, wherever the bundle
+    is. The line names its purpose, so that a signature made for something else is never accepted for a
+    bundle, and it is short, because signing devices and services take no long messages.
     """
     return f"{SIGNATURE_KIND} {SIGNATURE_SCHEMA}: {MANIFEST_NAME} sha256 {digest(manifest)}\n".encode()
 
@@ -77,13 +75,7 @@ def _as_hexadecimal(size: int) -> Form:
 @header(SIGNATURE_SCHEMA, SIGNATURE_KIND)
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One signature; nothing here says that it is right.
-
-    Attributes:
-        public_key: 32 raw bytes, the key that is said to have made it.
-        signature: 64 raw bytes.
-        algorithm: the only one there is.
-    """
+    """One signature, which is not verified here: 64 raw bytes, and the 32 of the key said to have made it."""
 
     public_key: Annotated[bytes, _as_hexadecimal(PUBLIC_KEY_BYTES)]
     signature: Annotated[bytes, _as_hexadecimal(SIGNATURE_BYTES)]
@@ -91,7 +83,7 @@ class Signature:
 
     @property
     def key(self) -> str:
-        """Id of the key."""
+        """Id of the key (:func:`key_id`)."""
         return key_id(self.public_key)
 
     @property
@@ -100,25 +92,16 @@ class Signature:
         return signature_path(self.key)
 
     def to_bytes(self) -> bytes:
-        """Its file: JSON, sorted, one key a line; the only bytes for this signature."""
+        """The file: JSON with sorted keys, one a line; no other bytes are accepted for this signature."""
         return json.dumps(to_plain(self), indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Signature":
-        """Read a signature's file of untrusted origin.
-
-        Args:
-            data: at most :data:`MAX_SIGNATURE_FILE` bytes.
-            what: how to call the file in an error.
-
-        Raises:
-            CorruptFile: if it is malformed, of another kind, or not in its canonical form.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read an untrusted signature file, which has to be in canonical form."""
         if len(data) > MAX_SIGNATURE_FILE:
             raise CorruptFile(f"{what} has {len(data)} bytes, a signature has at most {MAX_SIGNATURE_FILE}")
         made = from_plain(cls, decode_json(data, what, _AGAIN), what, _AGAIN)
-        # What JSON can say in several ways (spaces, a key twice, further keys) is said in one.
+        # JSON allows several texts for one record (spaces, a key twice, further keys); accept one of them.
         if made.to_bytes() != data:
             raise CorruptFile(f"{what} has other bytes than its contents give: {_AGAIN}")
         return made

@@ -1,1 +1,1 @@
-"""The kernel record and what it is made of: operands, element types, epilogues, designs, artifacts."""
+"""The kernel record and its parts: operands, element types, epilogues, designs, artifacts."""

@@ -1,4 +1,4 @@
-"""What a kernel demands of its operands: the constraint of each, and how scale factors lie in memory."""
+"""Constraints of a kernel on its operands, and layouts of scale factors in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ LAYOUT_LETTERS = {-1: "t", -2: "n", 0: "s"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major; s is a number."""
 
 BATCH = "L"
-"""Name of the one extent that a caller's tensor may lack: the batch of a GEMM, of one matrix then."""
+"""Name of the batch of a GEMM, the one extent that a caller's tensor may lack; it is 1 then."""
 
 ANY_SHAPE = ("*",)
-"""Extents of a compact operand of which the number of elements matters, not the shape."""
+"""Extents of a compact operand whose number of elements is constrained, not its shape."""
 
 MAX_RANK = 8
 """Modes of an operand; ``MAX_RANK`` of ``builder/native/launcher.c``."""
 
 CALL_NAMES = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
-"""Names that a call has for other things than operands."""
+"""Arguments of a call that are not operands; no operand can have their names."""
 
 MAX_OPERANDS = 16
 """Operands of a kernel; ``MAX_OPERANDS`` of ``builder/native/launcher.c``."""
@@ -29,25 +29,24 @@ MAX_OPERANDS = 16
 @row
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What makes an operand the scale factors of another one.
+    """Says that an operand holds the scale factors of another one.
 
-    Each factor belongs to ``block`` elements of that operand which follow each other along one extent, for
-    each index of its other extents. With R rows (all extents but the batch and the scaled one) of
-    F = ceil(extent / block) factors:
+    Each factor scales ``block`` consecutive elements along one extent. With R rows (all extents but the batch
+    and the scaled one) of F = ceil(extent / block) factors, ``swizzle`` is their layout in memory:
 
-    - ``""``: R x F factors, row by row, a batch after the other.
-    - ``"32x4x4"``: what tensor cores of SM100 read: tiles of 128 rows x 4 factors, row-major over the rounded
-      up matrix; the factor of row r and column c of a tile stands at ``(r % 32) * 16 + (r // 32) * 4 + c``.
+    - ``""``: R x F factors, row by row, batch after batch.
+    - ``"32x4x4"``: what tensor cores of SM100 read: tiles of 128 rows x 4 factors, row-major over the matrix
+      rounded up to whole tiles; the factor of row r and column c of a tile is at
+      ``(r % 32) * 16 + (r // 32) * 4 + c``.
       Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
-    - ``"columns"``: F x R factors, those of all rows for the first block, then for the second, a batch after
-      the other. They are loaded 16 bytes at a time: R of them fill a multiple of 16 bytes, and the extent is
+    - ``"columns"``: F x R factors, those of all rows for the first block, then for the second, batch after
+      batch. They are loaded 16 bytes at a time: R of them fill a multiple of 16 bytes, and the extent is
       a multiple of ``block``.
 
     Attributes:
         of: name of the operand that is scaled.
         block: elements that share a factor.
-        along: name of the extent that blocks run along.
-        swizzle: how the factors lie in memory.
+        along: name of the scaled extent.
     """
 
     of: str
@@ -63,11 +62,9 @@ class Scale:
         return batch * rows * factors
 
     def multiples(self, extents: Sequence[str | int], dtype: str) -> dict[str, int]:
-        """What extents of the scaled operand are multiples of, by name.
+        """By name, what each of the scaled operand's ``extents`` is a multiple of.
 
-        Args:
-            extents: of the scaled operand.
-            dtype: element type of the factors.
+        ``dtype`` is the element type of the factors.
         """
         if self.swizzle != SWIZZLE_COLUMNS:
             return {}
@@ -84,9 +81,9 @@ SWIZZLES = ("", SWIZZLE_32X4X4, SWIZZLE_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class OperandConstraint:
-    """What a kernel demands of one operand.
+    """The constraints of a kernel on one operand.
 
-    Shapes are those of elements, also where several share a byte.
+    Shapes count elements, also where several share a byte.
 
     Attributes:
         name: the caller's name for it, such as ``a``.
@@ -99,12 +96,11 @@ class OperandConstraint:
             number.
         divisibility: elements; the contiguous extent and every other stride are multiples of it.
         alignment: bytes; the data pointer is a multiple of it.
-        written: whether the kernel writes it.
-        compact: whether its elements lie without gaps: the other modes' strides follow from the extents,
-            innermost first.
+        compact: whether there are no gaps: strides are those of
+            :func:`~cutlass_aot.schema.kernels.operands.compact_strides`.
         scale: what it scales, if it holds scale factors.
-        multiples: for each extent, what it is a multiple of, where the kernel moves whole tiles of the
-            operand without looking where it ends; empty for one that knows.
+        multiples: a number for each extent, which is a multiple of it, where the kernel moves whole tiles
+            without checking the bounds of the operand; empty where it checks them.
     """
 
     name: str
@@ -120,7 +116,7 @@ class OperandConstraint:
 
     @property
     def layout(self) -> str:
-        """Layout letter, as in ``cutlass.operators``."""
+        """Its letter of :data:`LAYOUT_LETTERS`."""
         return LAYOUT_LETTERS[self.contiguous]
 
     @property
@@ -130,16 +126,16 @@ class OperandConstraint:
 
     @property
     def has_batch(self) -> bool:
-        """Whether the first mode may be missing."""
+        """Whether its first mode is the batch, which may be missing."""
         return self.extents[:1] == (BATCH,)
 
     def validate(self) -> None:
-        """Raise ValueError for an impossible one."""
+        """Refuse an impossible constraint."""
         if problem := self.problem():
             raise ValueError(f"operand {self.name!r} has {problem}")
 
     def problem(self) -> str:
-        """What is impossible about it; ``""`` for a sound constraint."""
+        """What is impossible about the constraint, as text; ``""`` if nothing is."""
         rank = len(self.extents)
         if self.dtype not in DTYPES:
             return f"an unknown element type {self.dtype!r}"
@@ -163,9 +159,9 @@ class OperandConstraint:
 
 
 def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
-    """Raise ValueError for operands that do not belong together."""
+    """Refuse too many operands, equal names, or scale factors of an operand or extent that does not exist."""
     extents = {operand.name: operand.extents for operand in operands}
-    # A kernel of a program has none: its compiled code knows what it is called with.
+    # No operands at all are allowed: a program's kernel has none, as its compiled code checks the arguments.
     if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
         raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
     for operand in operands:
@@ -178,4 +174,4 @@ def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
 
 
 Operands = Annotated[tuple[OperandConstraint, ...], Check(_check_operands)]
-"""The operands of a kernel."""
+"""The operands of a kernel, in the order of the call."""

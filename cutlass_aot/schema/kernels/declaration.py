@@ -1,4 +1,4 @@
-"""What somebody who declares a kernel of their own says of its operands, and the constraints that follow."""
+"""Operands of a kernel that a user declares, and the constraints that follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ VALUE_DTYPES = ("f32", "i32")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One parameter of a kernel of somebody's own: a tensor, or a number that is passed by value.
+    """One parameter of a kernel that a user declares: a tensor, or a number that is passed by value.
 
     Attributes:
         name: the caller's name for it.
         dtype: element type, such as ``"bf16"``.
-        extents: outermost first: a name for an extent that is known at run time only, equal to all others of
-            that name, or a number for one that is compiled in. ``()`` is a number by value, f32 or i32.
+        extents: outermost first: a number for an extent that is compiled in, or a name for one that is known
+            at run time; extents of one name are equal. ``()`` is a number by value, f32 or i32.
         written: whether the kernel writes it.
         alignment: bytes; the data pointer is a multiple of it. 0 is the size of an element.
-        divisibility: elements; the contiguous extent and every other stride are multiples of it. 16 bytes'
-            worth allows loads of 16 bytes.
+        divisibility: elements; the contiguous extent and every other stride are multiples of it. 16 bytes of
+            elements allow loads of 16 bytes.
         contiguous: the mode with stride 1: -1 is the last (row-major), -2 the last but one (column-major).
-        compact: whether strides are exactly those of a tensor without gaps; else rows may be padded.
+        compact: whether the tensor has no gaps; else rows may be padded.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Operand:
     compact: bool = False
 
     def constraint(self) -> OperandConstraint:
-        """The constraint that stands in a kernel's record.
+        """The constraint of the kernel's record.
 
         Raises:
-            GeneratorError: if it is none that a kernel can have.
+            GeneratorError: if no kernel can have it.
         """
         dtype = DTYPES.get(self.dtype)
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -62,7 +62,7 @@ class Operand:
                 raise self._refusal(f"extent {extent!r}: expected a name such as 'T', or a number above 0")
         if self.contiguous not in (-1, -2) or len(extents) < -self.contiguous:
             raise self._refusal(f"contiguous mode {self.contiguous}: expected -1, or -2 of two modes or more")
-        # Elements below a byte are aligned as bytes are.
+        # Elements smaller than a byte are aligned to one byte.
         size = max(dtype.bits // 8, 1)
         alignment = self.alignment or size
         if alignment < 1 or alignment & (alignment - 1) or alignment % size:

@@ -1,4 +1,4 @@
-"""Values of a design and of parameters: what they can be, their short names, and what a value matches."""
+"""Values of a design and of parameters: their types, short names of them, and matching."""
 
 from collections.abc import Container, Mapping
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ DesignValue = str | int | float | bool | tuple[int, ...]
 
 
 class Values(tuple[tuple[str, DesignValue], ...]):
-    """Values by name, in order of their names; equal if types and bits are: 1, 1.0 and True are three."""
+    """Values by name, sorted; equal if types and bits are equal: 1, 1.0 and True differ."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ NO_VALUES = Values()
 
 
 def is_value(value: object) -> TypeGuard[DesignValue]:
-    """Whether it is one that a design or a parameter can have."""
+    """Whether a design or a parameter can have this value; NaN is none."""
     if isinstance(value, tuple):
         return all(type(item) is int for item in value)
     return type(value) in (bool, int, float, str) and value == value
@@ -49,26 +49,19 @@ SHORT_NAMES = {
     "scheduler": "tile_scheduler",
     "stages": "num_smem_stages",
 }
-"""Short names, with the names of ``cutlass.operators`` that they stand for."""
+"""Short names, and the names in ``cutlass.operators`` that they stand for."""
 
 
 def full_name(name: str, known: Container[str] = ()) -> str:
-    """The name in a design that a short name stands for; any other name stands for itself.
-
-    Args:
-        name: as somebody wrote it.
-        known: names that there are; one of these stands for itself too.
-    """
+    """The name that a short name stands for; names in ``known`` and all others stand for themselves."""
     return name if name in known else SHORT_NAMES.get(name, name)
 
 
 def matches(allowed: str | int | bool, value: DesignValue) -> bool:
     """Whether a design value is what a manifest or a listing allows.
 
-    Args:
-        allowed: a value, or text with ``*``, ``?`` and ``[...]``. Shapes read ``256x128x64``, or their first
-            extents; switches are booleans, or read ``true`` and ``false``.
-        value: of a kernel's design.
+    ``allowed`` is a value, or text with ``*``, ``?`` and ``[...]``. A shape is text such as ``256x128x64`` or
+    its first extents; a switch is a boolean, or the text ``true`` or ``false``.
     """
     if isinstance(value, bool):
         text = str(value).lower()
@@ -77,9 +70,9 @@ def matches(allowed: str | int | bool, value: DesignValue) -> bool:
         return False
     pattern = str(allowed)
     if isinstance(value, tuple):
-        # A shape is text: in a list of numbers each would speak of the first extent alone.
+        # Shapes are matched by text only: a number would match the first extent alone.
         if not isinstance(allowed, str):
             return False
-        # "256x128" speaks of the first two extents of 256x128x64.
+        # "256x128" is compared with the first two extents of 256x128x64.
         return fnmatchcase("x".join(str(extent) for extent in value[: pattern.count("x") + 1]), pattern)
     return fnmatchcase(str(value), pattern)

@@ -7,13 +7,12 @@ class DType(NamedTuple):
     """One element type.
 
     Attributes:
-        name: the name used in manifests, records and messages.
-        bits: width in bits.
+        name: name in manifests, records and messages.
         dlpack: DLPack type code and bits (dlpack.h, ``DLDataTypeCode``).
         torch: attribute of the ``torch`` module, ``""`` if torch has no such type.
         dsl: attribute of the DSL's ``cutlass`` module, and so its name in ``cutlass.operators``.
-        torch_packs: how many elements one element of the torch type holds.
-        reads: name of the type whose memory it reads in its own way, ``""`` for one with memory of its own.
+        torch_packs: elements in one element of the torch type.
+        reads: name of the type that its data is stored as; ``""`` if that is itself.
     """
 
     name: str
@@ -31,11 +30,7 @@ class DType(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Width in bytes.
-
-        Raises:
-            ValueError: if an element does not fill whole bytes.
-        """
+        """Width in bytes; ValueError if it is not a whole number."""
         if self.bits % 8:
             raise ValueError(f"an element of {self.name} has {self.bits} bits, no whole number of bytes")
         return self.bits // 8
@@ -44,7 +39,7 @@ class DType(NamedTuple):
 _ALL = (
     DType("f64", 64, (2, 64), "float64", "Float64"),
     DType("f32", 32, (2, 32), "float32", "Float32"),
-    # Tensor cores read its f32 rounded to ten bits of mantissa: another operation than on f32.
+    # Its data is f32, which tensor cores round to ten bits of mantissa: another operation than on f32.
     DType("tf32", 32, (2, 32), "float32", "Float32", reads="f32"),
     DType("f16", 16, (2, 16), "float16", "Float16"),
     DType("bf16", 16, (4, 16), "bfloat16", "BFloat16"),
@@ -61,13 +56,13 @@ _ALL = (
 )
 
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _ALL}
-"""Every known element type by name: floating types widest first, then integers."""
+"""Element types by name: floating types widest first, then integers."""
 
 BY_TORCH: dict[str, str] = {dtype.torch: dtype.name for dtype in _ALL if dtype.torch and not dtype.reads}
-"""Names by those of ``torch``, of element types with memory of their own."""
+"""Names by those of ``torch``, without types that are stored as another (``reads``)."""
 
 BY_DLPACK: dict[tuple[int, int], str] = {dtype.dlpack: dtype.name for dtype in _ALL if not dtype.reads}
-"""Names by DLPack type code and bits, of element types with memory of their own."""
+"""Names by DLPack type code and bits, without types that are stored as another."""
 
 BY_DSL: dict[str, str] = {dtype.dsl: dtype.name for dtype in _ALL if not dtype.reads}
-"""Names by those of the DSL, of element types with memory of their own."""
+"""Names by those of the DSL, without types that are stored as another."""

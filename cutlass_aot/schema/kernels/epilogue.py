@@ -1,7 +1,7 @@
-"""An epilogue: what is done to a GEMM's accumulator before it is stored, and on which operands.
+"""An epilogue: a formula that is applied to a GEMM's accumulator before it is stored, and its operands.
 
-The formula's language stands in :mod:`~.formula`. Here its names get types: ``accum`` is the
-accumulator, ``D`` the GEMM's own output, every other name an operand or a temporary. What is computed is f32.
+:mod:`~.formula` has the formula's language. ``accum`` is the accumulator, ``D`` the GEMM's own output, every
+other name an operand or a temporary. Epilogues are computed in f32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ NUMBER: tuple[str | int, ...] = ()
 EXTENTS: Mapping[str, tuple[str | int, ...]] = {
     "MN": MATRIX, "LMN": MATRIX, "N": ROW, "M": COLUMN, "1": ELEMENT, "": NUMBER,
 }  # fmt: skip
-"""What a manifest calls an operand's extents: a matrix (with or without its batch), a vector along N or M,
+"""Names in a manifest of an operand's extents: a matrix (with or without the batch), a vector along N or M,
 one element in the GPU's memory, a number that is passed by value."""
 
 TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
-"""How a matrix or a vector moves between global memory and registers; ``tma`` if nothing is said."""
+"""How a matrix or a vector moves between global memory and registers; ``tma`` is the default."""
 
 DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
 """Element types of an epilogue's operands."""
@@ -41,10 +41,10 @@ LOADS = TRANSPORTS[:3]
 STORES = (TRANSPORTS[0], TRANSPORTS[3])
 
 MAX_DECLARED = MAX_OPERANDS - 3
-"""Most operands of an epilogue, beside a, b and out."""
+"""Operands of an epilogue, beside a, b and out."""
 
 IDENTITY = f"{OUT} = {ACCUMULATOR}"
-"""The formula that a GEMM without an epilogue computes."""
+"""The formula of a GEMM without an epilogue."""
 
 _KEYS = ("dtype", "extents", "layout", "transport")
 _OF_THE_CALL = ("a", "b", "out", *CALL_NAMES)
@@ -55,13 +55,12 @@ class EpilogueOperand:
     """One operand of an epilogue beside a, b and out.
 
     Attributes:
-        name: the caller's name for it, as in the formula.
-        dtype: element type.
-        extents: ``("L", "M", "N")``, ``("N",)``, ``("M",)``, ``(1,)`` (one element in memory), or ``()``, a
-            number by value.
-        layout: of a matrix: ``t`` is row-major, ``n`` column-major, ``""`` as out. ``""`` of anything else.
-        transport: one of :data:`TRANSPORTS` other than ``tma``; ``""`` is the default.
-        written: whether it is an output; of a vector or an element, the destination of a reduction.
+        name: as in the formula and in a call.
+        dtype: one of :data:`DTYPES`.
+        extents: a value of :data:`EXTENTS`.
+        layout: of a matrix, ``t`` for row-major, ``n`` for column-major, ``""`` for that of out; else ``""``.
+        transport: one of :data:`TRANSPORTS` other than ``tma``; ``""`` is ``tma``.
+        written: whether it is an output; a vector or an element is the destination of a reduction then.
     """
 
     name: str
@@ -74,19 +73,14 @@ class EpilogueOperand:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """A formula with typed operands; equal where the meaning is equal.
-
-    Attributes:
-        formula: the canonical text.
-        operands: sorted by name.
-    """
+    """A formula as its canonical text, with its operands sorted by name."""
 
     formula: str
     operands: tuple[EpilogueOperand, ...]
 
     @property
     def is_identity(self) -> bool:
-        """Whether it stores the accumulator as it is, which a GEMM without an epilogue does too."""
+        """Whether it stores the accumulator unchanged, as a GEMM without an epilogue does."""
         return self.formula == IDENTITY
 
     @property
@@ -96,16 +90,11 @@ class Epilogue:
 
 
 def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> Epilogue:
-    """An epilogue from what a manifest says of it.
+    """Parse and check the epilogue of a manifest.
 
-    Args:
-        text: the formula.
-        operands: by name: ``dtype`` (``"f32"`` if left out), ``extents`` (a key of :data:`EXTENTS`, a number
-            by value if left out), ``layout`` (``"t"`` or ``"n"``, out's if left out), ``transport``. A name
-            that the formula reads and that is not among them is an f32 number by value.
-
-    Raises:
-        ManifestError: if the formula or an operand is not as documented.
+    ``operands`` has by name the keys ``dtype`` (``"f32"`` by default), ``extents`` (a key of :data:`EXTENTS`,
+    by default a number by value), ``layout`` (``"t"`` or ``"n"``, by default that of out) and ``transport``.
+    A name that the formula reads and ``operands`` lacks is an f32 number by value.
     """
     declared = {name: _declared(name, entries) for name, entries in operands.items()}
     statements = parse_formula(
@@ -142,11 +131,7 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
 
 
 def canonical_formula(text: str, outputs: Sequence[str]) -> str:
-    """The canonical text of a formula, where the names of its outputs beside D are known and nothing else.
-
-    Raises:
-        ManifestError: if it is not a formula.
-    """
+    """The canonical text of a formula, given the names of its outputs beside D."""
     return canonical_text(parse_formula(text, outputs))
 
 

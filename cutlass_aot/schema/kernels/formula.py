@@ -1,9 +1,9 @@
-"""Formulas over an accumulator: bounded parsing, one canonical text for each meaning, one evaluator.
+"""Formulas over an accumulator: a bounded parser, their canonical text, and an evaluator.
 
-The text is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
-ends. It is parsed with :mod:`ast` and never run. Two texts that differ in white space, parentheses that
-change nothing, names of temporaries, the order of statements, the order of the operands of one ``+`` or
-``*``, or the spelling of a number have the same canonical text. Nothing is reassociated or distributed:
+A formula is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
+ends. It is parsed with :mod:`ast` and never run. Two texts have the same canonical text if they differ only
+in white space, redundant parentheses, names of temporaries, the order of statements, the order of the two
+operands of a ``+`` or ``*``, or the spelling of a number. Nothing is reassociated or distributed:
 ``(x + y) + z`` and ``x + (y + z)`` round differently.
 """
 
@@ -22,32 +22,34 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 
 ACCUMULATOR = "accum"
-"""What a formula calls the GEMM's result before the epilogue."""
+"""Name of the GEMM's result before the epilogue."""
 
 OUT = "D"
-"""What a formula calls the GEMM's own output."""
+"""Name of the GEMM's own output."""
 
 FUNCTIONS = {
     "exp": 1, "gelu": 1, "hardswish": 1, "maximum": 2, "minimum": 2, "relu": 1, "sigmoid": 1, "silu": 1,
     "tanh": 1,
 }  # fmt: skip
-"""Functions of elements, with their number of arguments."""
+"""Elementwise functions, with their number of arguments."""
 
 REDUCTIONS = ("sum", "max", "min")
-"""Functions of whole rows, columns or matrices; one can only be all of a statement's right side."""
+"""Functions of whole rows, columns or matrices; each can only be a statement's whole right side."""
 
 MAX_TEXT = 4096
-"""Most characters of a text."""
+"""Characters of a formula."""
 
 MAX_DEPTH = 32
-"""Most parentheses inside each other."""
+"""Nested parentheses."""
 
 MAX_NODES = 512
+"""Operations, names and numbers of one expression after its temporaries are substituted."""
+
 MAX_NESTING = 100
-"""Most operations, names and numbers of one expression, with its temporaries put in."""
+"""Nested operations of one expression after its temporaries are substituted."""
 
 MAX_SHOWN = 100
-"""Most characters of a statement that an error shows."""
+"""Characters of a statement that an error shows."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 _ALLOWED = re.compile(r"[A-Za-z0-9_+\-*/().,=;\s]*", re.ASCII)
@@ -65,7 +67,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number of the text, as f32 holds it."""
+    """A number, rounded to f32."""
 
     value: float
     size: int = 1
@@ -85,9 +87,9 @@ class Apply:
 
     Attributes:
         operation: ``+``, ``-``, ``*``, ``/``, ``neg`` (one argument) or a function's name.
-        arguments: those of ``+`` and ``*`` are in canonical order.
-        size: operations, names and numbers in it.
-        depth: operations that are inside each other.
+        arguments: in canonical order for ``+`` and ``*``.
+        size: number of operations, names and numbers.
+        depth: number of nested operations.
     """
 
     operation: str
@@ -101,13 +103,7 @@ Expression = Constant | Name | Apply
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One output of a formula.
-
-    Attributes:
-        name: the output.
-        expression: what is stored; of a reduction, what is reduced.
-        reduction: one of :data:`REDUCTIONS`, or ``""``.
-    """
+    """One output of a formula: ``expression``, or its ``reduction`` if that is not ``""``."""
 
     name: str
     expression: Expression
@@ -145,15 +141,11 @@ def evaluate(
     functions: Mapping[str, Callable[..., Any]],
     constant: Callable[[float], Any] = float,
 ) -> Any:
-    """The value of an expression, with any library whose values have ``+ - * /`` and unary minus.
+    """Compute an expression with values of any library that have ``+ - * /`` and unary minus.
 
-    An expression that occurs twice is computed once.
-
-    Args:
-        expression: what to compute.
-        values: of the accumulator and the operands, by name; shaped so that they broadcast.
-        functions: those of :data:`FUNCTIONS` that the expression uses.
-        constant: makes a value of a number in the text.
+    ``values`` of the accumulator and the operands have shapes that broadcast, ``functions`` are those of
+    :data:`FUNCTIONS` that the expression uses, and ``constant`` converts a number. A repeated subexpression
+    is computed once.
     """
     known: dict[Expression, Any] = {}
 
@@ -172,14 +164,11 @@ def evaluate(
 
 
 def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
-    """The statements of a formula, with their temporaries put in, D first and then by name.
+    """Parse a formula such as ``"D = relu(alpha * accum + beta * C); F = accum"``.
 
-    Args:
-        text: such as ``"D = relu(alpha * accum + beta * C); F = accum"``.
-        outputs: the declared outputs beside D; any other name that is assigned is a temporary.
-
-    Raises:
-        ManifestError: if it is not a formula; the message says what was found, where, and what is allowed.
+    ``outputs`` are the declared outputs beside D; any other name that is assigned is a temporary, which is
+    substituted. The statements come with D first, then by name. Text that is not a formula raises
+    ManifestError.
     """
     temporaries: dict[str, Expression] = {}
     used: set[str] = set()
@@ -217,7 +206,7 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
 
 
 def text_of(expression: Expression) -> str:
-    """The canonical text of an expression: the fewest parentheses that keep its structure."""
+    """The canonical text of an expression, with the fewest parentheses that keep its structure."""
     if isinstance(expression, Name):
         return expression.name
     if isinstance(expression, Constant):
@@ -240,7 +229,7 @@ def _within(expression: Expression, least: int) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The statements' texts. A line end inside parentheses separates nothing."""
+    """The statements' texts. A line end inside parentheses does not end a statement."""
     if len(text) > MAX_TEXT:
         raise ManifestError(f"epilogue: {len(text)} characters, expected at most {MAX_TEXT}")
     allowed = _ALLOWED.match(text)
@@ -297,7 +286,7 @@ class _Reader:
         name = node.targets[0].id
         if not is_name(name):
             raise self.error(f"{name!r} cannot be assigned: it is the accumulator, a function or not a name")
-        # ast.walk is a loop: what it refuses is never walked by recursion.
+        # ast.walk is a loop, so a tree that is too large or too deep is refused before any recursion.
         if sum(1 for _ in ast.walk(node.value)) > 4 * MAX_NODES:
             raise self.error(f"more than {MAX_NODES} operations, names and numbers")
         if _depth(node.value) > 2 * MAX_NESTING:
@@ -324,7 +313,7 @@ class _Reader:
             return self.expression(node.operand)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             operand = self.expression(node.operand)
-            # A negative number is one number, however it is written; zero has no sign.
+            # -2 and -(2) are the same constant; 0.0 - 0.0 leaves zero without a sign.
             return (
                 Constant(0.0 - operand.value) if isinstance(operand, Constant) else self.apply("neg", operand)
             )
@@ -365,7 +354,7 @@ class _Reader:
         if operation == "/" and isinstance(right, Constant) and right.value == 0:
             raise self.error("it divides by zero")
         if operation in _COMMUTATIVE:
-            # What has structure first: `x + y + z` then needs no parentheses.
+            # Compound operands go first, so that `x + y + z` needs no parentheses.
             left, right = sorted((left, right), key=lambda side: (side.size == 1, text_of(side)))
         return self.apply(operation, left, right)
 
@@ -396,12 +385,12 @@ class _Reader:
         return Apply(operation, arguments, size, depth)
 
     def too_deep(self) -> str:
-        """The message for a formula that no recursion should follow."""
+        """The error for nesting that is too deep for recursion."""
         return f"more than {MAX_NESTING} operations inside each other, with its temporaries put in"
 
 
 def _depth(node: ast.AST) -> int:
-    """How many nodes are inside each other, counted without recursion."""
+    """Depth of a tree, computed without recursion."""
     depth, level = 0, [node]
     while level:
         depth += 1
@@ -410,11 +399,7 @@ def _depth(node: ast.AST) -> int:
 
 
 def as_f32(value: float) -> float:
-    """The nearest f32, as the float with the fewest digits that f32 rounds to it.
-
-    Raises:
-        OverflowError: if it is too large.
-    """
+    """The shortest decimal that rounds to the same f32 as ``value``; OverflowError if it is too large."""
     packed = struct.pack("<f", value)
     (nearest,) = struct.unpack("<f", packed)
     for digits in range(1, 10):

@@ -1,4 +1,4 @@
-"""The kernel record: one fully specified instance, as plain data."""
+"""The kernel record: one fully specified kernel as plain data."""
 
 import functools
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ class Kernel:
         generator: name of the generator that enumerated it and compiles it.
         operands: constraints, in the order of the call.
         accumulator: element type of the accumulator.
-        epilogue: what is done to the accumulator before it is stored; ``""`` stores it converted.
+        epilogue: formula that is applied to the accumulator; ``""`` only converts it to the type of out.
         design: how it is computed (tile shape, cluster shape, scheduler, ...), sorted by name.
         target: GPU code target.
         constants: numbers from a device profile that are compiled in, sorted by name.
         workspace_bytes: bytes of device memory a launch needs beside its operands.
-        parameters: what is computed, where the operation and the operands leave it open, sorted by name.
+        parameters: what else decides the result, beside the operation and the operands, sorted by name.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class Kernel:
     constants: Annotated[tuple[tuple[str, int], ...], AS_MAP] = ()
     workspace_bytes: int = 0
     parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
-    # Computed when first needed: a plan of ten thousand kernels reads each several times.
+    # Computed once, when first needed: a plan of ten thousand kernels reads each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
     _name: str = field(default="", init=False, repr=False, compare=False)
@@ -67,7 +67,7 @@ class Kernel:
         parameters: Mapping[str, DesignValue] | None = None,
         digest: str = "",
     ) -> "Kernel":
-        """Build a record from mappings; ``digest`` where it is known, to save computing it."""
+        """Build a record from mappings; a known ``digest`` saves computing it."""
         made = cls(
             operation=operation,
             generator=generator,
@@ -84,7 +84,7 @@ class Kernel:
         return made
 
     def encoded(self) -> bytes:
-        """The canonical encoding of the record, from parts that kernels share."""
+        """The canonical encoding of the record, joined from cached parts that kernels share."""
         if not self._encoded:
             parts = {
                 **_encoded_operation(*self._function),
@@ -98,7 +98,7 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole record; it names the kernel wherever a name must be unique."""
+        """SHA-256 of the whole record, which identifies the kernel."""
         if not self._digest:
             value = digest(join_map({"schema": encode(KEY_SCHEMA), "kernel": self.encoded()}))
             object.__setattr__(self, "_digest", value)
@@ -111,12 +111,12 @@ class Kernel:
 
     @property
     def group(self) -> str:
-        """Digest of what makes kernels functionally equivalent: all but design, constants and generator."""
+        """Digest of what functionally equivalent kernels share: no design, constants or generator."""
         return _group(*self._function)
 
     @property
     def _function(self) -> "_Function":
-        """What is computed, on what, for which target."""
+        """The fields that :attr:`group` is the digest of."""
         return (
             self.operation, self.operands, self.accumulator, self.epilogue, self.target, self.parameters,
         )  # fmt: skip
@@ -139,7 +139,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Readable name that is unique in practice: group, design and eight digits of the digest."""
+        """Readable name, unique in practice: group, design and eight digits of the digest."""
         if not self._name:
             object.__setattr__(self, "_name", self._made_name())
         return self._name
@@ -149,7 +149,7 @@ class Kernel:
         design = "-".join(
             _design_word(name, value)
             for name, value in ordered
-            # A digest tells a reader nothing, and the name ends with digits of one.
+            # A digest is not readable, and the name ends with digits of one anyway.
             if value is not False and value != "" and not (isinstance(value, str) and is_digest(value))
         )
         return "-".join(filter(None, (self.group_name, design, self.digest[:8])))
@@ -167,7 +167,7 @@ def _encoded_operation(
     target: str,
     parameters: Values,
 ) -> dict[str, bytes]:
-    """Kernels come by the hundred with what :attr:`Kernel._function` says in common."""
+    """The encodings of :attr:`Kernel._function`, cached because hundreds of kernels share them."""
     parts = {
         "operation": encode(operation),
         "operands": encode([to_plain(operand) for operand in operands]),
@@ -186,7 +186,7 @@ def _group(*function: Any) -> str:
 
 
 def _position(name: str) -> int:
-    """Where a design value stands in a kernel's name: what tells kernels apart most comes first."""
+    """Position of a design value in a kernel's name: those that differ most between kernels come first."""
     first = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
     return first.index(name) if name in first else len(first)
 

@@ -1,20 +1,17 @@
-"""The key of a kernel in a store: the digest of everything that can change what compiling it gives."""
+"""The key of a kernel in a store: the digest of everything that can change its object's bytes."""
 
 from cutlass_aot.schema.encoding import digest, encode, encode_text, join_map
 from cutlass_aot.schema.kernels.kernel import KEY_SCHEMA, Kernel
 
 OBJECT_SCHEMA = 3
-"""Version of what compiling a kernel leaves. 2: host code as text for every host, and GPU code. 3: the text
-is not optimised for the CPU that compiled it."""
+"""Version of the format of objects. 2: host code as text for every host, and GPU code. 3: the text is not
+optimised for the CPU that compiled it."""
 
 
 def key(kernel: Kernel, generator_version: str, toolchain: str) -> str:
-    """The kernel's key in a store: everything that can change the object's bytes.
+    """The kernel's key in a store.
 
-    Args:
-        kernel: the whole record.
-        generator_version: version and source digest of its generator.
-        toolchain: fingerprint of the installed compiler.
+    ``generator_version`` includes the generator's source digest; ``toolchain`` is the compiler's fingerprint.
     """
     return digest(
         join_map(

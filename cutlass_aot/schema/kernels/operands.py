@@ -1,4 +1,4 @@
-"""Does a kernel support these operands? One pure rule over descriptions, with a reason for each refusal."""
+"""Whether a kernel supports operands: a pure function of their descriptions, with a reason for a refusal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,27 +10,27 @@ from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, Sca
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
 
 MAX_EXTENT = 2**31 - 1
-"""Extents are passed as signed 32-bit integers to compiled code."""
+"""Extents are passed to compiled code as signed 32-bit integers."""
 
 MAX_STRIDE_BYTES = 2**40 - 1
 """Bound of a TMA descriptor's stride. Source: CUDA driver API, ``cuTensorMapEncodeTiled``."""
 
 
 MAX_REACH = 2**63 - 1
-"""Elements that an extent may reach over by its stride: launch code computes with signed 64-bit integers."""
+"""Bound of extent times stride, in elements: launch code computes with signed 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandDescription:
-    """What can be known of a tensor without its data.
+    """An operand without its data.
 
     Attributes:
         dtype: element type.
         shape: extents in elements, outermost first, with or without a batch; empty for a number.
         strides: elements, one a mode.
-        address: data pointer, or 0 where there is no memory behind the description.
+        address: data pointer, 0 if the description has no memory.
         device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
-        is_number: whether it is a number, which is passed by value; a tensor without modes is none.
+        is_number: whether it is passed by value; a tensor of rank 0 is not.
     """
 
     dtype: str
@@ -49,7 +49,7 @@ def describe(
     address: int = 0,
     device: int | None = None,
 ) -> OperandDescription:
-    """Describe an operand without having it, e.g. on a machine without a GPU.
+    """Describe an operand without its memory, for example on a machine without a GPU.
 
     Args:
         shape: extents, such as ``(m, k)`` or ``(batch, m, k)``; ``()`` for a number that is passed by value.
@@ -77,11 +77,8 @@ def describe(
 def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
     """The description of a tensor whose memory is read as another element type.
 
-    The extent that lies without gaps is counted in elements of that type, and so are strides. Of types below
-    eight bits the first element stands in the lowest bits.
-
-    Raises:
-        OperandError: for an unknown element type, a number, or memory that does not hold whole elements.
+    The extent of the mode with stride 1 and all strides are counted in elements of that type; each has to be
+    a whole number of them. If elements are smaller than a byte, the first is in the lowest bits.
     """
     other = DTYPES.get(dtype)
     if other is None:
@@ -117,11 +114,9 @@ def _elements(count: int, own: DType, other: DType, what: str) -> int:
 
 
 def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
-    """Strides without gaps: the contiguous mode first, then the others, innermost first.
+    """Strides without gaps: stride 1 for the mode ``contiguous``, then the other modes, innermost first.
 
-    Args:
-        shape: extents, outermost first.
-        contiguous: the mode with stride 1, counted from the end.
+    ``shape`` is outermost first, and ``contiguous`` is counted from the end.
     """
     rank = len(shape)
     first = rank + contiguous
@@ -135,14 +130,10 @@ def compact_strides(shape: Sequence[int], contiguous: int) -> tuple[int, ...]:
 def packed(
     constraints: Sequence[OperandConstraint], extents: Mapping[str | int, int]
 ) -> list[OperandDescription]:
-    """Operands of a problem as they lie in memory without gaps, each laid out as its constraint says.
+    """Compact operands of a problem, each in the layout that its constraint asks for.
 
-    Args:
-        constraints: of all operands of a kernel.
-        extents: of the problem, by their names. A batch that is not among them is left out.
-
-    Raises:
-        KeyError: if another extent that a constraint names is not among them.
+    ``constraints`` are those of all operands of a kernel. ``extents`` are by name; without the batch,
+    operands have no batch mode, and any other missing name is a KeyError.
     """
     names = {
         constraint.name: [extent for extent in constraint.extents if extent != BATCH or BATCH in extents]
@@ -160,7 +151,7 @@ def packed(
 
 
 def _factors(scale: Scale, shape: Mapping[str | int, int]) -> int:
-    """Number of scale factors for an operand of this shape, by the names of its extents."""
+    """Number of scale factors of an operand with these extents, by name."""
     others = dict(shape)
     extent, batch = others.pop(scale.along), others.pop(BATCH, 1)
     return scale.count(batch, prod(others.values()), extent)
@@ -176,11 +167,11 @@ class Accepted(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """The operands are not supported, and why. False in a boolean context.
+    """The operands are not supported. False in a boolean context.
 
     Attributes:
         reason: a sentence without a full stop.
-        rank: how far the check came; of two rejections, the higher is nearer to a match.
+        rank: position of the check that failed; of two rejections, the higher is nearer to a match.
     """
 
     reason: str
@@ -198,8 +189,8 @@ ACCEPTED = Accepted()
 def supports(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Whether operands satisfy constraints.
 
-    The checks go from what a caller can change least (dtypes) to what a copy can mend (alignment), over all
-    operands at each step, so that the reason given is the most telling one.
+    Each check runs over all operands before the next, from what is hardest for a caller to change (dtypes)
+    to what a copy corrects (alignment), so that the first reason is the most useful one.
     """
     if len(constraints) != len(operands):
         return Rejected(f"expected {len(constraints)} operands, got {len(operands)}")
@@ -213,7 +204,7 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
 
 def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
     if constraint.is_number and operand.is_number:
-        # A whole number will do for any kind of number.
+        # A whole number can be passed for any type of number.
         fits = operand.dtype == "i32" or DTYPES[constraint.dtype].is_float
         return "" if fits else f"expected a whole number, got one of type {operand.dtype}"
     if operand.dtype == constraint.dtype:
@@ -283,7 +274,7 @@ def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
 
 
 def _present(constraint: OperandConstraint, operand: OperandDescription) -> tuple[str | int, ...]:
-    """Names of the extents that the operand has: all, or all but the batch."""
+    """Names of the operand's extents: all, or all but the batch."""
     return constraint.extents[len(constraint.extents) - len(operand.shape) :]
 
 
@@ -319,7 +310,7 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
-    """Extents of one name are equal, ranks of what has a batch too, and all operands are on one device."""
+    """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
     extents: dict[str | int, tuple[int, str]] = {}
     shapes: dict[str, dict[str | int, int]] = {}
     batched: tuple[str, int] | None = None

@@ -1,12 +1,10 @@
-"""A recording: the requests of one run of a program, and the file that carries them with what they compiled
-to.
+"""A recording: the requests of one run of a program, and their file, which also has the compiled objects.
 
 The file is sealed msgpack (:mod:`~cutlass_aot.schema.encoding`)::
 
-    requests    one row a request, sorted by digest: the request, how its function is called, the object
-    refusals    why other requests could not be keyed
-
-A compiled object is one zstd frame.
+    requests    one row a request, sorted by digest: the request, how its function is called, the object as
+                one zstd frame
+    refusals    why other requests have no key
 """
 
 from collections.abc import Mapping
@@ -21,20 +19,18 @@ from cutlass_aot.schema.requests.request import CompiledRequest
 RECORDING_KIND = "cutlass-aot recording"
 SCHEMA = 1
 MAX_RECORDING_BYTES = 1 << 30
-"""Of a file, and of all objects in it together, unpacked."""
+"""Bytes of a file, and of all its unpacked objects together."""
 
 MAX_OBJECT_BYTES = 1 << 28
-"""Of one object, unpacked."""
+"""Bytes of one unpacked object."""
 
 _LEVEL = 9
 
 
 class Recording(NamedTuple):
-    """The requests of one run.
+    """The requests of one run that compiled, sorted by digest.
 
-    Attributes:
-        requests: what compiled, sorted by digest.
-        refusals: why others cannot be keyed, each once, sorted.
+    ``refusals`` are the reasons why other requests have no key, each once, sorted.
     """
 
     requests: tuple[CompiledRequest, ...]
@@ -42,16 +38,14 @@ class Recording(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is kept under in a store."""
+        """Its name in a store, a digest."""
         return digest(encode(to_plain(self)))
 
 
 def recording_to_bytes(recording: Recording, objects: Mapping[str, bytes]) -> bytes:
-    """The file of a recording. Equal recordings give equal bytes.
+    """The file of a recording and its compiled ``objects``, by the digests of their requests.
 
-    Args:
-        recording: its requests.
-        objects: what each of them compiled to, by its digest.
+    Equal recordings give equal bytes.
     """
     rows = [[*to_plain(item), compress(objects[item.request.digest], _LEVEL)] for item in recording.requests]
     body = {"requests": rows, "refusals": list(recording.refusals)}
@@ -59,13 +53,7 @@ def recording_to_bytes(recording: Recording, objects: Mapping[str, bytes]) -> by
 
 
 def recording_from_bytes(data: bytes, what: str) -> tuple[Recording, dict[str, bytes]]:
-    """Read what :func:`recording_to_bytes` gave: the recording, and the objects by the digests of their
-    requests.
-
-    Raises:
-        CorruptFile: if it is truncated, altered, too large or malformed.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """The recording and the objects that :func:`recording_to_bytes` gave as bytes."""
     body = unseal(data, RECORDING_KIND, SCHEMA, what)
     requests, objects, total = [], {}, 0
     try:

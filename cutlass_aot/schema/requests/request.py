@@ -1,14 +1,14 @@
 """The request record: one call of ``cute.compile`` that a program makes, as plain data.
 
-Everything that a request holds is a *value*: None, a boolean, an integer of 64 bits, a float, text or bytes,
-which stand for themselves, a list, or a map from text to values. Whatever else a program passes is described
-by a map that names its kind (:mod:`cutlass_aot.programs.describe.values.describer`)::
+A request consists of *values*: None, booleans, integers of 64 bits, floats, text, bytes, lists of values, and
+maps from text to values. Anything else that a program passes is described by a map that names its kind
+(:mod:`cutlass_aot.programs.describe.values.describer`)::
 
     {"tuple": [1, 2]}
     {"tensor": {"dtype": "cutlass.base_dsl.typing:BFloat16", "shape": [{"symbol": 0, ...}, 4096], ...}}
     {"object": "quack.rmsnorm:RMSNorm", "fields": {"N": 4096, "stage": 1, ...}}
 
-Integers, floats and booleans stay apart: 1, 1.0 and true are three values.
+1, 1.0 and true are different values.
 """
 
 import re
@@ -27,24 +27,24 @@ REQUEST_SCHEMA = 1
 """Version of what a request covers. Raise it when the meaning of a field changes."""
 
 OPERATION = "cute.compile"
-"""Operation of the kernels that requests stand for."""
+"""Operation of the kernels of requests."""
 
 GENERATOR = "program"
-"""Generator of the kernels that requests stand for."""
+"""Generator of the kernels of requests."""
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Largest encoded request."""
+"""Bytes of an encoded request."""
 
 Value = Any
 """None, bool, int, float, str, bytes, a list of values, or a map from text to values."""
 
 _Encodable = Annotated[Value, Check(canonical)]
-"""A value of a record whose encoding is not made when it is read."""
+"""A value that is checked when it is read, because its record is not encoded then."""
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_.+-]")
 _MAX_NAME = 120
 _WITHIN = 4
-"""Levels of a file around a request."""
+"""Levels of nesting around a request in a file."""
 _MAX_SHOWN = 120
 
 
@@ -60,9 +60,9 @@ class Request:
         options: compile options that differ from their defaults.
         target: GPU code target, such as ``sm_90a``.
         device: numbers of the GPU that code generation may ask for, such as ``sm_count``.
-        code: the code that it follows from: distribution, module or package to its version and digest.
-        state: variables that the code reads and that no file decides: module-level values that functions
-            read, by ``module:name``, and environment variables, by ``environment:NAME``.
+        code: the code that decides the result: distribution, module or package to version and digest.
+        state: variables that the code reads and its source does not decide: module-level values, by
+            ``module:name``, and environment variables, by ``environment:NAME``.
     """
 
     callable: str
@@ -78,7 +78,7 @@ class Request:
 
     @property
     def distributions(self) -> dict[str, str]:
-        """The versions of the distributions whose code it follows from; code that none installed has none."""
+        """Versions in :attr:`code`, without code that no distribution installed."""
         versions = {name: fingerprint.partition(" ")[0] for name, fingerprint in self.code.items()}
         return {name: version for name, version in versions.items() if version != "-"}
 
@@ -86,7 +86,7 @@ class Request:
         """The canonical encoding of the record.
 
         Raises:
-            TypeError: for a value that has no encoding, or is nested too deep for the files that hold it.
+            TypeError: for a value that has no encoding or is nested too deep for the request's files.
             OverflowError: for an integer of more than 64 bits.
         """
         if not self._encoded:
@@ -95,17 +95,12 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Request":
-        """Read what :meth:`encoded` gave.
-
-        Raises:
-            CorruptFile: if it is truncated, altered or too large.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read what :meth:`encoded` gave."""
         if len(data) > MAX_REQUEST_BYTES:
             raise CorruptFile(f"{what} has {len(data)} bytes; a request has at most {MAX_REQUEST_BYTES}")
         request = from_plain(cls, decode(data, what), what)
         try:
-            # Its digest is that of its encoding, which not everything has that can be decoded.
+            # Some values that can be decoded cannot be encoded, and the digest needs the encoding.
             request.encoded()
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
@@ -113,15 +108,14 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the encoded request: what a bundle answers it by."""
+        """SHA-256 of the encoded request, by which a bundle finds its kernel."""
         if not self._digest:
             object.__setattr__(self, "_digest", digest(self.encoded()))
         return self._digest
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that stands for it in a store and in a bundle; kernels of one callable and target are a
-        group."""
+        """The request's kernel in a store and a bundle; kernels of one callable and target are a group."""
         name = _NOT_IN_A_FILE_NAME.sub("_", self.callable.replace(":", "."))[-_MAX_NAME:].lstrip("._-")
         return Kernel.make(
             operation=OPERATION,
@@ -136,14 +130,14 @@ class Request:
 
 @row
 class CallByName(NamedTuple):
-    """How a compiled function takes arguments by name, where its Python signature lets a caller do so.
+    """How a compiled function takes arguments by name, if its Python signature allows that.
 
     Attributes:
-        names: of the arguments in order.
-        defaults: values of the last of them.
-        keyword_names: of arguments that are passed by name alone.
+        names: positional arguments, in order.
+        defaults: values of the last of ``names``.
+        keyword_names: keyword-only arguments.
         keyword_defaults: name to default value of those that have one.
-        dataclasses: names of the arguments whose fields are passed one after the other.
+        dataclasses: arguments whose fields are passed one after the other.
     """
 
     names: tuple[str, ...]
@@ -153,17 +147,16 @@ class CallByName(NamedTuple):
     dataclasses: tuple[str, ...] = ()
 
     def validate(self) -> None:
-        """Raise ValueError for a default or a dataclass of no argument."""
+        """Refuse a default or a dataclass that belongs to no argument."""
         known = {*self.names, *self.keyword_names}
         if len(self.defaults) > len(self.names) or not {*self.keyword_defaults, *self.dataclasses} <= known:
             raise ValueError("a default or a dataclass of no argument")
 
 
 def default_value(value: Value) -> Any:
-    """A default value of :class:`CallByName` as it is passed: numbers, text, None, and tuples of them.
+    """A default value of :class:`CallByName` as it is passed: a number, text, None, or a tuple of these.
 
-    Raises:
-        ValueError: for another value.
+    Any other value is a ValueError.
     """
     if isinstance(value, Mapping) and set(value) == {"tuple"} and isinstance(value["tuple"], list):
         return tuple(map(default_value, value["tuple"]))
@@ -174,25 +167,14 @@ def default_value(value: Value) -> Any:
 
 @row
 class CompiledRequest(NamedTuple):
-    """A request with what its kernel's record does not say of the compiled function.
-
-    Attributes:
-        request: the request.
-        call: how arguments are passed by name; None for a function that takes them in order alone.
-    """
+    """A request, and how its function takes arguments by name: None if all are positional only."""
 
     request: Request
     call: CallByName | None = None
 
 
 class Difference(NamedTuple):
-    """One value that differs between two requests.
-
-    Attributes:
-        path: where, such as ``arguments.mQ.tensor.dtype``.
-        found: value of the first, in words.
-        other: value of the second, in words.
-    """
+    """A value that differs between two requests, at a path such as ``arguments.mQ.tensor.dtype``, as text."""
 
     path: str
     found: str
@@ -200,7 +182,7 @@ class Difference(NamedTuple):
 
 
 def differences(request: Request, other: Request) -> list[Difference]:
-    """Every value that two requests do not share, in order of their paths."""
+    """Every value that differs between two requests, in order of their paths."""
     pairs = zip(to_plain(request).items(), to_plain(other).values(), strict=True)
     found: list[Difference] = []
     for (name, ours), theirs in pairs:
@@ -227,7 +209,7 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
 
 
 def _shortened(value: Value) -> str:
-    """A value in words, for messages."""
+    """A value as text for messages, shortened."""
     if value is _ABSENT:
         return "nothing"
     text = value_text(value)

@@ -1,7 +1,7 @@
-"""The requests of a program that the kernels of a group answer; each is decoded when it is first needed.
+"""The index of a program's requests that the kernels of a group answer.
 
 The file is sealed msgpack: ``requests``, one row a kernel, in the order of the group's index. A request is
-found by its digest, without decoding it or another one.
+found by its digest, without decoding any.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,14 @@ REQUESTS_KIND = "cutlass-aot requests"
 
 
 _Row = tuple[BinaryDigest, bytes, CallByName | None]
-"""Digest of the request, the encoded request, how its compiled function is called."""
+"""Digest of the request, the encoded request, and how its function takes arguments by name."""
 
 
 class RequestIndex(Rows[_Row, CompiledRequest]):
     """The requests of a group by position, each decoded when it is first needed.
 
-    Args:
-        body: what the file holds.
-        count: kernels of the group.
-        what: how to call the file in an error.
-
-    Raises:
-        CorruptFile: if the rows are malformed, not as many as there are kernels, or have a request twice; a
-            request that is malformed raises when it is needed.
+    The number of rows has to be ``count``, that of the group's kernels, and no request occurs twice. A
+    malformed request is a CorruptFile when it is needed.
     """
 
     def __init__(self, body: Any, count: int, what: str) -> None:
@@ -50,11 +44,7 @@ class RequestIndex(Rows[_Row, CompiledRequest]):
             raise CorruptFile(f"{what} has a request twice: build the bundle again")
 
     def call(self, position: int) -> CallByName | None:
-        """How the compiled function of a request is called by name, without decoding the request.
-
-        Raises:
-            CorruptFile: if the row is malformed.
-        """
+        """How a request's function takes arguments by name, without decoding the request."""
         record = self._rows[position][2]
         what = f"{self._what}: how a compiled function is called"
         return None if record is None else from_plain(CallByName, record, what)
@@ -71,23 +61,16 @@ class RequestIndex(Rows[_Row, CompiledRequest]):
 
 
 def requests_to_bytes(requests: Sequence[CompiledRequest]) -> bytes:
-    """The file of a group's requests, in the order given, which is that of the group's index.
+    """The file of a group's requests, which are given in the order of the group's index.
 
-    Raises:
-        TypeError: for a value that has no encoding.
-        OverflowError: for an integer of more than 64 bits.
+    Values without an encoding raise as in :meth:`.Request.encoded`.
     """
     rows = [(request.digest, request.encoded(), call) for request, call in requests]
     return seal(REQUESTS_KIND, SCHEMA, {"requests": codec_of(tuple[_Row, ...]).to_plain(rows)})
 
 
 def requests_from_bytes(data: bytes, group: GroupEntry, what: str) -> RequestIndex:
-    """Read what :func:`requests_to_bytes` gave.
-
-    Raises:
-        CorruptFile: if it is truncated, altered, malformed or too large.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read what :func:`requests_to_bytes` gave."""
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptFile(f"{what} has {len(data)} bytes, an index has at most {MAX_INDEX_BYTES}")
     return RequestIndex(unseal(data, REQUESTS_KIND, SCHEMA, what), group.count, what)

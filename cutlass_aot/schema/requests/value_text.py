@@ -1,11 +1,11 @@
-"""A value of a request as a person reads it."""
+"""Values of a request as readable text."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def value_text(value: Any) -> str:
-    """A value in words, however long."""
+    """A value as text of any length."""
     if isinstance(value, Mapping):
         kinds = set(value)
         if kinds == {"tensor"} and isinstance(value["tensor"], Mapping):
@@ -36,7 +36,7 @@ def value_text(value: Any) -> str:
 
 
 def _tensor(fields: Mapping[str, Any]) -> str:
-    """Dtype, shape and strides, then the rest by name."""
+    """A tensor's dtype, shape and strides, then its other fields."""
     rest = dict(fields)
     words = [type_text(rest.pop("dtype", None))]
     for name in ("shape", "strides"):
@@ -50,7 +50,7 @@ def _tensor(fields: Mapping[str, Any]) -> str:
 
 
 def class_text(value: Any) -> str:
-    """The class of an object: by its name, or by what it was made of."""
+    """An object's class: its name, or the text of the value that describes it."""
     return value if isinstance(value, str) else value_text(value)
 
 

@@ -1,4 +1,4 @@
-"""Kernels of a group by speed, problem by problem: measured on a GPU, or modelled at build time."""
+"""Rankings: the kernels of a group by speed for each problem, measured on a GPU or modelled at build time."""
 
 from collections.abc import Collection
 from math import inf
@@ -24,7 +24,7 @@ class Extents(NamedTuple):
 
     @property
     def by_name(self) -> dict[str | int, int]:
-        """Extents by their names in an operand's constraint."""
+        """Extents by their names in operand constraints."""
         return {"L": self.batch, "M": self.m, "N": self.n, "K": self.k}
 
     def __str__(self) -> str:
@@ -33,12 +33,10 @@ class Extents(NamedTuple):
 
 
 class RankedProblem(NamedTuple):
-    """The kernels of one group for one problem, best first; kernels that are not named rank behind.
+    """The kernels of one group for one problem, best first; kernels that are not listed rank last.
 
-    Attributes:
-        extents: of the problem.
-        kernels: digests of the kernels (:attr:`~.Kernel.digest`), at least one.
-        seconds: measured time of each, in the same order, ascending; empty where nothing was measured.
+    ``kernels`` has the digests (:attr:`~.Kernel.digest`) of at least one. ``seconds`` has the measured time
+    of each, ascending, or is empty where nothing was measured.
     """
 
     extents: Extents
@@ -47,14 +45,14 @@ class RankedProblem(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """What is known of the speed of one group's kernels.
+    """The speed of one group's kernels on one GPU model.
 
     Attributes:
         group: digest of the group (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`).
-        gpu: model of the GPU that it holds for; as the driver names it (``NVIDIA H200``), if measured.
-        measured: whether times were measured on that GPU, or modelled at build time.
-        origin: where it comes from, in words for a reader: ``tuned 2026-11-21, driver 580.159.04``.
-        problems: by their extents, each once.
+        gpu: model of the GPU; as the driver names it (``NVIDIA H200``), if measured.
+        measured: measured on that GPU, else modelled at build time.
+        origin: text for a reader, such as ``tuned 2026-11-21, driver 580.159.04``.
+        problems: no two with the same extents.
     """
 
     group: str
@@ -64,7 +62,7 @@ class Ranking(NamedTuple):
     problems: tuple[RankedProblem, ...]
 
     def to_bytes(self) -> bytes:
-        """The file of a bundle. Digests are written once; a problem names them by their position."""
+        """The file in a bundle. Digests are written once; problems name kernels by position in that list."""
         digests = sorted({digest for problem in self.problems for digest in problem.kernels})
         position = {digest: index for index, digest in enumerate(digests)}
         body = {
@@ -86,12 +84,7 @@ class Ranking(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Ranking":
-        """Read what :meth:`to_bytes` gave.
-
-        Raises:
-            CorruptFile: if it is truncated, altered or malformed.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read what :meth:`to_bytes` gave."""
         body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
         try:
             digests = [str(digest) for digest in body["kernels"]]
@@ -127,12 +120,12 @@ def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
 
 
 def holds_for(gpu: str, measured: bool) -> str:
-    """What a ranking holds for, in words."""
+    """The GPU model of a ranking and whether it was measured, as text."""
     return f"{gpu}, {'measured' if measured else 'modelled'}"
 
 
 def without(problem: RankedProblem, kernels: Collection[str]) -> RankedProblem | None:
-    """A problem without these kernels; None if there are no others."""
+    """A problem without these kernels, None if no kernel remains."""
     kept = [position for position, digest in enumerate(problem.kernels) if digest not in kernels]
     if not kept:
         return None

@@ -1,4 +1,4 @@
-"""Lists of GEMM problems, as TOML: every m with every (n, k).
+"""Lists of GEMM problems in TOML: every m with every (n, k).
 
 ::
 
@@ -6,11 +6,11 @@
 
     [any_name]
     nk = [[4096, 7168], [2112, 7168]]
-    batch = 4                           # or several; left out: 1
+    batch = 4                           # or several; 1 by default
     m = 32                              # or several, instead of those at the top
 
-Tables have names for their readers alone. A table without ``nk`` is left out with a note; one with
-``groups`` (of a grouped GEMM) gives dense problems, with a note too.
+Names of tables have no meaning. A table without ``nk`` is left out, and one with ``groups`` (of a grouped
+GEMM) gives dense problems; a note says so.
 """
 
 import sys
@@ -33,39 +33,26 @@ _KEYS = ("batch", "groups", "m", "nk")
 
 @dataclass(frozen=True, slots=True)
 class ShapeList:
-    """Problems, each once, in the order of the file.
-
-    Attributes:
-        extents: at least one.
-        notes: what was left out or taken otherwise than it may have been meant; sentences.
-    """
+    """At least one problem, each once, in the order of the file, with notes on ignored tables and keys."""
 
     extents: tuple[Extents, ...]
     notes: tuple[str, ...]
 
 
 def parse_shapes(data: bytes, what: str) -> ShapeList:
-    """Read the bytes of a file of problems; ``what`` is its name in an error.
-
-    Raises:
-        ManifestError: if they are not UTF-8, not TOML, or not a list of problems.
-    """
+    """Read a file of problems; ManifestError if it is malformed."""
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
-    # A number of thousands of digits is a plain ValueError.
+    # tomllib raises a plain ValueError for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what}: not valid TOML: {error}") from None
     return shapes_of(document, what)
 
 
 def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
-    """The problems of a parsed document; ``what`` is its name in an error.
-
-    Raises:
-        ManifestError: with the key, what was found and what is expected.
-    """
+    """The problems of a parsed document; ManifestError if it is malformed."""
     found: dict[Extents, None] = {}
     notes = []
     for name, table in document.items():

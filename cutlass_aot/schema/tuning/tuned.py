@@ -1,6 +1,6 @@
-"""What a tuning file is good for: the GPU and the very kernels it was measured on, as a bundle's rankings.
+"""Which GPU and kernels a tuning file is valid for, and the rankings of a bundle that follow from it.
 
-Pure functions, which take the kernels at hand as a mapping (:data:`Objects`).
+All functions are pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,19 +12,19 @@ from cutlass_aot.schema.tuning.ranking import RankedProblem, Ranking
 from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
 
 Objects = Mapping[str, tuple[str, str | None]]
-"""Digest of a kernel's record to its group's digest and its object's, None if it is not compiled yet."""
+"""Kernel digest to the digests of its group and of its object; the object's is None if it is not compiled."""
 
 _SHOWN = 16
-"""Digits of a digest that a reader is shown."""
+"""Digits of a digest in messages."""
 
 
 def objects_of(entries: Iterable[KernelEntry]) -> Objects:
-    """Kernels of a bundle, to hold tuning files against."""
+    """Kernels of a bundle, for checking tuning files."""
     return {entry.kernel.digest: (entry.kernel.group, entry.object_sha256) for entry in entries}
 
 
 def applies(tuning: Tuning, gpu: str) -> Verdict:
-    """Whether a tuning file holds for a GPU model, as the driver names it."""
+    """Whether a tuning file is valid for a GPU model, named as the driver does."""
     if tuning.gpu == gpu:
         return ACCEPTED
     return Rejected(
@@ -36,17 +36,13 @@ def applies(tuning: Tuning, gpu: str) -> Verdict:
 def fits(
     tuning: Tuning, kernels: Objects, *, holder: str, advice: str, versions: Mapping[str, str] | None = None
 ) -> Verdict:
-    """Whether every kernel of a tuning file is among those at hand, with the code that was measured.
+    """Whether every kernel of a tuning file is among ``kernels``, with the code that was measured.
 
-    Kernels that the file does not name are no reason to refuse: they rank behind. Neither is another
-    toolchain that gives the same objects.
+    Of a kernel that is not compiled yet only the record is compared. Kernels that the file does not name are
+    accepted, as they rank last, and so is another toolchain that gives the same objects.
 
-    Args:
-        tuning: the file.
-        kernels: those at hand; one that is not compiled yet is checked against its record alone.
-        holder: who has them, for the reason: ``bundle sm90``.
-        advice: what to do, for the reason.
-        versions: of what they were built with, as in :attr:`Tuning.versions`; those that differ are named.
+    The reason of a refusal names the ``holder`` of the kernels (``bundle sm90``), the ``versions`` of what
+    built them that differ from :attr:`Tuning.versions`, and the ``advice``.
     """
     for group in tuning.groups:
         for kernel in group.kernels:
@@ -66,9 +62,9 @@ def fits(
 
 
 def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """Versions of what the code comes from, on both sides."""
+    """The versions that differ, as text for a message."""
     names = [name for name in sorted(present) if present[name] != measured.get(name, present[name])]
-    # The fingerprint differs whenever a package does: it tells something only where it stands alone.
+    # The fingerprint differs whenever a package does, so it is only shown if nothing else differs.
     names = [name for name in names if name not in ("cutlass-aot", "toolchain")] or [
         name for name in names if name == "toolchain"
     ]
@@ -79,7 +75,7 @@ def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str
 
 
 def rankings(tuning: Tuning) -> tuple[Ranking, ...]:
-    """What a bundle keeps of a tuning file: one ranking for each group in which anything was ranked."""
+    """The rankings of a bundle from a tuning file: one for each group with a ranked kernel."""
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
     found = []
@@ -91,9 +87,9 @@ def rankings(tuning: Tuning) -> tuple[Ranking, ...]:
 
 
 def _ranked(problem: TunedProblem) -> RankedProblem:
-    """What was measured to the end, best first, then what was dropped after a first look."""
+    """Kernels that were measured to the end, best first, then those that were stopped early."""
     last = problem.ranked[-1][1]
-    # A first look is shorter: it may have found less than the last of the others took.
+    # A stopped measurement is shorter, and its time may be below that of the last ranked kernel.
     dropped = [(digest, max(found, last)) for digest, found in problem.stopped]
     times = sorted((*problem.ranked, *dropped), key=lambda item: item[1])
     return RankedProblem(
@@ -104,7 +100,7 @@ def _ranked(problem: TunedProblem) -> RankedProblem:
 
 
 def sound(tuning: Tuning) -> Verdict:
-    """Whether every kernel that was measured gave right results: one that did not must not be chosen."""
+    """Whether every measured kernel worked; one that did not must not be chosen."""
     for group in tuning.groups:
         names = {kernel.digest: kernel.name for kernel in group.kernels}
         for problem in group.problems:
@@ -119,19 +115,11 @@ def sound(tuning: Tuning) -> Verdict:
 def rankings_of_manifest(
     files: Mapping[str, Tuning], kernels: Objects, versions: Mapping[str, str]
 ) -> tuple[Ranking, ...]:
-    """What a build keeps of the tuning files that its manifest names in ``[select] tuning``.
+    """The rankings from the tuning files (by path as written) that a manifest names in ``[select] tuning``.
 
-    To be called twice: before anything is compiled, where a kernel that the manifest does not select is
-    refused at once, and again when the objects are known.
-
-    Args:
-        files: tuning files by their paths as the manifest writes them.
-        kernels: those that the manifest selects.
-        versions: packages and ``toolchain`` of the build.
-
-    Raises:
-        ManifestError: if a file has times of a kernel that the manifest does not select, or of other code
-            than is built now, or no times at all; or if two have times of one group on one GPU model.
+    Call it before anything is compiled, to refuse early a kernel that the manifest does not select, and again
+    when the objects are known. ManifestError if a file has times of a kernel that is not selected or of other
+    code than is built, or no times, or if two files have times of one group on one GPU model.
     """
     found: dict[tuple[str, str], tuple[str, Ranking]] = {}
     for name, tuning in files.items():

@@ -1,8 +1,8 @@
-"""The tuning file: what each kernel of a bundle took for each problem, on one GPU. JSON, one row a line.
+"""The tuning file: the time of each kernel of a bundle for each problem on one GPU, as JSON, a row a line.
 
-It holds for the GPU model it was measured on, and for the very code that was measured: a kernel is named by
-the digest of its record and by that of its object, because another compiler makes code of another speed
-from the same record. :mod:`~cutlass_aot.schema.tuning.tuned` says what a file is good for.
+It is valid for the GPU model and the code that were measured. A kernel is named by the digest of its record
+and by that of its object, because another compiler makes code of another speed from the same record.
+:mod:`~cutlass_aot.schema.tuning.tuned` checks whether a file is valid.
 """
 
 import json
@@ -38,7 +38,7 @@ TUNING_KIND = "cutlass-aot tuning"
 TUNING_SCHEMA = 1
 MAX_TUNING_BYTES = 1 << 26
 _EXPANDED_DEPTH = 4
-"""Levels of the file that have a line an item: the file, its groups, a group, its kernels and problems."""
+"""Levels of the JSON with one item a line: the file, its groups, a group, its kernels and problems."""
 
 
 def _check_positive(value: float) -> None:
@@ -73,10 +73,8 @@ Times = tuple[tuple[Digest, Positive], ...]
 class TunedKernel:
     """A kernel that was measured.
 
-    Attributes:
-        digest: of its record (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.digest`).
-        object_sha256: digest of the compiled object, which is what the time belongs to.
-        name: readable name.
+    ``digest`` is that of its record (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.digest`),
+    ``object_sha256`` that of the measured code.
     """
 
     digest: Digest
@@ -86,15 +84,14 @@ class TunedKernel:
 
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
-    """What was measured for one problem.
+    """The measurements of one problem.
 
     Attributes:
-        extents: of the problem.
         ranked: kernels that were measured to the end, best first.
-        stopped: kernels that were dropped after a first look, being far behind; best first.
+        stopped: kernels whose measurement was stopped early because they were far slower; best first.
         failed: kernels that gave a wrong result or could not be launched, with the reason; by digest.
-        sm_mhz: clock of the multiprocessors while it was measured, None if not known.
-        memory_mhz: clock of the memory, likewise.
+        sm_mhz: clock of the multiprocessors during the measurement, None if not known.
+        memory_mhz: clock of the memory, None if not known.
     """
 
     extents: Annotated[Extents, Check(_check_extents)]
@@ -106,24 +103,20 @@ class TunedProblem:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """Digests of all kernels that were tried."""
+        """Digests of all kernels that were tried, failed ones too."""
         return frozenset(digest for digest, _ in (*self.ranked, *self.stopped, *self.failed))
 
     def validate(self) -> None:
-        """Raise ValueError for a kernel that is there twice."""
+        """Refuse a kernel that occurs twice."""
         digests = [digest for digest, _ in (*self.ranked, *self.stopped, *self.failed)]
         _check_once(digests, "kernel of a problem")
 
 
 @dataclass(frozen=True, slots=True)
 class TunedGroup:
-    """What was measured of one group.
+    """The measurements of one group, whose digest is :attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`.
 
-    Attributes:
-        digest: of the group (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`).
-        name: readable name.
-        kernels: those that were tried, by name.
-        problems: by extents, each once.
+    The file has the kernels in order of their names and the problems in order of their extents.
     """
 
     digest: Digest
@@ -132,17 +125,17 @@ class TunedGroup:
     problems: tuple[TunedProblem, ...]
 
     def validate(self) -> None:
-        """Raise ValueError for a kernel or a problem that is there twice."""
+        """Refuse a kernel or a problem that occurs twice."""
         _check_once([kernel.digest for kernel in self.kernels], "kernel")
         _check_once([problem.extents for problem in self.problems], "problem")
 
 
 _COLUMNS = ("microseconds", "stopped", "failed")
-"""What a problem says of kernels: each by its position in the group's list."""
+"""Fields of a problem that name kernels, in the file by position in the group's list."""
 
 
 def _with_positions(cls: Any) -> Codec:
-    """Groups whose problems name kernels by their positions; everything in order."""
+    """A codec of groups whose problems name kernels by position; kernels and problems are written sorted."""
     codec = codec_of(cls)
 
     def read(data: Any, what: str) -> TunedGroup:
@@ -193,12 +186,11 @@ class Tuning:
         compute_capability: such as ``9.0``.
         driver: release of the driver, None if not known.
         cuda: CUDA version of the driver, such as ``13.0``.
-        power_limit_watts: that the GPU was held to, None if not known.
+        power_limit_watts: power limit of the GPU, None if not known.
         date: of the last measurement, such as ``2026-11-21``.
         bundle: name and version of the bundle, for a reader.
-        versions: name to version, of what measured (``cutlass-aot``, ``torch``, ``apache-tvm-ffi``) and of
-            what the kernels were built with (the compiler's packages, and ``toolchain``, its fingerprint).
-        groups: by name.
+        versions: name to version of what measured (``cutlass-aot``, ``torch``, ``apache-tvm-ffi``) and what
+            built the kernels (the compiler's packages, and ``toolchain``, its fingerprint).
     """
 
     gpu: str
@@ -212,14 +204,14 @@ class Tuning:
     groups: tuple[Annotated[TunedGroup, Form(_with_positions)], ...] = ()
 
     def validate(self) -> None:
-        """Raise ValueError for a group that is there twice."""
+        """Refuse a group that occurs twice."""
         _check_once([group.digest for group in self.groups], "group")
 
     def to_bytes(self) -> bytes:
-        """The file: equal tunings give equal bytes."""
+        """The file. Equal tunings give equal bytes."""
         groups = sorted(self.groups, key=lambda group: (group.name, group.digest))
         problems = [problem for group in groups for problem in group.problems]
-        # For a reader; they are in the problems, and taken from there.
+        # For a person; from_bytes ignores it, because each problem has its own clocks.
         clocks = {
             "sm_mhz": _spread([problem.sm_mhz for problem in problems]),
             "memory_mhz": _spread([problem.memory_mhz for problem in problems]),
@@ -229,12 +221,7 @@ class Tuning:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Tuning":
-        """Read what :meth:`to_bytes` gave.
-
-        Raises:
-            CorruptFile: if it is truncated, too large or malformed.
-            SchemaTooNew: if a newer release wrote it.
-        """
+        """Read what :meth:`to_bytes` gave."""
         if len(data) > MAX_TUNING_BYTES:
             raise CorruptFile(f"{what} is larger than {MAX_TUNING_BYTES} bytes: expected a tuning file")
         record = decode_json(data, what, _AGAIN)
@@ -247,13 +234,7 @@ _AGAIN = "fetch it again, or measure again with cutlass-aot tune --force"
 
 
 def read_tuning(path: Path) -> Tuning:
-    """Read a tuning file of at most 64 MiB.
-
-    Raises:
-        TuningError: if it is missing or unreadable.
-        CorruptFile: if it is not a tuning file, or damaged.
-        SchemaTooNew: if a newer release wrote it.
-    """
+    """Read a tuning file of at most 64 MiB; TuningError if it is missing or unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TUNING_BYTES + 1)
@@ -263,11 +244,7 @@ def read_tuning(path: Path) -> Tuning:
 
 
 def write_tuning(tuning: Tuning, path: Path) -> None:
-    """Write a tuning file, at once: a reader sees what was there before, or all of the new one.
-
-    Raises:
-        TuningError: if the disk refuses; what was there stays.
-    """
+    """Write a tuning file atomically; if it cannot be written (TuningError), the old file stays."""
     staging = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +274,7 @@ def _spread(clocks: list[int | None]) -> dict[str, int] | None:
 
 
 def _rendered(value: Any, depth: int = 0) -> str:
-    """JSON with sorted keys: a line an item in the outer levels, compact within."""
+    """JSON with sorted keys: one item a line in the outer levels, inner levels on one line."""
     if depth == _EXPANDED_DEPTH or not isinstance(value, (dict, list)) or not value:
         return json.dumps(value, sort_keys=True, allow_nan=False)
     outer, inner = " " * depth, " " * (depth + 1)
