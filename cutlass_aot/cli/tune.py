@@ -101,7 +101,7 @@ def command(
 
 
 def _refuse_beside_from(context: click.Context) -> None:
-    """Options of measuring, where nothing is measured, would be passed over in silence."""
+    """Refuse options of measuring beside --from, which would ignore them."""
     for name in context.params:
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and name not in ("bundle", "source", "applied", "as_json"):
@@ -156,7 +156,7 @@ def _measure(
         opened.require(job.kernels[0].target, gpu)
     made_of = None
     if applied is not None:
-        # What cannot be written is told now, and not after all is measured.
+        # Refuses before measuring what could not be written after it.
         made_of = require_sound(bundle).plan()
         tell_unchecked(bundle)
         check_output(applied)
