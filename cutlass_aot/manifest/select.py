@@ -29,8 +29,8 @@ class SelectSettings:
         heuristics: name of the model that ranks kernels, or ``""`` for none.
         shapes: the problems to rank for; empty exactly if ``heuristics`` is.
         keep: how many of the best kernels of each problem stay in the bundle; None for all kernels.
-        gpus: target to the GPU to rank for, by the heuristic's own name; for other targets it follows from the
-            device profile.
+        gpus: target to the GPU to rank for, by the heuristic's own name; for other targets it follows from
+            the device profile.
         tuning: tuning files, relative to the manifest, as written.
         inputs: each file that was read, by its path as written, to the SHA-256 of its bytes.
     """

@@ -14,7 +14,7 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 State = Literal["compiled", "present", "shared", "failed", "open"]
-"""Of a kernel: compiled now, in the store before, stored meanwhile by another builder, failed, not reached."""
+"""Of a kernel: compiled now, in the store before, stored by another builder just now, failed, not reached."""
 
 
 @dataclass(frozen=True, slots=True)
