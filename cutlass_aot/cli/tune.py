@@ -109,7 +109,6 @@ def _refuse_beside_from(context: click.Context) -> None:
 
 
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
-    """Put an existing tuning file into a bundle."""
     from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
     from cutlass_aot.schema.tuning.tuning import read_tuning

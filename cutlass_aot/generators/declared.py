@@ -25,10 +25,7 @@ OWN_MODULES = (
 
 
 class Answer(NamedTuple):
-    """What a decorated function returned: a ``@cute.jit`` callable, its operands, and values compiled in.
-
-    The values come after the operands in the call.
-    """
+    """What a decorated function returned: a ``@cute.jit`` callable, operands, and values after them."""
 
     function: Any
     operands: tuple[OperandConstraint, ...]

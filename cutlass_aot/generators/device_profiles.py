@@ -70,10 +70,7 @@ def builtin_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
-    """Load a built-in profile by name, or a TOML file if ``name`` ends in ``.toml``.
-
-    The path of a file is relative to ``base``, the folder of the manifest that names it.
-    """
+    """A built-in profile by name, or that of a file whose name ends in ``.toml``, relative to ``base``."""
     if name.endswith(".toml"):
         path = (base or Path()) / name
         return _parse(load_toml(path), str(name))

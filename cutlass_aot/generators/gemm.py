@@ -17,10 +17,7 @@ CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 
 
 def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ...]:
-    """What a dense GEMM demands of a, b and out.
-
-    Addresses, contiguous extents and strides are multiples of ``alignment`` bytes.
-    """
+    """Operands of a GEMM: addresses, contiguous extents and strides are multiples of ``alignment`` bytes."""
     return tuple(
         OperandConstraint(
             name=name,

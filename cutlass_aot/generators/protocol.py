@@ -65,7 +65,7 @@ class Generator(Protocol):
     """Name in manifests."""
 
     version: str
-    """Raised by its author when the same record is to give other code."""
+    """Its author raises it when the same record is to give other code."""
 
     operations: tuple[str, ...]
     """Operations it has kernels for."""

@@ -98,7 +98,6 @@ def import_plugin(module: str) -> None:
 
 
 def _import_light(module: str, what: str) -> ModuleType:
-    """Import a module that must not import the DSL: queries run without it."""
     had_dsl = "cutlass" in sys.modules
     loaded = importlib.import_module(module)
     if not had_dsl and "cutlass" in sys.modules:

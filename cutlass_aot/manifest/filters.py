@@ -1,4 +1,4 @@
-"""Design filters: the kernels, by their designs, that a manifest asks for. Pure, over plain values."""
+"""Design filters: which kernels a manifest asks for, by their designs. Pure, over plain values."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Manifest:
     """A whole manifest.
 
     ``version`` follows PEP 440; ``targets`` are as written; ``devices`` maps targets to device profiles;
-    ``plugins`` are modules to import for their generators; the plan's digest is that of ``document``, the
-    parsed TOML.
+    ``plugins`` are modules to import for their generators; ``document``, the parsed TOML, is part of the
+    plan's digest.
     """
 
     path: Path
@@ -56,7 +56,7 @@ def device_text(devices: Mapping[str, str]) -> str:
 
 
 def check_name(name: str) -> str:
-    """Refuse what is not a name of a bundle."""
+    """A name, which is refused if no bundle can have it."""
     if not BUNDLE_NAME.fullmatch(name):
         raise ManifestError(
             f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
@@ -65,7 +65,7 @@ def check_name(name: str) -> str:
 
 
 def check_version(version: str) -> str:
-    """Refuse what is not a version of a bundle (PEP 440)."""
+    """A version, which is refused if it is none of a bundle (PEP 440)."""
     if not _VERSION.fullmatch(version):
         raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
     release(version)
@@ -123,7 +123,6 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
 
 
 def _devices(bundle: dict[str, Any], targets: tuple[str, ...]) -> dict[str, str]:
-    """The device profile of each target: one for all, or as a table names them."""
     if not isinstance(bundle.get("device"), dict):
         return dict.fromkeys(targets, text(bundle, "device", "bundle"))
     table = bundle["device"]

@@ -311,7 +311,6 @@ def short_name(kernel: Kernel, width: int) -> str:
 
 
 def _failure_line(failure: Failure) -> str:
-    """One line of a failure; its log has the rest."""
     reason = failure.reason.strip().partition("\n")[0].rstrip()
     if reason.startswith("timed out after"):
         reason += "; --timeout gives more"
@@ -319,10 +318,7 @@ def _failure_line(failure: Failure) -> str:
 
 
 def make_report(*, quiet: bool = False) -> Notes:
-    """The listener for standard error: bars on a terminal if rich is installed, else plain lines.
-
-    If ``quiet``, it shows notices and failures alone.
-    """
+    """Bars if standard error is a terminal and rich is installed, else lines; if ``quiet``, notices alone."""
     if quiet:
         return Notes()
     if sys.stderr.isatty():

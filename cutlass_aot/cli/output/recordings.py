@@ -59,7 +59,6 @@ def _tail(path: Path) -> bytes:
 
 
 def _recording(output: Path, index: int) -> Path:
-    """Path of one of the recordings, beside the manifest."""
     number = f"-{index + 1}" if index else ""
     return output.with_name(f"{output.stem}{number}{SUFFIX}")
 

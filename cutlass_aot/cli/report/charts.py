@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 20, 24
 _LABELS = 5
 _TIMELINE_STEPS = 2000
 _OVERLAP_SECONDS = 0.1
-"""How much before its last kernel is reported a worker may begin the next one: storing takes a moment."""
+"""A worker may begin its next kernel so long before its last one is reported: storing it takes a moment."""
 _NAMED_SPANS = 600
 """Most spans that a timeline names under the mouse; of more, only the outline is drawn."""
 
@@ -78,10 +78,7 @@ def histogram(
 
 
 def timeline(spans: Sequence[Span], seconds: float) -> str:
-    """When kernels were compiled, in as few rows as ran at once; as wide as its container.
-
-    Spans are sorted by their beginnings; ``seconds`` is the duration of the build.
-    """
+    """When kernels were compiled, in as few rows as ran at once; ``spans`` are sorted by their beginnings."""
     lanes = _lanes(spans)
     height = 14 if len(lanes) <= 16 else 7
     scale = _TIMELINE_STEPS / seconds if seconds > 0 else 0.0

@@ -14,15 +14,12 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 State = Literal["compiled", "present", "shared", "failed", "open"]
-"""Of a kernel: compiled now, in the store before, stored by another builder just now, failed, not reached."""
+"""Of a kernel: compiled, in the store before, stored by another builder meanwhile, failed, not reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """One kernel of a build; ``artifact`` is None if it was never compiled.
-
-    Group and design together are its name.
-    """
+    """One kernel of a build. Group and design are its name; ``artifact`` is None if there is none."""
 
     group: str
     design: str

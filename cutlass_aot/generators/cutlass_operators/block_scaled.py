@@ -105,7 +105,7 @@ def block_scaled_gemm(
     """
     batches, rows, depth = a.shape
     _, _, columns = b.shape
-    # 64-bit: the batch's stride is their product, which can exceed 32 bits.
+    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
     shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
     implementation(
         a.iterator,

@@ -39,10 +39,7 @@ _TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
 def enumerate_kernels(
     operators: Iterable[Any], problem: Problem, target: str, device: DeviceProfile
 ) -> Iterator[Kernel]:
-    """Every kernel for a problem with an epilogue.
-
-    ``operators`` are the package's for the problem without it; those of other families are left out.
-    """
+    """Every kernel for a problem with an epilogue, from the package's operators for the one without it."""
     epilogue = problem.epilogue
     if epilogue is None or problem.accumulator == "f16":
         return  # the kernel cannot take a value of f16 out of tensor memory as f32

@@ -70,10 +70,7 @@ def mixed_input_gemm(
     max_active_clusters: cutlass.Constexpr,
     stream: Any,
 ) -> None:
-    """Call the package's kernel with operands in our order.
-
-    a is (L, M, K), of integers, b (L, K, N) and out (L, M, N).
-    """
+    """Call the package's kernel: a is (L, M, K), of integers, b (L, K, N) and out (L, M, N)."""
     implementation(a, None, b, out, max_active_clusters, stream)
 
 
@@ -90,8 +87,8 @@ def scaled_mixed_input_gemm(
 ) -> None:
     """Call the package's kernel with operands in our order and the scale factors in their own layout.
 
-    a is (L, M, K), of integers, b (L, K, N) and out (L, M, N); a_scale has rank 1, in the order (L, K /
-    block, M), with one factor for ``block`` elements along K.
+    a is (L, M, K), of integers, b (L, K, N) and out (L, M, N). In a_scale, of rank 1 and in the order (L, K /
+    block, M), ``block`` elements along K share a factor.
     """
     batches, rows, depth = a.shape
     blocks = depth // block

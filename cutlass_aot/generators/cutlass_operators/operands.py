@@ -103,10 +103,7 @@ def record(
 
 
 def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
-    """Operands of a block-scaled GEMM: a, b, out, a_scale, b_scale.
-
-    The kernel takes addresses and extents, no strides: operands are compact.
-    """
+    """Compact operands of a block-scaled GEMM, as it takes no strides: a, b, out, a_scale, b_scale."""
     mixed = len({DTYPES[dtype].bits for dtype in problem.dtypes[:2]}) > 1
     constraints = []
     for constraint in records.constraints(operator, problem):

@@ -46,7 +46,7 @@ _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
 
 def family(operator: Any) -> str:
-    """An operator's class without ``Operator`` in its name."""
+    """The name of an operator's class without ``Operator``."""
     return type(operator).__name__.removesuffix("Operator")
 
 
@@ -83,10 +83,7 @@ def problem_of(operator: Any) -> Problem:
 
 
 def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
-    """The kernel record of an operator that is not refused (:func:`refusal`).
-
-    Static schedulers compile in numbers of ``device``.
-    """
+    """The kernel record of an operator without a :func:`refusal`, with the numbers of ``device`` it needs."""
     problem = problem_of(operator)
     chosen = design(operator)
     return Kernel.make(

@@ -16,7 +16,7 @@ MAX_GRID_YZ = 65535
 SHARED_BYTES = 228 * 1024
 """Shared memory of a multiprocessor of compute capability 9.0. Source: as above."""
 RESERVED_BYTES = 1024
-"""Bytes of it that the system reserves for each block that runs there."""
+"""Bytes of shared memory that the system reserves for each block that runs there."""
 ALIGNMENT = 1024
 """Bytes; the ring of stages begins at a multiple, since the 128-byte swizzle repeats after so many."""
 
@@ -27,7 +27,7 @@ ROWS = 64
 """Rows of a tensor-core instruction."""
 
 MOST_TOTALS = 128
-"""Sums of a tile that a thread can hold without registers of the warps that load."""
+"""Sums of a tile that a thread can hold without taking registers from the warps that load."""
 
 MOST_STAGED_COLUMNS = 32
 """Most columns of results that a persistent block keeps in shared memory at once, beside the ring."""
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def staged_offset(self) -> int:
-        """Bytes before the results: after the ring if it is already loading the next tile, else within it."""
+        """Bytes before the results: the ring if blocks are persistent, for the next tile is in it; else 0."""
         return self.stages * self.stage_bytes if self.active else 0
 
     @property
@@ -140,8 +140,7 @@ def make_plan(
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
-    Other arguments are those of :class:`Plan`. Raises :class:`ValueError` if the results, or two stages, do
-    not fit.
+    Raises :class:`ValueError` if the results, or two stages, do not fit.
     """
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT

@@ -100,7 +100,7 @@ class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
 
 @contextmanager
 def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """In this context, in this worker: another value under a name of a module."""
+    """Replace a module's attribute within the context, in this worker alone."""
     saved = getattr(module, name)
     setattr(module, name, value)
     try:
