@@ -1,4 +1,4 @@
-"""The command line: parse, call, render. Related commands share a module, imported when one is called."""
+"""The command line. A command's module is imported when the command is called; related commands share one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
 }
 
 _MODULES = {"check": "generators", "installed": "ls", "key": "sign", "plan": "build"}
-"""Commands whose module has the name of another command, which is in it as ``command``."""
+"""Module of each command that stands in another command's module."""
 
 
 class _Commands(click.Group):
@@ -69,14 +69,14 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``cutlass-aot``; turns errors into one message and an exit status."""
-    # Asked to end from outside: clean up as for an interrupt from the terminal.
+    # SIGTERM cleans up as an interrupt from the terminal does.
     if threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     ):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: Any = group.main(args=arguments, prog_name="cutlass-aot", standalone_mode=False)
-        # What a plugin printed is still in the buffer, and a full disk has to be noticed here.
+        # Flush what a plugin printed, so that a full disk is noticed here.
         click.echo(nl=False)
     except CutlassAotError as error:
         _fail(str(error), error.exit_code)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         if not _is_of_output(error):
             raise
-        # Closed, or the interpreter tries to write the rest once more.
+        # Closed, since the interpreter would try to write the rest again when it exits.
         with contextlib.suppress(OSError):
             sys.stdout.close()
         _fail(f"cannot write the output: {error.strerror}", 1)
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    # Where standard error itself cannot be written, the exit status alone tells.
+    # If standard error cannot be written either, the exit status alone tells.
     with contextlib.suppress(OSError):
         click.echo(f"error: {message}", err=True)
     sys.exit(status)

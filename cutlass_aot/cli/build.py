@@ -92,7 +92,7 @@ def _tell_up_to_date(bundle: UpToDateBundle, *, as_json: bool) -> None:
 def _build(
     manifest: Path, out: Path, shard: str | None, as_json: bool, page: Path | None, settings: dict[str, Any]
 ) -> int:
-    # Only now: importing the build side takes longer than all that a build with nothing to do does.
+    # Imported here: that alone takes longer than a whole build with nothing to do.
     from cutlass_aot.builder.build import build
     from cutlass_aot.builder.settings import Settings
     from cutlass_aot.builder.shard import Share

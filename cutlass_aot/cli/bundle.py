@@ -1,4 +1,4 @@
-"""``cutlass-aot bundle``: what is done with whole bundles: from shards to one, to and from registries."""
+"""``cutlass-aot bundle``: merge, prefill, unpack, push and pull whole bundles."""
 
 from __future__ import annotations
 

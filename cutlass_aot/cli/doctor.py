@@ -115,7 +115,7 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
 
 
 def _run_toolchain_test(timeout: float) -> dict[str, Any]:
-    """How a small build went, as plain data; also where the build side itself cannot be imported."""
+    """Build one small kernel; its result as plain data, also if the build side cannot be imported."""
     try:
         from cutlass_aot.builder.check.toolchain_test import run_toolchain_test
     except ImportError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 
 _SHOWN = 16
-"""Values of one filter that are named where nothing matches."""
+"""Most values of a filter that are listed if nothing matches."""
 
 
 @click.command("ls")
@@ -117,7 +117,7 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
 
 
 def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
-    """Of each kernel that answers a request what tells it from those listed of its group, by digest."""
+    """What distinguishes each kernel of a request from those listed of its group, by digest."""
     from cutlass_aot.cli.output.request_lines import set_apart
 
     groups: dict[str, list[KernelHandle]] = {}
@@ -137,7 +137,7 @@ def _numbers_by_size(text: str) -> list[tuple[int, int, str]]:
 
 
 def kernel_summary(handle: KernelHandle) -> dict[str, Any]:
-    """One kernel as plain data: what a script selects by."""
+    """One kernel as plain data, for scripts that select."""
     kernel = handle.kernel
     return {
         "name": handle.name,

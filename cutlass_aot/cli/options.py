@@ -14,13 +14,13 @@ Decorator = Callable[[Any], Any]
 
 
 class KeyPath(click.Path):
-    """Where a key is. Empty, as of a variable that is unset, it would be the current directory."""
+    """Path of a key. An empty one, as of an unset variable, would name the current directory."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """The path; an empty one is refused."""
         if value == "":
             self.fail("an empty path names no key: expected a file (is a variable unset?)", param, ctx)
         return super().convert(value, param, ctx)
@@ -38,7 +38,7 @@ def together(*options: Decorator) -> Decorator:
 
 
 def filter_options(**meanings: str) -> Decorator:
-    """A repeatable option for each name, which takes a shell pattern; the value is its help."""
+    """A repeatable option for each name, which takes a shell pattern; the values are the help texts."""
     return together(
         *(
             click.option(f"--{name}", multiple=True, metavar="PATTERN", help=meaning)
@@ -107,4 +107,4 @@ build_options = together(
         help="Seconds one kernel may take.",
     ),
 )
-"""Options of everything that runs workers."""
+"""Options of commands that run workers."""

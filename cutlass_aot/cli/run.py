@@ -86,7 +86,7 @@ def command(
     if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
         raise click.UsageError(f"--ledger {output}: {output.parent} is not a folder that can be written to")
     for bundle in bundles:
-        # What is wrong with one is said before the program begins.
+        # Reports what is wrong with a bundle before the program begins.
         serve.opened(bundle)
     with tempfile.TemporaryDirectory(prefix="cutlass-aot-run-", ignore_cleanup_errors=True) as folder:
         ledgers = Path(folder) / "ledgers"
@@ -116,19 +116,19 @@ def command(
             publish(found.to_bytes(), output)
     if ran.interrupted or ran.status < 0:
         click.echo(f"error: {ran.problem()}", err=True)
-    # As a shell has it: of what a signal ended, 128 and the number.
+    # As in a shell: 128 + N if signal N ended it.
     return 1 if ran.interrupted else 128 - ran.status if ran.status < 0 else ran.status
 
 
 def _absolute(bundle: str) -> str:
-    # The program may be elsewhere than this by the time it opens it.
+    # The program may change its directory before it opens the bundle.
     from cutlass_aot.programs.serve.serve import is_directory
 
     return str(Path(bundle).absolute()) if is_directory(bundle) else bundle
 
 
 def _gathered(folder: Path) -> Ledger:
-    """What all processes of the program noted."""
+    """The ledgers of all processes of the program, merged."""
     from cutlass_aot.programs.serve.ledger import MAX_BYTES, Ledger
     from cutlass_aot.programs.start.files import read_whole
 

@@ -100,7 +100,7 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
 
 
 def _in_words(operand: OperandConstraint) -> str:
-    """What a kernel demands of an operand beside its element type."""
+    """What a kernel demands of an operand besides its element type, in words."""
     if operand.is_number:
         return "a number"
     if operand.scale is not None:

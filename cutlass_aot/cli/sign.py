@@ -40,7 +40,7 @@ signer_options = together(
 def signer_of(
     key: Path | None, program: str | None, public_key: Path | None, timeout: float
 ) -> Signer | None:
-    """Who signs, by the ``signer_options``; None if they name nobody."""
+    """The signer that the ``signer_options`` name; None if they name none."""
     if key is not None and program is not None:
         raise click.UsageError("expected one of --key and --command")
     if (program is None) != (public_key is None):

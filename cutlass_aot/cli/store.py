@@ -19,10 +19,10 @@ from cutlass_aot.store.store import Store
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range, and no other thing that Python takes for a float."""
+    """A finite number in a range; Python reads ``nan`` and ``inf`` as floats, too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read an option's text."""
+        """Read the number; ``nan`` and ``inf`` are refused."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)

@@ -101,7 +101,7 @@ def command(
 
 
 def _refuse_beside_from(context: click.Context) -> None:
-    """Options of measuring, where nothing is measured, would be passed over in silence."""
+    """Refuse options of measuring beside --from, which would ignore them."""
     for name in context.params:
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and name not in ("bundle", "source", "applied", "as_json"):
@@ -109,7 +109,6 @@ def _refuse_beside_from(context: click.Context) -> None:
 
 
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
-    """Put an existing tuning file into a bundle."""
     from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
     from cutlass_aot.schema.tuning.tuning import read_tuning
@@ -156,7 +155,7 @@ def _measure(
         opened.require(job.kernels[0].target, gpu)
     made_of = None
     if applied is not None:
-        # What cannot be written is told now, and not after all is measured.
+        # Refuses before measuring what could not be written after it.
         made_of = require_sound(bundle).plan()
         tell_unchecked(bundle)
         check_output(applied)

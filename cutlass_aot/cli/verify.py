@@ -54,7 +54,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
         )
     else:
         for problem in problems:
-            # Some problems are a thing that was found, some a sentence about the file; this reads for both.
+            # ``found`` is a noun phrase, or a sentence that begins with the path, which is printed already.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
             click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
         for warning in findings.warnings:
@@ -67,7 +67,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
 
 
 def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
-    """Who has signed, in words: the files of keys that were given, the ids of others."""
+    """For each signer, in words: the file of the key if it was given, else its id."""
     known = {key.id: str(key) for key in trusted}
     return [f"signed by {known.get(signer, signer)}" for signer in signers]
 

@@ -1,1 +1,1 @@
-"""What a machine and a bundle say of each other: the answers of ``cutlass-aot doctor``."""
+"""Diagnosis of this machine, and of bundles on this or another one, for ``cutlass-aot doctor``."""

@@ -1,4 +1,4 @@
-"""Can a bundle be used on a machine? What ``cutlass-aot doctor BUNDLE`` answers, as plain data."""
+"""Whether a bundle can be used on a machine, as plain data: the answer of ``cutlass-aot doctor BUNDLE``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ from cutlass_aot.schema.targets import Target
 
 
 class NamedCatalog(NamedTuple):
-    """A bundle whose catalog was read.
-
-    Attributes:
-        where: its directory or its wheel.
-        catalog: its index.
-    """
+    """The catalog of a bundle, and the directory or wheel that it was read from."""
 
     where: str
     catalog: Catalog
 
 
 def find_bundles(name: str) -> list[NamedCatalog]:
-    """The bundle that a directory or a wheel is, or those that are installed under a name; at least one."""
+    """The bundle in a directory or a wheel, or all that are installed under a name; at least one."""
     path, problem = Path(name), ""
     try:
         mode = path.stat().st_mode

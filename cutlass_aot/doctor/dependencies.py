@@ -1,4 +1,4 @@
-"""Installed packages against what this release asks for, from its own metadata; nothing is imported."""
+"""Compare installed packages with the versions that this release requires, from metadata alone."""
 
 from __future__ import annotations
 
@@ -37,21 +37,17 @@ def expected_versions() -> dict[str, str]:
 
 
 def satisfies(version: str, expected: str) -> bool:
-    """Whether a version is one that is required.
+    """Whether an installed version, such as ``2.13.0+cpu``, satisfies the clauses that are expected.
 
-    Args:
-        version: installed, such as ``2.13.0+cpu``.
-        expected: clauses of ``==``, ``>=`` and ``<`` with commas between; ``""`` for any version.
-
-    Raises:
-        ValueError: if either is something else.
+    They are ``==``, ``>=`` and ``<`` with commas between; ``""`` accepts any version. Anything else raises
+    :class:`ValueError`.
     """
     for clause in filter(None, expected.split(",")):
         match = _CLAUSE.fullmatch(clause)
         if match is None:
             raise ValueError(f"{clause!r} is not a version clause of ==, >= or <")
         if match[1] == "==":
-            # The whole of it but what a builder of its own has put behind it: 4.8.1.post1 is not 4.8.1.
+            # Equal except for a local part, such as +cpu: 4.8.1.post1 is not 4.8.1.
             if version.partition("+")[0] != match[2]:
                 return False
         elif not _COMPARE[match[1]](release(version), release(match[2])):

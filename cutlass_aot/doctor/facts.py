@@ -1,4 +1,4 @@
-"""Facts of a machine: of this one, and of another as a file describes it, for :mod:`~.compatibility`.
+"""Facts that compatibility is decided by: of this machine, or of another one from a file.
 
 The file is TOML, or JSON with the same keys; ``cutlass-aot doctor --facts-out`` writes one::
 
@@ -55,7 +55,7 @@ _OTHER_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def this_machine() -> Machine:
-    """Facts of the machine that this runs on. The driver tells of its GPUs; nothing is imported for it."""
+    """Facts of this machine. Its GPUs are those that the driver reports; nothing is imported for them."""
     return Machine(
         host=os.uname().machine,
         libc=machine.c_library(),

@@ -134,14 +134,14 @@ def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
 def _runnable(
     packages: dict[str, str | None], driver: dict[str, Any], gpus: dict[str, Any], here: Machine
 ) -> dict[str, Any]:
-    """What the rule says of all that this release builds, and packages that any launch needs."""
+    """Whether kernels of any target of this release can run here, and what is missing for a launch."""
     answer = decide(here, ANYTHING)
     missing = [
         f"{name} is not installed: pip install {name}"
         for name, version in sorted(packages.items())
         if version is None and name != "apache-tvm-ffi"
     ]
-    # What the driver itself answers says more than that there is none.
+    # The driver's own message says more than that there is none.
     own = {"driver": driver.get("problem"), "gpus": gpus.get("problem")}
     reasons = [*answer.reasons, *(reason for gpu in answer.gpus for reason in gpu.reasons)]
     problems = missing + [own.get(reason.about) or str(reason) for reason in reasons]

@@ -1,4 +1,4 @@
-"""What is worth knowing of a machine on which bundles are used, and decides nothing."""
+"""Warnings about a machine, which do not decide whether it can run a bundle."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ _CUDA_BUILD = re.compile(r"cu(\d+)(\d)", re.ASCII)
 
 
 def warnings(machine: Machine) -> list[str]:
-    """Sentences without a full stop about a machine; pure.
-
-    Args:
-        machine: facts about it.
-    """
+    """Warnings about a machine: sentences without a full stop."""
     return [*_driver(machine.driver), *_models(machine.gpus or ()), *_torch(machine)]
 
 
@@ -54,7 +50,7 @@ def _models(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def _torch(machine: Machine) -> Iterator[str]:
-    """Of torch, which is optional: what it will not do although the bundle itself runs."""
+    """What torch, which is optional, cannot do although the bundle itself runs."""
     if machine.torch is None:
         return
     local = machine.torch.partition("+")[2]

@@ -1,1 +1,1 @@
-"""Sources of kernels: the protocol, the registry, and one module a source."""
+"""Sources of kernels: the protocol, the registry, and a module or package for each source."""

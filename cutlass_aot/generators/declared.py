@@ -1,4 +1,4 @@
-"""A kernel that :func:`cutlass_aot.kernel` declares, as a generator: it calls the function, in a worker."""
+"""Kernels that :func:`cutlass_aot.kernel` declares, as generators, which call the functions in a worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ OWN_MODULES = (
 
 
 class Answer(NamedTuple):
-    """What a decorated function returned.
-
-    Attributes:
-        function: the ``@cute.jit`` callable.
-        operands: the constraints of its operands, in order.
-        values: what it takes after them, compiled in.
-    """
+    """What a decorated function returned: a ``@cute.jit`` callable, operands, and values after them."""
 
     function: Any
     operands: tuple[OperandConstraint, ...]
@@ -39,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class DeclaredGenerator:
-    """The generator of one declared kernel: one record a combination of its parameters and a target."""
+    """The generator of one declared kernel: a record for each combination of its parameters and a target."""
 
     def __init__(self, declared: DeclaredKernel) -> None:
         self.declared = declared
@@ -89,7 +83,7 @@ class DeclaredGenerator:
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel from its record's parameters."""
-        # The DSL comes in here, in a worker; the command line imports this module without it.
+        # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
 
         answer = ask(self.declared, dict(kernel.parameters))
@@ -105,7 +99,7 @@ class DeclaredGenerator:
 
 
 def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
-    """Call the decorated function."""
+    """Call the decorated function and check what it returns; None if it has no kernel for these values."""
     found = declared.function(**values)
     if found is None:
         return None
@@ -136,7 +130,7 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
 
 
 def _fits(problem: Problem, kernel: Kernel) -> bool:
-    """Whether a problem leaves the operands to the declaration, or describes these."""
+    """Whether a problem names no operands, or those of the kernel."""
     if not problem.dtypes:
         return True
     dtypes = tuple(operand.dtype for operand in kernel.operands)

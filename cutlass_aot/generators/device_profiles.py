@@ -16,7 +16,7 @@ CLUSTER_SIZES = (1, 2, 4, 8, 16)
 
 
 def _by_text(_: Any) -> Codec:
-    """Whole numbers by whole numbers: the keys of a map that is stored are text."""
+    """Codec of a map from whole numbers to whole numbers; the stored keys are text."""
     inner = codec_of(Mapping[str, int])
 
     def read(data: Any, what: str) -> dict[int, int]:
@@ -35,8 +35,6 @@ class DeviceProfile:
     Attributes:
         name: name in manifests, such as ``b200``.
         gpu: full name of the model.
-        compute_capability: of the model.
-        sm_count: streaming multiprocessors.
         max_active_clusters: cluster size in blocks to the number of such clusters that run at once.
         measured: whether the table was read off the device, or derived.
         source: where the numbers come from.
@@ -72,12 +70,7 @@ def builtin_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
-    """Load a profile by name, or from a TOML file if ``name`` ends in ``.toml``.
-
-    Args:
-        name: ``b200``, or a path, relative to ``base``.
-        base: folder of the manifest that names it.
-    """
+    """A built-in profile by name, or that of a file whose name ends in ``.toml``, relative to ``base``."""
     if name.endswith(".toml"):
         path = (base or Path()) / name
         return _parse(load_toml(path), str(name))

@@ -34,11 +34,11 @@ def dsl_dtype(name: str) -> Any:
 
 
 def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:
-    """What each extent is a multiple of, by name.
+    """The number that each extent is a multiple of, by the extent's name.
 
-    An operand demands it of its contiguous extent, of others where it is moved in whole tiles, and scale
-    factors of what they scale. Operands that share an extent share its value too, so that the least common
-    multiple of their demands holds for every one of them.
+    An operand demands a multiple of its contiguous extent, and of others if it is moved in whole tiles; scale
+    factors demand multiples of what they scale. Operands that share an extent share its value too, so that
+    the least common multiple of their demands holds for all of them.
     """
     divisibilities: dict[str, int] = {}
     operands = tuple(operands)
@@ -61,16 +61,13 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
 
 
 def fake_operands(kernel: Kernel) -> list[Any]:
-    """One placeholder an operand, in the order of the call, for ``cute.compile``.
+    """One placeholder for each operand, in the order of the call, for ``cute.compile``.
 
-    The compiled function then checks what :class:`~.OperandConstraint` says: element
-    type, rank, equal extents under one name, divisibility, the contiguous mode and alignment. Extents are
-    32-bit; strides are free of each other, so that padded and broadcast operands are taken, and 64-bit,
-    so that an offset into a large operand does not wrap around. Of a compact operand, strides that follow
-    from fixed extents are fixed too. Scale factors come with one extent of their own, numbers by value.
-
-    Args:
-        kernel: the record.
+    The compiled function then checks what :class:`~.OperandConstraint` says: element type, rank, equal
+    extents under one name, divisibility, the contiguous mode and alignment. Extents are 32-bit. Strides are
+    independent of each other, so that padded and broadcast operands are taken, and 64-bit, so that an offset
+    into a large operand does not wrap around; strides of a compact operand are fixed where they follow from
+    fixed extents. Scale factors have one extent of their own, and numbers are passed by value.
     """
     extents = {
         name: cute.sym_int32(divisibility=divisibility, symbol=name)
@@ -98,7 +95,7 @@ def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
     contiguous = rank + operand.contiguous
     strides: list[Any] = [1] * rank
     reach: int | None = 1 if operand.compact else None
-    # From the innermost mode outwards, as far as the extents within are fixed.
+    # From the innermost mode outwards, as long as the inner extents are fixed.
     for mode in (contiguous, *(mode for mode in reversed(range(rank)) if mode != contiguous)):
         if mode != contiguous:
             symbol = f"{operand.name}_stride_{operand.extents[mode]}"
@@ -112,21 +109,17 @@ def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
 def environment_stream() -> Any:
     """A placeholder for the stream: compiled code takes the caller's current one from TVM-FFI.
 
-    It leaves the stream out of the compiled function's parameters.
+    The compiled function then has no parameter for it.
     """
     return make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
 def compile_for(target: str, function: Any, *arguments: Any) -> CompiledFunction:
-    """Compile a ``@cute.jit`` function for a GPU code target, whatever GPU is present.
+    """Compile a ``@cute.jit`` function for a GPU code target such as ``"sm_90a"``, whatever GPU is present.
 
-    Args:
-        target: such as ``"sm_90a"``.
-        function: the host function that launches the kernel.
-        arguments: what it is called with: placeholders, and values that are compiled in.
-
-    Raises:
-        Exception: whatever the DSL raises; the worker turns it into a failure of this kernel alone.
+    ``function`` is the host function that launches the kernel; ``arguments`` are placeholders, and values
+    that are compiled in. Whatever the DSL raises passes through: the worker turns it into a failure of this
+    kernel alone.
     """
     compiler = cute.compile[cute.GPUArch(target), cute.EnableTVMFFI(True)]
     with _four_bit_floats_by_element():
@@ -135,10 +128,10 @@ def compile_for(target: str, function: Any, *arguments: Any) -> CompiledFunction
 
 @contextmanager
 def _four_bit_floats_by_element() -> Iterator[None]:
-    """Within: a placeholder of 4-bit floats stands for a tensor whose shape counts elements, like any other.
+    """In this context, the shape of a placeholder of 4-bit floats counts elements, like any other.
 
-    The DSL would have the compiled function take torch's pairs, with extents of their own for them: a K that
-    differs between two operands would pass its checks.
+    Otherwise the compiled function takes torch's pairs, which have extents of their own: a K that differs
+    between two operands would pass its checks.
     """
     saved = spec.create_map_tensor_dtype_f4x2_to_f4_spec
     spec.create_map_tensor_dtype_f4x2_to_f4_spec = lambda tensor: tensor

@@ -1,4 +1,4 @@
-"""Operands of a GEMM as kernel records have them, for generators of such kernels: a, b, out, then others."""
+"""Operands of a GEMM in kernel records: a, b, out, then others. For generators of such kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 
 
 def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ...]:
-    """What a dense GEMM demands of a, b and out.
-
-    Args:
-        problem: their element types and layouts.
-        alignment: bytes that addresses, contiguous extents and strides are multiples of.
-    """
+    """Operands of a GEMM: addresses, contiguous extents and strides are multiples of ``alignment`` bytes."""
     return tuple(
         OperandConstraint(
             name=name,
@@ -40,11 +35,9 @@ def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ..
 
 
 def problem_of_kernel(kernel: Kernel, epilogue: Epilogue | None = None) -> Problem:
-    """The problem that a kernel was enumerated for.
+    """The problem that a kernel was enumerated for; its first operands are a, b and out.
 
-    Args:
-        kernel: a record, whose first operands are a, b and out.
-        epilogue: that of the kernel, which each generator describes in its own way.
+    Each generator describes epilogues in its own way, so the kernel's is an argument.
     """
     first = kernel.operands[: len(EXTENTS)]
     scales = {

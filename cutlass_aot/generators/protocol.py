@@ -1,4 +1,4 @@
-"""What a generator is: it enumerates the kernels of one source, compiles one, and may rank them."""
+"""The protocol of generators: each enumerates the kernels of one source, compiles one, and may rank them."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ class CompiledFunction(Protocol):
     """What ``cute.compile`` returns with TVM-FFI enabled; only its export is used."""
 
     def export_to_c(self, path: str, *, function_name: str, export_only_tvm_ffi_symbols: bool) -> None:
-        """Write an object file that shows ``__tvm_ffi_<function_name>``."""
+        """Write an object file that exports ``__tvm_ffi_<function_name>``."""
 
 
 @runtime_checkable
 class Generator(Protocol):
     """One source of kernels.
 
-    The class, and the module it stands in, are imported by the command line: they must not import the DSL
-    at module level. :meth:`enumerate` and :meth:`compile` run in a worker process, where they may.
+    The command line imports the class and its module, which must not import the DSL at module level.
+    :meth:`enumerate` and :meth:`compile` run in a worker process, where they may.
     """
 
     name: str
     """Name in manifests."""
 
     version: str
-    """Raised by its author when the same record should give other code."""
+    """Its author raises it when the same record is to give other code."""
 
     operations: tuple[str, ...]
     """Operations it has kernels for."""
@@ -91,7 +91,7 @@ class Heuristic:
     """A model of kernels' speed, and what has to be installed for it.
 
     Attributes:
-        title: what it is called in words for a reader.
+        title: its name for readers.
         package: the distribution it comes in.
         version: the release of it that the generator was written for; no other is used.
         gpus: the GPU models it knows, by its own name, with their full name as in a device profile.
@@ -105,13 +105,13 @@ class Heuristic:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What a heuristic says of some kernels.
+    """A heuristic's ranking of some kernels.
 
     Attributes:
-        modelled: digests of the kernels it knows how to judge. Of others nothing is said.
+        modelled: digests of the kernels that it can judge; it says nothing of others.
         problems: for each problem asked, in order, digests of kernels, best first; kernels that the
-            heuristic cannot tell apart stand together. Empty for a problem it has no answer to.
-        reason: why there is no answer to some problem, or ``""``.
+            heuristic cannot tell apart stand together. Empty for a problem without an answer.
+        reason: why some problem has no answer, or ``""``.
     """
 
     modelled: frozenset[str]

@@ -1,4 +1,4 @@
-"""Which generators there are: decorators for code, entry points for packages, plugins for a manifest."""
+"""Registry of generators: decorators for code, entry points for packages, plugins for a manifest."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ GeneratorClass = TypeVar("GeneratorClass", bound=type[Generator])
 
 
 def register(generator: GeneratorClass) -> GeneratorClass:
-    """Class decorator: make a generator known under its ``name``.
-
-    Raises:
-        GeneratorError: if the class is not a generator, or another one has the name.
-    """
+    """Class decorator: make a generator known under its ``name``, which no other may have."""
     _check(generator, f"{generator.__module__}:{generator.__qualname__}")
     known = _registered.get(generator.name)
     if known is not None and (known.__module__, known.__qualname__) != (
@@ -51,17 +47,13 @@ def register(generator: GeneratorClass) -> GeneratorClass:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorReference:
-    """Where a generator's class stands, as text that crosses a process boundary: ``module:Class``."""
+    """Where a generator's class is defined, as text that crosses a process boundary: ``module:Class``."""
 
     name: str
     location: str
 
     def load(self) -> Generator:
-        """Import the class and make an instance.
-
-        Raises:
-            GeneratorError: if it cannot be imported or is not a generator.
-        """
+        """Import the class and make an instance."""
         found = self.resolve()
         if isinstance(found, DeclaredKernel):
             return DeclaredGenerator(found)
@@ -70,11 +62,7 @@ class GeneratorReference:
         return generator
 
     def resolve(self) -> object:
-        """Import what stands there: a class, or a declared kernel.
-
-        Raises:
-            GeneratorError: if it cannot be imported.
-        """
+        """Import the class or declared kernel."""
         module_name, _, class_name = self.location.partition(":")
         try:
             found: object = _import_light(module_name, f"generator {self.name!r}")
@@ -91,11 +79,7 @@ class GeneratorReference:
 
 
 def import_plugin(module: str) -> None:
-    """Import a plugin module, whose decorated classes are then known.
-
-    Raises:
-        GeneratorError: if it raises, registers nothing, or imports the DSL.
-    """
+    """Import a plugin module, which has to register a generator and must not import the DSL."""
     before = set(_known())
     try:
         loaded = _import_light(module, f"plugin {module!r}")
@@ -114,7 +98,6 @@ def import_plugin(module: str) -> None:
 
 
 def _import_light(module: str, what: str) -> ModuleType:
-    """Import a module that must not bring the DSL: queries run without it."""
     had_dsl = "cutlass" in sys.modules
     loaded = importlib.import_module(module)
     if not had_dsl and "cutlass" in sys.modules:
@@ -148,18 +131,14 @@ def references() -> dict[str, GeneratorReference]:
 
 
 def _own_location(found: object) -> str:
-    """Where a class or a declared kernel is defined; an entry point may reach it by another module."""
+    """Where a class or a declared kernel is defined; an entry point may name a module that imports it."""
     if isinstance(found, DeclaredKernel):
         return found.location
     return f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
 
 
 def _known() -> dict[str, str]:
-    """Where each generator stands that a decorator has made known, by name.
-
-    Raises:
-        GeneratorError: if a class and a declared kernel have one name.
-    """
+    """Name to location of each generator that a decorator has registered."""
     found = {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in _registered.items()}
     for name, declared in declared_kernels().items():
         if name in found:
@@ -172,11 +151,7 @@ def _known() -> dict[str, str]:
 
 
 def find(name: str) -> GeneratorReference:
-    """The reference of one generator.
-
-    Raises:
-        ManifestError: if there is none of this name, listing those there are.
-    """
+    """The reference of one generator; the error for an unknown name lists the known ones."""
     known = references()
     if name not in known:
         raise ManifestError(
@@ -187,15 +162,7 @@ def find(name: str) -> GeneratorReference:
 
 
 def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> dict[str, str]:
-    """The digest of each source file that a generator names in its ``modules``.
-
-    Args:
-        generator: the generator.
-        file_digest: gives the digest of a file's bytes.
-
-    Raises:
-        GeneratorError: if one of its modules has no source file.
-    """
+    """Module to the digest of its source file, for each of a generator's ``modules``."""
     found = {}
     for module in generator.modules:
         path = source_of(module)
@@ -208,7 +175,7 @@ def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _f
 
 
 def source_of(module: str) -> Path | None:
-    """The source file of a module, or None if it has none."""
+    """The source file of a module; None if it has none."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -219,7 +186,7 @@ def source_of(module: str) -> Path | None:
 
 
 def package_folders(modules: Iterable[str]) -> set[str]:
-    """Folders of the packages that modules stand in, also of those that are spread over several folders."""
+    """Folders of the packages that contain these modules; a namespace package can have several."""
     found: set[str] = set()
     for module in modules:
         package = module.rpartition(".")[0]
@@ -234,11 +201,7 @@ def package_folders(modules: Iterable[str]) -> set[str]:
 
 
 def version_of(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> str:
-    """A generator's version with the digest of its source files: both are part of a kernel's key.
-
-    Raises:
-        GeneratorError: if one of its modules has no source file.
-    """
+    """A generator's version with the digest of its source files: both are part of a kernel's key."""
     sources = source_digests(generator, file_digest)
     return f"{generator.version}+{digest(encode(sources))[:16]}"
 

@@ -43,9 +43,9 @@ def conv2d_fprop(
 ) -> Any:
     """The convolution of a batch of images, (N, H, W, C), with filters, (K, R, S, C): out is (N, P, Q, K).
 
-    Pairs are those of H, then of W. P is (H + 2 padding - dilation (R - 1) - 1) / stride + 1, rounded down, Q
-    likewise; an output of other extents is refused by the launch. There is no kernel with more padding than
-    the filter reaches, nor one that dilates a single tap.
+    Pairs are those of H, then of W. P is (H + 2 padding - dilation (R - 1) - 1) / stride + 1, rounded down,
+    and Q likewise; the launch refuses an output of other extents. There is no kernel with more padding than
+    the filter reaches, and none that dilates a single tap.
 
     Args:
         filter: R and S.
@@ -54,7 +54,8 @@ def conv2d_fprop(
         dilation: pixels from one tap to the next.
         dtype: of all operands: ``bf16`` or ``f16``; sums are f32.
         tile_shape: output pixels, filters, and channels of a step; 16 channels are for images with few.
-        blocks_per_sm: that a multiprocessor has room for: one with a deep pipeline, or several that overlap.
+        blocks_per_sm: blocks that a multiprocessor has room for: one with a deep pipeline, or several that
+            overlap.
     """
     convolution = Convolution(filter, stride, padding, dilation, tile_shape, blocks_per_sm)
     if not convolution.is_possible or (filter == (1, 1) and dilation != (1, 1)):

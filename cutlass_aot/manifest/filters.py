@@ -1,4 +1,4 @@
-"""Design filters: does a kernel's design match what a manifest asks for? Pure, over plain values."""
+"""Design filters: which kernels a manifest asks for, by their designs. Pure, over plain values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ FilterValue = str | int | bool
 class DesignFilter:
     """One key of a manifest table and the values it allows.
 
-    Attributes:
-        written: the key as the manifest has it: a name in the design, or its short form.
-        values: allowed values; text is a pattern with ``*``, ``?`` and ``[...]``.
+    ``written`` is a name in the design, or its short form; text among the values is a pattern with ``*``,
+    ``?`` and ``[...]``.
     """
 
     written: str

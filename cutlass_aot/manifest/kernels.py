@@ -43,18 +43,14 @@ class KernelTable:
     """One ``[[kernels]]`` table.
 
     Attributes:
-        where: how errors call it, such as ``kernels[0]``.
-        generator: name of its generator.
-        operation: what is computed.
+        where: its name in errors, such as ``kernels[0]``.
         combinations: operand dtypes with accumulators, each ``((a, b, out), accumulator)``; ``((), "")`` for
             an operation that fixes its operands itself.
-        layouts: layout letters, one word each.
-        scales: what factors a and b come with, each combination once.
-        epilogue: what is done before the result is stored.
-        targets: GPU code targets.
+        layouts: words of layout letters, one letter an operand.
+        scales: scale factors of a and b, each combination once.
         filters: all have to accept a kernel's design.
         exclude: a kernel that all filters of one of these accept is left out.
-        max_per_group: most kernels of one group, or None.
+        max_per_group: most kernels of one group; None for any number.
     """
 
     where: str
@@ -71,12 +67,7 @@ class KernelTable:
 
 
 def parse_kernels(tables: Any, targets: tuple[str, ...]) -> tuple[KernelTable, ...]:
-    """Read the tables.
-
-    Args:
-        tables: as TOML gives them.
-        targets: those of the bundle.
-    """
+    """Read the tables; ``targets`` are those of the bundle."""
     found = list_of_tables(
         tables,
         "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which kernels to "
@@ -135,7 +126,7 @@ def _epilogue(table: Mapping[str, Any], where: str) -> Epilogue | None:
 
 
 def _combinations(table: Mapping[str, Any], where: str) -> Combinations:
-    """Operand dtypes with accumulators; one without dtypes if the table names none."""
+    """Operand dtypes with accumulators; a single combination without dtypes if the table names none."""
     if "dtypes" in table:
         return _listed(table, where)
     if any(key in table for key in ("ab", "a", "b", "out")):

@@ -21,19 +21,15 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
-    """Kernels that must not be built. What is left empty does not matter.
+    """Kernels that must not be built. An empty field matches every kernel.
 
     Attributes:
-        generator: name of their generator.
         reason: what happens, and who reported it.
-        targets: GPU code targets they are bad for.
-        capability: compute capability of the GPUs they are bad on: every target that runs there.
-        dtypes: element types of the operands, one pattern an operand, such as ``("i8", "i8", "*")``.
-        accumulator: element types of the accumulator.
-        layouts: layouts of the operands.
-        design: filters that all accept them.
-        since: first version of the DSL that they are bad with.
-        until: first version of the DSL that they are good with again.
+        capability: compute capability of GPUs, which stands for every target that runs on them.
+        dtypes: patterns of the operands' element types, one an operand, such as ``("i8", "i8", "*")``.
+        design: filters that all have to accept the kernel.
+        since: first version of the DSL with the defect.
+        until: first later version of the DSL without it.
     """
 
     generator: str

@@ -1,4 +1,4 @@
-"""A whole manifest: its ``[bundle]`` table, and the other tables as the modules beside this one read them."""
+"""A whole manifest: the ``[bundle]`` table, and the tables that the modules beside this one read."""
 
 from __future__ import annotations
 
@@ -27,20 +27,9 @@ _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.AS
 class Manifest:
     """A whole manifest.
 
-    Attributes:
-        path: the file it was read from.
-        name: the bundle's name.
-        version: the bundle's version (PEP 440).
-        targets: GPU code targets, as written.
-        hosts: CPU architectures to link for.
-        devices: target to its device profile.
-        plugins: modules to import for their generators.
-        tables: the ``[[kernels]]`` tables.
-        programs: the ``[[programs]]`` tables.
-        recordings: the ``[[recordings]]`` tables.
-        select: the ``[select]`` table.
-        known_bad: the ``[[known_bad]]`` tables.
-        document: the parsed TOML, for the plan's digest.
+    ``version`` follows PEP 440; ``targets`` are as written; ``devices`` maps targets to device profiles;
+    ``plugins`` are modules to import for their generators; ``document``, the parsed TOML, is part of the
+    plan's digest.
     """
 
     path: Path
@@ -59,7 +48,7 @@ class Manifest:
 
 
 def device_text(devices: Mapping[str, str]) -> str:
-    """Device profiles by target in words: one name, or one a target."""
+    """Device profiles in words: the name of the only one, or each target with its own."""
     names = sorted(set(devices.values()))
     if len(names) == 1:
         return names[0]
@@ -67,7 +56,7 @@ def device_text(devices: Mapping[str, str]) -> str:
 
 
 def check_name(name: str) -> str:
-    """A bundle's name, if it is one."""
+    """A name, which is refused if no bundle can have it."""
     if not BUNDLE_NAME.fullmatch(name):
         raise ManifestError(
             f"bundle.name: {name!r} is not a name: lower-case letters, digits, and '.', '_', '-' between them"
@@ -76,7 +65,7 @@ def check_name(name: str) -> str:
 
 
 def check_version(version: str) -> str:
-    """A bundle's version, if it is one (PEP 440)."""
+    """A version, which is refused if it is none of a bundle (PEP 440)."""
     if not _VERSION.fullmatch(version):
         raise ManifestError(f"bundle.version: {version!r} is not a version such as 1.2.0")
     release(version)
@@ -134,7 +123,6 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
 
 
 def _devices(bundle: dict[str, Any], targets: tuple[str, ...]) -> dict[str, str]:
-    """The device profile of each target: one for all, or a table by target."""
     if not isinstance(bundle.get("device"), dict):
         return dict.fromkeys(targets, text(bundle, "device", "bundle"))
     table = bundle["device"]

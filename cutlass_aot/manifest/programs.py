@@ -12,10 +12,10 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 KEYS = ("run", "targets", "tensors", "environment", "timeout")
 TENSORS = ("fake", "real")
-"""Whether tensors of the program have shapes alone, or memory of the machine that builds."""
+"""Tensors of a program have shapes alone, or memory on the machine that builds."""
 
 DEFAULT_TIMEOUT = 3600
-"""Seconds that a program may take, what it compiles included."""
+"""Seconds that a program may take, with what it compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class ProgramTable:
     """One ``[[programs]]`` table.
 
     Attributes:
-        where: how errors call it, such as ``programs[0]``.
+        where: its name in errors, such as ``programs[0]``.
         run: the command and its arguments; ``python`` is the Python that builds.
         targets: GPU code targets it is run for, each once.
         fake_tensors: whether its tensors have shapes alone.
-        environment: variables that it sees, beside those of the machine's user and of its target.
-        timeout: seconds it may take.
+        environment: variables set besides those of the user and of the target.
+        timeout: seconds.
     """
 
     where: str
@@ -40,7 +40,7 @@ class ProgramTable:
 
     @property
     def command(self) -> str:
-        """The command in words."""
+        """The command as text."""
         return " ".join(self.run)
 
 
@@ -48,9 +48,8 @@ class ProgramTable:
 class RecordingTable:
     """One ``[[recordings]]`` table.
 
-    Attributes:
-        where: how errors call it, such as ``recordings[0]``.
-        file: path of what ``cutlass-aot capture`` wrote, from the manifest's folder.
+    ``where`` is its name in errors; ``file`` is what ``cutlass-aot capture`` wrote, relative to the
+    manifest's folder.
     """
 
     where: str
@@ -69,12 +68,7 @@ def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
 
 
 def parse_programs(tables: Any, targets: tuple[str, ...]) -> tuple[ProgramTable, ...]:
-    """Read the tables.
-
-    Args:
-        tables: as TOML gives them.
-        targets: those of the bundle.
-    """
+    """Read the tables; ``targets`` are those of the bundle."""
     found = list_of_tables(tables, '[[programs]]: expected tables, each with run = ["python", "FILE"]')
     return tuple(_table(table, f"programs[{index}]", targets) for index, table in enumerate(found))
 

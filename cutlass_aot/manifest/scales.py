@@ -14,12 +14,7 @@ MAX_BLOCK = 1 << 20
 
 
 class ScaleRequest(NamedTuple):
-    """Scale factors that an operand comes with.
-
-    Attributes:
-        dtype: element type of the factors.
-        block: elements along K that share one.
-    """
+    """Scale factors of an operand: their element type, and how many elements along K share one."""
 
     dtype: str
     block: int
@@ -30,7 +25,7 @@ Scales = tuple[ScaleRequest | None, ScaleRequest | None]
 
 
 def parse_scales(table: Mapping[str, Any], where: str) -> tuple[Scales, ...]:
-    """What factors a and b come with: ``scale`` for both alike, or each by its own key."""
+    """Scale factors of a and b: ``scale`` is for both, ``a_scale`` and ``b_scale`` are for one each."""
     if "scale" in table:
         alone(table, "scale", ("a_scale", "b_scale"), where)
         return tuple((scale, scale) for scale in _scales(table, "scale", where))

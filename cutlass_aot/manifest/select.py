@@ -1,4 +1,4 @@
-"""The manifest's ``[select]`` table: what a build may know of its kernels' speed, and how many it keeps."""
+"""The manifest's ``[select]`` table: problems and measurements to rank kernels by, and how many to keep."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES
 SELECT_KEYS = ("shapes", "heuristics", "keep", "gpu", "tuning")
 MAX_KEEP = 1024
 MAX_SHAPES = 4096
-"""Most problems to rank for: each of them costs milliseconds a group of kernels at every new plan."""
+"""Most problems to rank for: each costs milliseconds for every group of kernels in every new plan."""
 _TABLE_KEYS = ("m", "nk", "batch")
 
 
 @dataclass(frozen=True, slots=True)
 class SelectSettings:
-    """The ``[select]`` table; one without any key set is a manifest without the table.
+    """The ``[select]`` table; without any key set, it stands for a manifest that has none.
 
     Attributes:
         heuristics: name of the model that ranks kernels, or ``""`` for none.
-        shapes: the problems to rank for; empty exactly where ``heuristics`` is.
-        keep: how many of the best kernels of each problem stay in the bundle, or None for all kernels.
-        gpus: target to the GPU model to rank for, by the model's own name; for other targets it follows
-            from the device profile.
+        shapes: the problems to rank for; empty exactly if ``heuristics`` is.
+        keep: how many of the best kernels of each problem stay in the bundle; None for all kernels.
+        gpus: target to the GPU to rank for, by the heuristic's own name; for other targets it follows from
+            the device profile.
         tuning: tuning files, relative to the manifest, as written.
-        inputs: every file read, by its path as written, to the SHA-256 of its bytes.
+        inputs: each file that was read, by its path as written, to the SHA-256 of its bytes.
     """
 
     heuristics: str = ""
@@ -44,13 +44,7 @@ class SelectSettings:
 
 
 def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSettings:
-    """Read the table and the files it names.
-
-    Args:
-        table: the value of the manifest's key ``select``.
-        targets: of the bundle.
-        base: folder of the manifest.
-    """
+    """Read the table and the files it names, relative to ``base``, the manifest's folder."""
     if not isinstance(table, dict) or not table:
         raise ManifestError(f"[select]: expected a table with some of {', '.join(SELECT_KEYS)}")
     known(table, SELECT_KEYS, "[select]")
@@ -88,7 +82,7 @@ def parse_select(table: Any, targets: tuple[str, ...], base: Path) -> SelectSett
 
 
 def _shapes(value: Any, base: Path, inputs: dict[str, str]) -> ShapeList:
-    """The problems of a file, or of a list of tables that each have an ``m`` of their own."""
+    """The problems of a file, or of a list of tables, each of which has its own ``m``."""
     if isinstance(value, list) and value:
         lists = [_shapes_of_table(table, f"select.shapes[{i}]") for i, table in enumerate(value)]
         found = ShapeList(tuple(dict.fromkeys(e for shapes in lists for e in shapes.extents)), ())
@@ -137,7 +131,7 @@ def _tuning_digest(name: str, base: Path) -> str:
 
 
 def _path(name: str, base: Path, where: str) -> Path:
-    """The file of a relative name: a manifest that names files of one machine builds on no other."""
+    """The file that a manifest names. Absolute paths are refused: they hold on one machine alone."""
     if PurePosixPath(name).is_absolute() or "\0" in name:
         raise ManifestError(f"{where}: {name!r}, expected a path relative to the manifest")
     return base / name

@@ -22,14 +22,14 @@ def parse_toml(data: bytes, what: str) -> dict[str, Any]:
         document: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what}: not UTF-8 text at byte {error.start}") from None
-    # A number of thousands of digits is a plain ValueError.
+    # A plain ValueError comes of a number with thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what}: not valid TOML: {error}") from None
     return document
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a small text file."""
+    """Read a file of at most ``MAX_BYTES``."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Values of a TOML table by their keys; errors name the key, what was found and what would be allowed."""
+"""Checked values of a TOML table; errors name the key, what was found and what is allowed."""
 
 from __future__ import annotations
 

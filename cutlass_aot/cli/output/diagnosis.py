@@ -1,4 +1,4 @@
-"""How ``cutlass-aot doctor BUNDLE`` shows its answer: short lines for a terminal of 80 columns."""
+"""Output of ``cutlass-aot doctor BUNDLE``: short lines for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 80
 
 def answer_lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
     """Lines for what :func:`cutlass_aot.doctor.bundle.diagnose` gives."""
-    # Names come from files of others, and go to a terminal.
+    # Names come from files of others, and must not control the terminal.
     for line in _lines(diagnosis):
         yield "".join(letter if letter.isprintable() else "?" for letter in line)
 
@@ -81,7 +81,7 @@ def _refusal(who: str, reason: Mapping[str, str]) -> Iterator[str]:
 
 
 def _runs(gpus: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
-    """First and last number of GPUs that are equal and follow each other, and what they are."""
+    """First and last number of each run of equal GPUs, and the GPU."""
     for _, group in groupby(enumerate(gpus), key=lambda item: item[1]):
         members = list(group)
         yield members[0][0], members[-1][0], members[0][1]

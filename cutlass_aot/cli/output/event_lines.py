@@ -1,4 +1,4 @@
-"""What a build tells, as JSON: an event a line on standard output, for scripts and CI."""
+"""Events of a build as JSON, one a line on standard output, for scripts and CI."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NAMES: dict[type[Event], str] = {
     events.Notice: "notice",
     events.Finished: "finished",
 }
-"""What the field ``event`` says of each kind."""
+"""The field ``event`` for each type of event."""
 
 
 class EventLines:
-    """Prints every event as one JSON object on a line of its own, with sorted keys, as it happens."""
+    """Prints every event as one JSON object on a line of its own, with sorted keys."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a build tells while it goes: bars on a terminal, plain lines elsewhere, notes alone beside JSON."""
+"""Progress of a build: bars on a terminal, plain lines elsewhere, notices alone beside JSON."""
 
 from __future__ import annotations
 
@@ -21,26 +21,18 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import duration, plural
 
 _RECENT = 64
-"""Kernels that the rate is of: what is compiled last takes other times than what was compiled first."""
+"""The rate is that of so many kernels, the last ones: early and late kernels take different times."""
 _LEAST_BAR, _MOST_BAR = 10, 40
-"""Columns of a bar; words beside it go before it gets narrower."""
+"""Columns of a bar; words beside it are dropped before it gets narrower."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a build is, from its events.
+    """Progress of a build, counted from its events. Times are seconds of the clock ``now``.
 
-    Attributes:
-        now: the clock, in seconds.
-        doing: what is done before there is a plan; ``""`` after.
-        since: when that began.
-        planned: whether there is a plan.
-        total: kernels that were to be compiled.
-        cached: kernels that were in the store before, or came into it from another builder.
-        compiled: kernels compiled here.
-        failed: kernels that failed.
-        libraries: how many are to be linked; 0 while it is not known.
-        linked: how many have been.
+    ``doing`` is what happens before there is a plan, ``""`` after, and ``since`` when that began. ``total``
+    counts the kernels to compile, ``cached`` those found in the store, also if another builder put them there
+    meanwhile. ``libraries`` is 0 as long as it is not known how many are to be linked.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -101,29 +93,29 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many of the kernels that were to be compiled need no more work."""
+        """Kernels of ``total`` that need no more work."""
         return self.compiled + self.failed + self._shared
 
     @property
     def seconds(self) -> float:
-        """How long compiling has taken so far, or took."""
+        """Seconds that compiling has taken."""
         over = self._ended and self.done == self.total
         return (self._ended[-1] if over else self.now()) - self._begin
 
     @property
     def rate(self) -> float | None:
-        """Kernels a second of late; None before the first."""
+        """Kernels a second, over the last ones; None before the first."""
         passed = self.now() - self._ended[0] if self._ended else 0.0
         return (len(self._ended) - 1) / passed if len(self._ended) > 1 and passed > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to go at that rate; None where it cannot be said."""
+        """Seconds left at that rate; None if unknown."""
         return (self.total - self.done) / self.rate if self.rate and self.done < self.total else None
 
     @property
     def running(self) -> tuple[Kernel, float, int] | None:
-        """The kernel that has been compiled for the longest, for how many seconds, and how many are being."""
+        """The kernel that has been compiling longest, its seconds so far, and how many are compiling."""
         if not self._running:
             return None
         kernel, began = min(self._running.values(), key=lambda item: (item[1], item[0].digest))
@@ -134,7 +126,7 @@ class Progress:
         return f"plan: {plural(self.total, 'kernel')} to build, {self.cached} present"
 
     def summary(self) -> str:
-        """What compiling came to, in one line."""
+        """The outcome of compiling, in one line."""
         line = f"{plural(self.compiled, 'kernel')} compiled in {duration(self.seconds)}"
         line += f", {self.cached} present" if self.cached else ""
         line += f", {self.failed} failed" if self.failed else ""
@@ -142,7 +134,7 @@ class Progress:
 
 
 class Notes:
-    """What goes to standard error whatever else is shown: warnings, failures, notices."""
+    """Prints warnings, failures and notices on standard error."""
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
@@ -159,11 +151,11 @@ class Notes:
         click.echo(line, err=True)
 
     def close(self) -> None:
-        """The build has ended, well or not."""
+        """End the output, also after an error."""
 
 
 class PlainReport(Notes):
-    """Lines on standard error: the plan, failures, one line for every tenth of the way, what it came to."""
+    """Lines on standard error: the plan, failures, one line for every tenth of the kernels, the outcome."""
 
     def __init__(self) -> None:
         self._progress = Progress()
@@ -200,12 +192,7 @@ class PlainReport(Notes):
 
 
 class BarReport(Notes):
-    """Bars that renew themselves while nothing happens, too; notes and failures are lines above them.
-
-    Args:
-        console: where to draw; standard error if left out.
-        now: the clock, in seconds.
-    """
+    """Bars on standard error, redrawn also between events; notices and failures are lines above them."""
 
     def __init__(self, console: Any = None, now: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
@@ -237,7 +224,7 @@ class BarReport(Notes):
                 self._say(progress.summary())
 
     def _say(self, line: str) -> None:
-        """A line above the bars, as long as it is."""
+        """Print a line above the bars, without wrapping it."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -268,7 +255,7 @@ class BarReport(Notes):
 
 
 def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any:
-    """One line: a title, a bar, how far it is, and what else there is room for."""
+    """One line: a title, a bar, counts, and as many of the words as fit."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -296,7 +283,7 @@ def _speed(progress: Progress) -> list[str]:
 
 
 def _state(progress: Progress, width: int) -> list[str]:
-    """What the store had, what failed, and what is taking longest just now."""
+    """Lines below the bar: kernels from the store, failures, and the kernel that is taking longest."""
     line = f"{progress.cached} cached, {progress.failed} failed"
     if progress.running is None:
         return [line]
@@ -306,9 +293,10 @@ def _state(progress: Progress, width: int) -> list[str]:
 
 
 def short_name(kernel: Kernel, width: int) -> str:
-    """A kernel in at most ``width`` characters, if the end of its name, by which it can be found, fits in.
+    """A short name, of at most ``width`` characters unless the end of the kernel's name alone is longer.
 
-    Names begin with what many kernels share; here what tells them apart comes first, as far as it fits.
+    It ends as the name does, by which the kernel can be found. Names begin with what many kernels share; here
+    the words that distinguish them come first, as far as they fit.
     """
     *words, end = kernel.name.removeprefix(f"{kernel.group_name}-").split("-")
     dtypes = [operand.dtype for operand in kernel.operands]
@@ -323,7 +311,6 @@ def short_name(kernel: Kernel, width: int) -> str:
 
 
 def _failure_line(failure: Failure) -> str:
-    """One line of a failure; its log has the rest."""
     reason = failure.reason.strip().partition("\n")[0].rstrip()
     if reason.startswith("timed out after"):
         reason += "; --timeout gives more"
@@ -331,14 +318,7 @@ def _failure_line(failure: Failure) -> str:
 
 
 def make_report(*, quiet: bool = False) -> Notes:
-    """What a build tells on standard error.
-
-    Args:
-        quiet: notes and failures alone.
-
-    Returns:
-        Bars if standard error is a terminal and rich is installed, plain lines otherwise.
-    """
+    """Bars if standard error is a terminal and rich is installed, else lines; if ``quiet``, notices alone."""
     if quiet:
         return Notes()
     if sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""What a program compiled on a GPU, written as recordings and a manifest that names them."""
+"""Write what a program compiled on a GPU as recordings, and a manifest that names them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,7 @@ _BEGINS = b"# Written by cutlass-aot: "
 
 
 def check_output(output: Path, name: str) -> None:
-    """Refuse what could not be written once the program has run.
-
-    Args:
-        output: the manifest.
-        name: of its bundle.
-    """
+    """Refuse, before the program runs, a bundle's name or files that could not be written after it."""
     from cutlass_aot.manifest.model import check_name
 
     check_name(name)
@@ -47,7 +42,7 @@ def check_output(output: Path, name: str) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a regular file."""
+    """The first bytes of a regular file; nothing of any other."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -55,7 +50,7 @@ def _head(path: Path) -> bytes:
 
 
 def _tail(path: Path) -> bytes:
-    """The last bytes of a regular file: where a sealed one says what it is."""
+    """The last bytes of a regular file, which name the kind of a sealed one; nothing of any other."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -64,22 +59,15 @@ def _tail(path: Path) -> bytes:
 
 
 def _recording(output: Path, index: int) -> Path:
-    """The file of a recording, of several that a manifest names."""
     number = f"-{index + 1}" if index else ""
     return output.with_name(f"{output.stem}{number}{SUFFIX}")
 
 
 def write_recording(found: Path, output: Path, name: str, program: Sequence[str]) -> int:
-    """Write what the processes of a program kept; nothing if they kept nothing.
+    """Write what a program's processes kept, and a manifest; nothing if they kept nothing.
 
-    Args:
-        found: the folder that took it.
-        output: the manifest; its recordings go beside it.
-        name: of the manifest's bundle.
-        program: the command, for a comment.
-
-    Returns:
-        How many requests were kept.
+    ``found`` is the folder of what they kept. Recordings go beside the manifest, which names ``program`` in a
+    comment. Returns how many requests were kept.
     """
     from cutlass_aot.programs.record.keep import gathered
     from cutlass_aot.schema.requests.recording import recording_to_bytes
@@ -92,7 +80,7 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
         if recording.requests:
             files.append(_recording(output, len(files)))
             requests += [item.request for item in recording.requests]
-            # Not in its place before all of them are written: the manifest that is there names the others.
+            # Moved into place once all are written: until then an existing manifest names the existing ones.
             _write(recording_to_bytes(recording, objects), found / files[-1].name)
     if not files:
         return 0
@@ -123,7 +111,7 @@ def _manifest(program: Sequence[str], name: str, targets: Sequence[str], files: 
 
 
 def _write(data: bytes, path: Path) -> None:
-    """Write a file at once: a reader sees what was there before, or all of the new one."""
+    """Replace a file atomically: a reader sees the old content or all of the new."""
     from cutlass_aot.store.files import publish
 
     publish(data, path)

@@ -1,4 +1,4 @@
-"""Shared pieces of output: tables, JSON, what is said of an interrupt and of signatures."""
+"""Shared output: tables, JSON, messages about interrupts and unchecked signatures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def resumable(function: Function) -> Function:
-    """Have an interrupt of a command that compiles say what becomes of what was compiled."""
+    """Decorator of a command that compiles: an interrupt says what happens to the kernels compiled so far."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except KeyboardInterrupt:
-            # A terminal has shown ^C.
+            # Ends the line on which the terminal has shown ^C.
             with contextlib.suppress(OSError):
                 click.echo(err=True)
             raise click.Abort(

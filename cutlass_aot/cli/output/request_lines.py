@@ -1,4 +1,4 @@
-"""Requests of programs in a terminal: one in full, and what sets several of one callable apart."""
+"""Requests of programs as text: one in full, or what distinguishes several of one callable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Req
 from cutlass_aot.schema.requests.value_text import class_text, type_text, value_text
 
 _WIDE = 88
-"""Characters of a value that stands in one line; what has more is shown field by field."""
+"""Most characters of a value on one line; a longer one is shown field by field."""
 
 
 def request_lines(compiled: CompiledRequest) -> list[tuple[str, str]]:
-    """What ``show`` prints of a request: labels and texts; a label stands in the first of its lines."""
+    """What ``show`` prints of a request: labels and texts; a label is ``""`` on all but its first line."""
     request, call = compiled
     lines = [("request", request.digest), ("callable", request.callable)]
     lines += _labelled("configuration", _configuration(request))
@@ -58,7 +58,7 @@ def _labelled(label: str, texts: Iterator[str]) -> list[tuple[str, str]]:
 
 
 def _configuration(request: Request) -> Iterator[str]:
-    """The fields of an instance, each in a line; of anything else its text."""
+    """The fields of an instance, one a line; any other value as text."""
     value = request.configuration
     if isinstance(value, Mapping) and set(value) == {"object", "fields"}:
         if not request.callable.startswith(f"{value['object']}."):
@@ -70,7 +70,7 @@ def _configuration(request: Request) -> Iterator[str]:
 
 
 def _field(name: str, value: Value, width: int = 0) -> Iterator[str]:
-    """A value and its name: in one line, or with what it consists of in lines below."""
+    """A name and its value on one line, or the parts of a long value on lines below."""
     text = value_text(value)
     parts = list(_parts(value))
     if len(text) <= _WIDE or not parts or (isinstance(value, Mapping) and "tensor" in value):
@@ -102,7 +102,7 @@ def _parts(value: Value) -> Iterator[tuple[str, Value]]:
 
 
 def _symbols(value: Value) -> Iterator[tuple[int, str]]:
-    """Number of each extent that a call gives, and what is known of it."""
+    """Number of each symbolic extent, and what is known of it."""
     if isinstance(value, Mapping):
         if isinstance(value.get("symbol"), int):
             known = (f"{name} {type_text(item)}" for name, item in value.items() if name != "symbol")
@@ -129,11 +129,7 @@ def _signature(call: CallByName) -> str:
 
 
 def set_apart(requests: Sequence[Request]) -> list[str]:
-    """What tells each of some requests from the others: as few values as do, in words.
-
-    Args:
-        requests: of one callable and target.
-    """
+    """For each of some requests, of one callable and target, the few values that distinguish it, as text."""
     leaves = [dict(_leaves(request)) for request in requests]
     paths = list(dict.fromkeys(path for found in leaves for path in found))
     known: list[tuple[str | None, ...]] = [() for _ in requests]
@@ -142,7 +138,7 @@ def set_apart(requests: Sequence[Request]) -> list[str]:
         if len(set(known)) == len(requests):
             break
         finer = [(*before, found.get(path)) for before, found in zip(known, leaves, strict=True)]
-        # What follows from the values before it tells nothing more.
+        # A value that follows from the earlier ones distinguishes nothing more.
         if len(set(finer)) > len(set(known)):
             known = finer
             chosen.append(path)

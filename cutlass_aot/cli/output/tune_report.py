@@ -1,4 +1,4 @@
-"""What tuning tells while it goes: lines on standard error, or events as JSON on standard output."""
+"""Progress of tuning: lines on standard error, or events as JSON on standard output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG_SECONDS = 15.0
 
 
 class _Counts:
-    """How far it is."""
+    """Counts of problems that were measured, kept or left out, and of failures."""
 
     def __init__(self, jobs: Sequence[Job], gpu: str) -> None:
         self.gpu = gpu
@@ -45,7 +45,7 @@ class _Counts:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate, None as long as nothing was measured."""
+        """Estimate; None until a problem was measured."""
         return self.elapsed / self.done * (self.total - self.finished) if self.done else None
 
     def count(self, job: Job, problem: TunedProblem, *, new: bool) -> None:
@@ -59,11 +59,11 @@ class _Counts:
             self.failures.setdefault(names.get(digest, digest), []).append(f"{problem.extents}: {reason}")
 
     def close(self) -> None:
-        """Whatever comes next on the screen begins on a line of its own."""
+        """Have the next output begin on a line of its own."""
 
 
 class PlainReport(_Counts):
-    """A line that renews itself on a terminal; elsewhere a line now and then."""
+    """A line that is rewritten on a terminal; elsewhere a line every 15 seconds."""
 
     def __init__(self, jobs: Sequence[Job], gpu: str) -> None:
         super().__init__(jobs, gpu)
@@ -71,7 +71,7 @@ class PlainReport(_Counts):
         self._told = 0.0
 
     def begin(self, notes: Sequence[str]) -> None:
-        """It is known what is to be measured."""
+        """Show what is to be measured."""
         for note in notes:
             click.echo(f"note: {note}", err=True)
         kernels = sum(len(job.kernels) for job in self.jobs)
@@ -85,22 +85,22 @@ class PlainReport(_Counts):
             click.echo(f"0/{self.total} problems", err=True, nl=False)
 
     def measured(self, job: Job, problem: TunedProblem) -> None:
-        """A problem was measured."""
+        """Count and show a problem that was measured now."""
         self.count(job, problem, new=True)
         self._line()
 
     def kept(self, job: Job, problem: TunedProblem) -> None:
-        """A problem had been measured before."""
+        """Count a problem that was measured before."""
         self.count(job, problem, new=False)
 
     def skipped(self, job: Job, extents: Extents, reason: str) -> None:
-        """A problem could not be measured."""
+        """Count and show a problem that could not be measured."""
         self.left_out += 1
         self.close()
         click.echo(f"note: {job.name}: {extents}: left out: {reason}", err=True)
 
     def end(self, path: Path) -> None:
-        """All is done."""
+        """Show the outcome."""
         self.close()
         for name, reasons in sorted(self.failures.items()):
             click.echo(f"failed: {name}: {reasons[0]}", err=True)
@@ -132,16 +132,16 @@ class PlainReport(_Counts):
             click.echo(text, err=True)
 
     def close(self) -> None:
-        """Take the line that renews itself off the screen."""
+        """Erase the line that is rewritten."""
         if self._terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
 class JsonReport(_Counts):
-    """An event a line on standard output, each an object with ``event``."""
+    """Events on standard output: a JSON object a line, with its kind as ``event``."""
 
     def begin(self, notes: Sequence[str]) -> None:
-        """It is known what is to be measured."""
+        """Show what is to be measured."""
         groups = [
             {"name": job.name, "kernels": len(job.kernels), "problems": len(job.problems)}
             for job in self.jobs
@@ -149,22 +149,22 @@ class JsonReport(_Counts):
         self._print("begin", gpu=self.gpu, groups=groups, problems=self.total, notes=list(notes))
 
     def measured(self, job: Job, problem: TunedProblem) -> None:
-        """A problem was measured."""
+        """Count and show a problem that was measured now."""
         self.count(job, problem, new=True)
         self._problem("measured", job, problem)
 
     def kept(self, job: Job, problem: TunedProblem) -> None:
-        """A problem had been measured before."""
+        """Count a problem that was measured before."""
         self.count(job, problem, new=False)
         self._problem("kept", job, problem)
 
     def skipped(self, job: Job, extents: Extents, reason: str) -> None:
-        """A problem could not be measured."""
+        """Count and show a problem that could not be measured."""
         self.left_out += 1
         self._print("skipped", group=job.name, extents=_record(extents), reason=reason)
 
     def end(self, path: Path) -> None:
-        """All is done."""
+        """Show the outcome."""
         self._print(
             "end",
             path=str(path),
@@ -198,7 +198,7 @@ class JsonReport(_Counts):
 
 
 def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) -> None:
-    """A bundle has the results of a tuning file."""
+    """Show that a bundle has the results of a tuning file."""
     problems = sum(bool(problem.ranked) for group in tuning.groups for problem in group.problems)
     if as_json:
         event = {"event": "applied", "gpu": tuning.gpu, "path": str(bundle), "problems": problems}

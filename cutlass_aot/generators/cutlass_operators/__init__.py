@@ -1,7 +1,7 @@
-"""Kernels of the CUTLASS Operator API (package nvidia-cutlass-operators): the interface.
+"""Kernels of the CUTLASS Operator API (package nvidia-cutlass-operators): the generator's interface.
 
-What needs the DSL stands in :mod:`cutlass_aot.generators.cutlass_operators.worker` and, for ranking,
-:mod:`cutlass_aot.generators.cutlass_operators.rank`; what an operator is as a record, in
+Modules that need the DSL: :mod:`cutlass_aot.generators.cutlass_operators.worker` and, for ranking,
+:mod:`cutlass_aot.generators.cutlass_operators.rank`. Kernel records of operators:
 :mod:`cutlass_aot.generators.cutlass_operators.records`.
 """
 
@@ -39,7 +39,7 @@ class CutlassOperators:
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )
-    # The module that ranks is not among them: it decides which kernels are kept, never their code.
+    # Without the module that ranks: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {
         "family": "operator class without `Operator`: " + ", ".join([*FAMILIES, *OTHER_FAMILIES]),
         "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",
@@ -62,7 +62,7 @@ class CutlassOperators:
     }
 
     def targets(self, operation: str) -> tuple[str, ...]:
-        """GPU code targets it can serve."""
+        """GPU code targets for an operation."""
         if operation == "grouped_gemm":
             return ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
         return (

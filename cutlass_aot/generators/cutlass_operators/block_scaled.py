@@ -68,9 +68,9 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
 
 
 def _listed(problem: Problem) -> Problem | None:
-    """The problem that the package lists in the place of this one; None if there is none.
+    """The problem with whose operands the package lists operators for this one; None if there is none.
 
-    The kernel takes element types from its operands: the operators differ in what they are listed for.
+    Kernels take their element types from the operands, so operators differ only in what they are listed for.
     """
     a, b, out = problem.dtypes
     six = [name.startswith("f6") for name in (a, b)]
@@ -99,20 +99,13 @@ def block_scaled_gemm(
 ) -> None:
     """Call the package's kernel, which takes addresses and extents, with tensors.
 
-    Args:
-        a: compact (L, M, K).
-        b: compact (L, K, N).
-        out: compact (L, M, N).
-        a_scale: rank 1, arranged as :mod:`cutlass_aot.runtime.scales` says.
-        b_scale: likewise, with a row for each of N.
-        implementation: the package's host function.
-        layouts: the package's names of the layouts of a, b and out.
-        max_active_clusters: of the device profile.
-        stream: of the launch.
+    All are compact: a (L, M, K), b (L, K, N), out (L, M, N), and the scales of rank 1, arranged as
+    :mod:`cutlass_aot.runtime.scales` says. ``layouts`` are the package's names of the layouts of a, b and
+    out.
     """
     batches, rows, depth = a.shape
     _, _, columns = b.shape
-    # 64-bit: the kernel makes the batch's stride of these, which reaches beyond 32 bits.
+    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
     shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
     implementation(
         a.iterator,

@@ -1,7 +1,7 @@
 """Operators of one class of the CUTLASS Operator API by their design. Import it inside a worker only.
 
 ``cutlass.operators.get_operators`` takes tensors, and no library has tensors of ``f6e2m3``, ``f6e3m2`` and
-``i4``. So the class's own list of operands is looked through.
+``i4``. So this module searches the class's own list of operands.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ def by_design(
 ) -> dict[Design, Any]:
     """Operators of a class by their design in record form.
 
-    Args:
-        operator_class: of the package.
-        has_operands: whether operand metadata describes the operands in question.
-        fits: whether an operator's metadata fits beyond that.
+    ``has_operands`` chooses by operand metadata, and ``fits`` among these by the operator's metadata.
     """
     combinations = [found for found in operator_class._metadata_operand_combinations() if has_operands(found)]
 
     class OfTheseOperands(operator_class):  # type: ignore[misc]
-        """The class with these operands alone: asking it for all it has takes seconds."""
+        """The class with these operands alone: listing all its operators takes seconds."""
 
         supported_args_type = operator_class.supported_args_type
         designed_for_min_cc = operator_class.designed_for_min_cc
@@ -61,10 +58,10 @@ def chosen(operators: Mapping[Design, Any], kernel: Kernel) -> Any:
 
 
 def runs_on(metadata: Any, target: str) -> bool:
-    """Whether an operator's own list of targets has this one."""
+    """Whether an operator supports this target, by its own list."""
     return among(metadata.supported_targets, target)
 
 
 def among(targets: Iterable[Any], target: str) -> bool:
-    """Whether code for one of the package's targets can be compiled for this one."""
+    """Whether operators for one of these targets of the package can be compiled for this one."""
     return bool(TargetSm(target.removeprefix("sm_")).supports_operators_from(targets))

@@ -1,6 +1,6 @@
 """Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue: compilation, in a worker.
 
-The package turns a Python function into an epilogue by tracing its source; that reaches fewer functions than
+The package turns a Python function into an epilogue by tracing its source; that supports fewer functions than
 its kernel has, and computes in the output's element type. Here the kernel class behind the operator is given
 the formula itself: :class:`_Program` loads the operands, evaluates the formula in f32, stores and reduces.
 """
@@ -50,26 +50,23 @@ class _Program:
         self.read = frozenset().union(*(names_in(s.expression) for s in self.statements)) - {ACCUMULATOR}
 
     def function(self) -> Callable[..., None]:
-        """A function of the package's form: its parameters are those of :meth:`run`, by number.
+        """The formula as a function such as the package takes: :meth:`run` with numbered parameters.
 
-        The package makes names of its own out of the parameters' names; numbers cannot collide with them.
+        The package derives names of its own from the parameters' names; numbers cannot collide with them.
         """
         names = [_OUT_PARAMETER, *(f"operand{index}" for index in range(1, 1 + len(self.operands)))]
         made: Callable[..., None] = efc.create_named_epilogue(["efc_config", *names], self.run)
         return made
 
     def run(self, configuration: Any, out: Any, *operands: Any) -> None:
-        """Load, compute, store.
+        """Load, compute, store, in the phase of ``configuration``, the package's view of the epilogue.
 
-        Args:
-            configuration: the package's view of the epilogue in its present phase.
-            out: D.
-            operands: the others, sorted by name.
+        ``operands`` are those besides ``out``, sorted by name.
         """
         given = {OUT: out, **dict(zip(self.operands, operands, strict=True))}
         values = {name: self._load(configuration, name, given[name]) for name in sorted(self.read)}
         if configuration.phase is efc.EFC.Phase.ParameterAnalysis:
-            # What is computed does not matter here, and might divide by what is not known yet.
+            # The value does not matter here; the formula might divide by what is not known yet.
             for statement in self.statements:
                 self._store(configuration, statement, given[statement.name], 1)
             return
@@ -134,17 +131,17 @@ def _combine_with_memory(  # type: ignore[no-untyped-def]
 
 
 class _Gemm(DenseGemmEFC):  # type: ignore[misc]
-    """The package's kernel, with reductions that know where the matrix ends.
+    """The package's kernel, with reductions that end where the matrix ends.
 
-    The package's own reduce whatever a tile holds, and write a tile's worth of rows or columns: past the last
-    ones that is memory of someone else.
+    The package's own reduce whatever a tile holds, and write a whole tile's rows or columns: past the matrix,
+    that overwrites other memory.
     """
 
     class JIT(DenseGemmEFC.JIT):  # type: ignore[misc]
         """Its host side."""
 
         def written_tensor_name_with_bigger_element_type(self) -> str:
-            """The stored matrix of the widest element type: it chooses how tiles are stored.
+            """The stored matrix of the widest element type, which decides how tiles are stored.
 
             The package's own may answer with the destination of a reduction, which is not a matrix.
             """
@@ -161,9 +158,9 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
         def copy_and_partition_supplemental_rmem_tensors(
             self, tiled_copy_t2r: Any, tTR_rAcc: Any, epi_tidx: Any, epi_tile: Any
         ) -> None:
-            """Prepare a thread's parts of tensors; of the coordinates of the output, too."""
+            """Prepare a thread's parts of tensors, and of the output's coordinates."""
             super().copy_and_partition_supplemental_rmem_tensors(tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile)
-            # Through shared memory in any case: what goes straight to memory has no bounds.
+            # Always through shared memory: direct reductions do not check bounds.
             self.reduce_use_smem: dict[str, bool] = dict.fromkeys(self.reduce_gReduce_mnl, True)
             if not self.smem_reduce:
                 return  # no reductions
@@ -180,7 +177,7 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             )
 
         def inside(self, context: Any, value: Any, neutral: float) -> Any:
-            """A thread's values of a subtile, ``neutral`` where they lie outside of the output."""
+            """A thread's values of a subtile, with those outside of the output replaced by ``neutral``."""
             # The accumulator's order of values, which is that of the coordinates.
             values = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
             self.subtile_retile(values).store(value)
@@ -192,7 +189,7 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             return values.load()
 
         def reduce_smem_flush(self, barrier: Any, mma_tile_coord_mnl: Any) -> None:
-            """Combine what a block has folded of its tile with the destinations, up to their ends."""
+            """Combine a block's reductions of its tile with the destinations, within their bounds."""
             warps = self.operation.epilogue_warp_id
             thread = (cute.arch.warp_idx() - warps[0]) * _WARP + cute.arch.lane_idx()
 
@@ -242,12 +239,7 @@ class _Launch:
 
 
 def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
-    """The package's kernel for a record.
-
-    Args:
-        kernel: with an epilogue.
-        operands: placeholders for all of its operands.
-    """
+    """The package's kernel for a record with an epilogue; ``operands`` are placeholders for all operands."""
     design = dict(kernel.design)
     tile, cluster = shapes(design)
     gemm = _Gemm(

@@ -1,6 +1,6 @@
-"""Fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue: what their records say.
+"""Kernel records of fused epilogues on the CUTLASS Operator API's GEMM with a programmable epilogue.
 
-Nothing is imported: operators are looked at as they are. What needs the DSL stands in
+It imports nothing of the package; operators are passed in. What needs the DSL is in
 :mod:`cutlass_aot.generators.cutlass_operators.epilogue`.
 """
 
@@ -39,14 +39,7 @@ _TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
 def enumerate_kernels(
     operators: Iterable[Any], problem: Problem, target: str, device: DeviceProfile
 ) -> Iterator[Kernel]:
-    """Every kernel for a problem with an epilogue.
-
-    Args:
-        operators: the package's for the problem without its epilogue; those of other families are left out.
-        problem: with an epilogue.
-        target: GPU code target.
-        device: whose numbers the static scheduler compiles in.
-    """
+    """Every kernel for a problem with an epilogue, from the package's operators for the one without it."""
     epilogue = problem.epilogue
     if epilogue is None or problem.accumulator == "f16":
         return  # the kernel cannot take a value of f16 out of tensor memory as f32
@@ -89,15 +82,12 @@ def epilogue_of(kernel: Kernel) -> Epilogue:
 def constraints(
     epilogue: Epilogue, out_layout: str, design: Mapping[str, DesignValue]
 ) -> tuple[OperandConstraint, ...]:
-    """What a kernel demands of an epilogue's operands.
+    """What a kernel demands of an epilogue's operands, which are sorted by name.
 
-    Args:
-        epilogue: whose operands, sorted by name.
-        out_layout: ``t`` or ``n``, that of a matrix which names none.
-        design: the kernel's, for the tiles that it works on.
+    ``out_layout``, ``t`` or ``n``, is that of matrices which name none; ``design`` gives the kernel's tiles.
     """
     tile, cluster = shapes(design)
-    # Clusters work on whole clusters' worth of tiles; of a pair of blocks, the tile is that of both.
+    # A cluster works on all its tiles at once; the tile of a pair of blocks is that of both.
     blocks = cluster[0] // 2 if design["use_2cta_mma"] else cluster[0]
     whole = {"M": tile[0] * blocks, "N": tile[1] * cluster[1]}
     return tuple(_constraint(operand, out_layout, whole) for operand in epilogue.operands)

@@ -63,15 +63,9 @@ def grouped_gemm(
     max_active_clusters: cutlass.Constexpr,
     stream: Any,
 ) -> None:
-    """Call the package's kernel, whose order of operands is ours.
+    """Call the package's kernel with tensors.
 
-    Args:
-        a: (M, K), the groups one after the other along M.
-        b: (G, K, N).
-        out: (M, N), the groups as in a.
-        offsets: (G,), the end of each group along M.
-        implementation: the package's host function.
-        max_active_clusters: of the device profile.
-        stream: of the launch.
+    a is (M, K) and out (M, N), with the groups one after the other along M; b is (G, K, N); offsets, (G,),
+    has the end of each group along M.
     """
     implementation(a, b, out, offsets, max_active_clusters, stream)

@@ -70,16 +70,7 @@ def mixed_input_gemm(
     max_active_clusters: cutlass.Constexpr,
     stream: Any,
 ) -> None:
-    """Call the package's kernel with operands in our order.
-
-    Args:
-        a: (L, M, K), integers.
-        b: (L, K, N).
-        out: (L, M, N).
-        implementation: the package's host function.
-        max_active_clusters: of the device profile.
-        stream: of the launch.
-    """
+    """Call the package's kernel: a is (L, M, K), of integers, b (L, K, N) and out (L, M, N)."""
     implementation(a, None, b, out, max_active_clusters, stream)
 
 
@@ -96,15 +87,8 @@ def scaled_mixed_input_gemm(
 ) -> None:
     """Call the package's kernel with operands in our order and the scale factors in their own layout.
 
-    Args:
-        a: (L, M, K), integers.
-        b: (L, K, N).
-        out: (L, M, N).
-        a_scale: rank 1, in the order (L, K / block, M).
-        implementation: the package's host function.
-        block: elements along K that share a scale factor.
-        max_active_clusters: of the device profile.
-        stream: of the launch.
+    a is (L, M, K), of integers, b (L, K, N) and out (L, M, N). In a_scale, of rank 1 and in the order (L, K /
+    block, M), ``block`` elements along K share a factor.
     """
     batches, rows, depth = a.shape
     blocks = depth // block

@@ -1,6 +1,6 @@
-"""What the scaled, mixed-input and grouped families of the CUTLASS Operator API demand of their operands.
+"""Operands of the scaled, mixed-input and grouped families of the CUTLASS Operator API.
 
-Nothing is imported but records: operators are looked at as they are. Dense GEMM stands in
+It imports nothing of the package; operators are passed in. Dense GEMM is in
 :mod:`cutlass_aot.generators.cutlass_operators.records`.
 """
 
@@ -34,7 +34,7 @@ FAMILIES = {
     MIXED_INPUT: "SM100 mixed input: integers in A are converted on the way, scaled by block if they are i4",
     GROUPED: "SM100 grouped: A and out hold all groups, one after the other along M",
 }
-"""Families beside dense GEMM by the name of their operator class, less ``Operator``."""
+"""Families besides dense GEMM, by the name of their operator class without ``Operator``."""
 
 GROUPED_EXTENTS = {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")}
 """Extents of a grouped GEMM's operands: G is the number of groups."""
@@ -51,12 +51,7 @@ _ALIGNMENT = 16
 
 
 def problem_of(described: Any, operation: str) -> Problem:
-    """The operands of an operator of these families, scale factors included.
-
-    Args:
-        described: operand metadata of the operator.
-        operation: what the family computes.
-    """
+    """The operands of an operator of these families, with scale factors, from its operand metadata."""
     metadata = SimpleNamespace(operands=described, operator_name=operation)
     dense = records.problem_of(SimpleNamespace(metadata=metadata))
     return Problem(
@@ -78,8 +73,8 @@ def _scale_request(operand: Any) -> ScaleRequest | None:
 def design(operator: Any) -> dict[str, DesignValue]:
     """An operator's design as plain values.
 
-    Of block-scaled operators 0.3.0 the metadata says 2-CTA instructions for all; their code uses them for
-    tiles of 256 rows alone.
+    The metadata of block-scaled operators 0.3.0 has 2-CTA instructions for all; their code uses them only for
+    tiles of 256 rows.
     """
     values = records.design(operator)
     if records.family(operator) == BLOCK_SCALED:
@@ -108,14 +103,7 @@ def record(
 
 
 def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
-    """Operands of a block-scaled GEMM: a, b, out, a_scale, b_scale.
-
-    The kernel takes addresses and extents, no strides: operands are compact.
-
-    Args:
-        operator: of the family.
-        problem: whose operands they are, scales included.
-    """
+    """Compact operands of a block-scaled GEMM, as it takes no strides: a, b, out, a_scale, b_scale."""
     mixed = len({DTYPES[dtype].bits for dtype in problem.dtypes[:2]}) > 1
     constraints = []
     for constraint in records.constraints(operator, problem):
@@ -127,7 +115,7 @@ def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ..
                 divisibility=math.lcm(constraint.divisibility, _SPREAD)
                 if spread
                 else constraint.divisibility,
-                # The package's own is 96 bytes where it is 128 elements of 6 bits, which nothing needs.
+                # The package asks for 96 bytes (128 elements of 6 bits), which nothing needs.
                 alignment=_SPREAD_ALIGNMENT if spread else _ALIGNMENT,
                 compact=True,
             )

@@ -37,9 +37,9 @@ def rank_kernels(
 ) -> Ranked:
     """Rank ``kernels`` for each of ``shapes``; see :class:`cutlass_aot.generators.protocol.Ranker`."""
     modelled = [kernel for kernel in kernels if dict(kernel.design)["family"] in MODELLED_FAMILIES]
-    # Only then: the package takes tensors, and there are none of some element types of the other families.
+    # Asked for these families alone: the package takes tensors, which some dtypes of the others do not have.
     known = operators_of(problem, target) if modelled else {}
-    # What is known of an epilogue's operands tells operators apart no further.
+    # The package's operators are the same whatever transports an epilogue has.
     plain = {
         kernel.digest: tuple(item for item in kernel.design if item[0] != TRANSPORTS) for kernel in modelled
     }
@@ -69,7 +69,7 @@ def rank_kernels(
 
 
 def _tied(digests: Sequence[str], designs: dict[str, dict[str, DesignValue]]) -> tuple[tuple[str, ...], ...]:
-    """Put together the kernels that the model sees no difference between."""
+    """Group the kernels that the model cannot tell apart, in the order of the first of each group."""
     together: dict[tuple[Any, ...], list[str]] = {}
     for digest in digests:
         design = designs[digest]
@@ -80,9 +80,9 @@ def _tied(digests: Sequence[str], designs: dict[str, dict[str, DesignValue]]) ->
 
 @contextmanager
 def _supported_configurations() -> Iterator[None]:
-    """Within: configurations that the model has no time for are dropped before kernels are matched to them.
+    """In this context, configurations without a valid predicted time are dropped before kernels are matched.
 
-    It gives such a configuration a time of zero or not a number, and the package takes its word for it.
+    The model gives those that it does not support a time of zero or not a number, which the package believes.
     """
     saved = _provider.MatmulHeuristics.get_configs
 

@@ -1,6 +1,6 @@
-"""An operator of the CUTLASS Operator API as a kernel record: one rule for building and for finding.
+"""Operators of the CUTLASS Operator API as kernel records, by one rule for building and for finding.
 
-Nothing is imported: operators are looked at as they are. The generator uses it in a worker.
+It imports nothing of the package; operators are passed in. The generator uses it in a worker.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FAMILIES = {
     "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
     "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
 }
-"""Families of dense GEMM by the name of their operator class, less ``Operator``."""
+"""Families of dense GEMM by the name of their operator class without ``Operator``."""
 
 _SCHEDULERS = {
     "CLCDynamicPersistentTileSchedulerMetadata": "clc",
     "StaticPersistentTileSchedulerMetadata": "static",
 }
-# These take their grid from the device profile whatever their metadata says of a scheduler.
+# Their grid follows from the device profile, whatever scheduler their metadata names.
 _ALWAYS_STATIC = (
     "PersistentDenseGemmEFC",
     "Sm90StaticPersistentGemm",
@@ -46,15 +46,15 @@ _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
 
 def family(operator: Any) -> str:
-    """The name of an operator's class, less ``Operator``."""
+    """The name of an operator's class without ``Operator``."""
     return type(operator).__name__.removesuffix("Operator")
 
 
 def refusal(operator: Any) -> str:
     """Why an operator cannot be a kernel of a bundle; ``""`` if it can.
 
-    Of the families here, those alone whose code is what their metadata says: the SM80 family of operators
-    0.3.0 lists four tiles and compiles 128x128x32 for each of them.
+    Its code has to be what its metadata says: the SM80 family of operators 0.3.0 lists four tiles and
+    compiles 128x128x32 for each of them.
     """
     if family(operator) not in FAMILIES:
         return f"{type(operator).__name__} is none of the families {', '.join(FAMILIES)}"
@@ -83,13 +83,7 @@ def problem_of(operator: Any) -> Problem:
 
 
 def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
-    """The kernel record of an operator that there is no :func:`refusal` of.
-
-    Args:
-        operator: of ``cutlass.operators.get_operators``.
-        target: GPU code target.
-        device: whose numbers static schedulers compile in.
-    """
+    """The kernel record of an operator without a :func:`refusal`, with the numbers of ``device`` it needs."""
     problem = problem_of(operator)
     chosen = design(operator)
     return Kernel.make(
@@ -145,7 +139,7 @@ def constraints(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
 
 
 def constants(chosen: dict[str, DesignValue], device: DeviceProfile) -> dict[str, int]:
-    """Numbers of the device profile that a design compiles in: one a cluster size it asks for."""
+    """Numbers of the device profile that a design compiles in: one for each cluster size in it."""
     if chosen["family"] not in _ALWAYS_STATIC and chosen.get("tile_scheduler") != "static":
         return {}
     sizes = set()

@@ -34,7 +34,7 @@ from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 
-# Any extents that every tile shape divides: they choose major modes here, nothing else.
+# Any extents that every tile shape divides: they only decide the major modes.
 _SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
 
 _OTHER_FAMILIES: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
 
 
 def _is_dense(problem: Problem) -> bool:
-    """Whether it may be a dense GEMM of the package: of element types that torch has as they are."""
+    """Whether it may be a dense GEMM of the package: torch has its element types as they are."""
     dtypes = [DTYPES[dtype] for dtype in problem.dtypes]
     return (
         problem.operation == "gemm"
@@ -97,7 +97,7 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
 
 
 def gemm_arguments(problem: Problem, sizes: Mapping[str, int] = _SIZES) -> Any:
-    """The package's description of a GEMM whose extents ``sizes`` gives by name; no memory is behind it."""
+    """The package's arguments of a GEMM with these extents by name, on tensors without memory."""
     tensors = []
     for extents, dtype, layout in zip(EXTENTS.values(), problem.dtypes, problem.layouts, strict=True):
         shape = [sizes[extent] for extent in extents]
@@ -116,10 +116,10 @@ def gemm_arguments(problem: Problem, sizes: Mapping[str, int] = _SIZES) -> Any:
 
 @contextmanager
 def _answers_from(constants: dict[str, int]) -> Iterator[None]:
-    """Within: hardware questions are answered from ``constants``, streams come from the environment.
+    """In this context, hardware questions are answered from ``constants``; streams come from the environment.
 
-    The operators ask the GPU of the machine they run on for its occupancy; a builder has none. They make
-    their own placeholder for a stream parameter; ours takes the caller's current stream in native code.
+    The operators ask the GPU at hand for its occupancy, and a builder has none. They also make a placeholder
+    of their own for the stream; ours takes the caller's current stream in native code.
     """
 
     class HardwareFromConstants:

@@ -17,10 +17,10 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 FAMILY = "SimtF64Gemm"
 TILE_SHAPES = ((16, 16), (32, 32))
-"""Rows and columns of a tile; a block has as many threads, and 1024 is the most it can have."""
+"""Rows and columns of a tile; a block has as many threads as a tile has elements, at most 1024."""
 
 _ALIGNMENT = 8
-"""Bytes: those of an element."""
+"""Bytes of an element."""
 
 
 class SimtF64Gemm:
@@ -50,7 +50,7 @@ class SimtF64Gemm:
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel."""
-        # The DSL comes in here, in a worker; the command line imports this module without it.
+        # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.simt_f64_gemm.kernel import gemm
 

@@ -26,7 +26,7 @@ def _minimum(x: Any, y: Any) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    """0 for what is not a number, as docs/reference/epilogues.md says."""
+    """0 for NaN, as docs/reference/epilogues.md says."""
     return _maximum(x, _like(x, 0.0))
 
 
@@ -58,13 +58,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def results(epilogue: Epilogue, total: Any, operands: Sequence[Any], at: tuple[Any, Any, Any]) -> list[Any]:
-    """What each statement of the formula gives, D first, for some neighbouring elements of a row.
+    """Values of each statement of the formula, D first, for some neighbouring elements of a row.
 
-    Args:
-        epilogue: the formula and what its operands are.
-        total: their sums along K, f32.
-        operands: tensors and numbers, as ``epilogue.operands``.
-        at: row, column and batch of the first of them; the column is a multiple of their number.
+    ``total`` has their sums along K in f32, ``operands`` the tensors and numbers of ``epilogue.operands``,
+    and ``at`` row, column and batch of the first element; the column is a multiple of their number.
     """
     statements = epilogue.statements
     read = frozenset().union(*(names_in(statement.expression) for statement in statements))
@@ -100,7 +97,7 @@ def stored(epilogue: Epilogue, operands: Sequence[Any]) -> list[Any]:
 
 
 def store(tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
-    """Store neighbouring elements of a row of a (L, M, N) tensor, converted."""
+    """Store neighbouring elements of a row of a (L, M, N) tensor, converted to its element type."""
     row, column, batch = at
     count = cute.size(values.shape)
     converted = cute.make_rmem_tensor(count, tensor.element_type)
@@ -110,7 +107,7 @@ def store(tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
 
 
 def neighbours(tensor: Any, offset: Any, count: int) -> Any:
-    """``count`` contiguous elements from an offset on, which is a multiple of it."""
+    """``count`` contiguous elements from an offset, which is a multiple of ``count``."""
     return cute.make_tensor(tensor.iterator + cute.assume(offset, divby=count), cute.make_layout(count))
 
 

@@ -27,7 +27,7 @@ INPUTS = {
     "f16": ("f16", "f32"),
     "f8e4m3": ("bf16", "f16", "f32"),
 }
-"""Element types of A and B, with those of the output."""
+"""Element types of A and B, each with those of the output."""
 LAYOUTS = ("tnt", "ttt")
 EPILOGUE_DTYPES = ("bf16", "f16", "f32")
 """Element types of an epilogue's operands."""
@@ -38,7 +38,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class _Design:
-    """Extents are those of the output, whether the tensor core sees them exchanged or not."""
+    """One design. Extents are those of the output, also if A and B exchange their roles."""
 
     tile: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -57,7 +57,7 @@ class _Design:
         }
 
     def constants(self, device: DeviceProfile) -> dict[str, int]:
-        """Numbers of the device profile that are compiled in: they bound the grid of a persistent kernel."""
+        """Numbers of the device profile that are compiled in: the bounds of a persistent kernel's grid."""
         if not self.persistent:
             return {}
         size = math.prod(self.cluster)
@@ -87,7 +87,7 @@ _FEW_ROWS = {
     (64, 64, 1): (("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
     (64, 128, 1): (("1x1x1", 2),),
 }
-"""Tiles with exchanged operands, deep in lines of 128 bytes: clusters, and blocks of a multiprocessor."""
+"""Tiles of M, N and lines of 128 bytes along K, A and B exchanged: clusters, and blocks a multiprocessor."""
 
 _TILES = {
     (64, 72): "1x1x1 1x1x4",
@@ -183,11 +183,11 @@ class Sm90Gemm:
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel."""
-        # The DSL comes in here, in a worker; the command line imports this module without it.
+        # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
         from cutlass_aot.generators.sm90_gemm.kernel import gemm
 
-        # What is compiled in stands before the epilogue's operands, of which there can be any number.
+        # Compiled-in values precede the epilogue's operands, of which there can be any number.
         a, b, out, *others = dsl.fake_operands(kernel)
         compiled_in = epilogue_of(kernel), plan_of(kernel)
         return dsl.compile_for(
@@ -196,7 +196,7 @@ class Sm90Gemm:
 
 
 def plan_of(kernel: Kernel) -> Plan:
-    """What the design of a kernel means."""
+    """The plan of a kernel, from its design."""
     problem = problem_of_kernel(kernel, epilogue_of(kernel))
     bits, output_bits = DTYPES[problem.dtypes[0]].bits, DTYPES[problem.dtypes[-1]].bits
     for design in _offered(problem, kernel.target):
@@ -233,7 +233,7 @@ def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
 
 
 def _fusible(epilogue: Epilogue) -> bool:
-    """Whether an epilogue reads and writes what the kernel can: no reductions, matrices row-major."""
+    """Whether the kernel can compute an epilogue: no reductions, matrices row-major."""
     return all(
         operand.dtype in EPILOGUE_DTYPES
         and operand.layout in ("", "t")
@@ -257,10 +257,10 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     for design in _designs(bits):
-        # Where columns of B are contiguous, whole swizzled lines of them have to fit the tile.
+        # If columns of B are contiguous, the tile has to consist of whole swizzled lines of them.
         if problem.layouts[1] != "n" and not design.swap and design.tile[1] % 32:
             continue
-        # Results that stay f32 take registers on their way, which the largest tiles have not left.
+        # Results that stay f32 take more registers than the largest tiles leave.
         if wide and design.tile[0] * design.tile[1] > 2 * THREADS * MOST_TOTALS:
             continue
         yield design

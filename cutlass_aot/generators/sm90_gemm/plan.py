@@ -1,4 +1,4 @@
-"""What a design of the SM90 GEMM means: tiles, stages, shared memory, in plain numbers. It imports no DSL."""
+"""Designs of the SM90 GEMM in plain numbers: tiles, stages, shared memory. It imports no DSL."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_GRID_YZ = 65535
 SHARED_BYTES = 228 * 1024
 """Shared memory of a multiprocessor of compute capability 9.0. Source: as above."""
 RESERVED_BYTES = 1024
-"""Of these, what the system keeps for each block that runs there."""
+"""Bytes of shared memory that the system reserves for each block that runs there."""
 ALIGNMENT = 1024
-"""Bytes; the ring of stages begins at a multiple, as the 128-byte swizzle repeats."""
+"""Bytes; the ring of stages begins at a multiple, since the 128-byte swizzle repeats after so many."""
 
 LINE_BYTES = 128
-"""Of an operand along K: what the widest swizzle spans."""
+"""Bytes of an operand along K: the span of the widest swizzle."""
 
 ROWS = 64
 """Rows of a tensor-core instruction."""
@@ -30,10 +30,10 @@ MOST_TOTALS = 128
 """Sums of a tile that a thread can hold without taking registers from the warps that load."""
 
 MOST_STAGED_COLUMNS = 32
-"""Columns of results that a persistent block keeps in shared memory at once, beside the ring."""
+"""Most columns of results that a persistent block keeps in shared memory at once, beside the ring."""
 
 LOADING_REGISTERS, COMPUTING_REGISTERS = 40, 232
-"""Registers of a thread where they are handed over: 40 + 2 * 232 of the 512 that three warp groups share."""
+"""Registers of a thread after they are handed over: 40 + 2 * 232 of the 512 of three warp groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Plan:
     Attributes:
         tile: rows, columns and depth of a block's tile.
         cluster: blocks of a cluster along rows, columns and K.
-        warp_groups: that compute; each has whole instructions of 64 rows of the tile.
-        blocks: that run on one multiprocessor at once.
+        warp_groups: those that compute; each has whole instructions of 64 rows of the tile.
+        blocks: blocks that run on one multiprocessor at once.
         swap: whether A and B have exchanged their roles.
-        active: clusters that run at once, where blocks are persistent: each computes tile after tile. Else 0.
-        group: clusters along the rows that are computed one after another, for the L2 cache's sake.
-        stages: of the ring.
-        stage_bytes: of one of them.
-        staged_bits: of an element of the tile of results in shared memory: 32, an accumulator, where several
-            blocks add up or an epilogue goes on, else the output's.
+        active: clusters that run at once if blocks are persistent (each computes tile after tile), else 0.
+        group: clusters along the rows that are computed one after another, for reuse in the L2 cache.
+        stages: stages of the ring.
+        stage_bytes: bytes of one stage.
+        staged_bits: bits of an element of the results in shared memory: 32, an accumulator, if several blocks
+            add up or an epilogue follows, else the output's.
     """
 
     tile: tuple[int, int, int]
@@ -69,13 +69,13 @@ class Plan:
 
     @property
     def hands_over(self) -> bool:
-        """Whether the warps that load hand registers over. Warp groups do that, so that loading takes one."""
+        """Whether the loading warps hand registers over. Only a whole warp group can, so one loads then."""
         rows, columns, _ = self.tile
         return rows * columns // (self.warp_groups * THREADS) > MOST_TOTALS
 
     @property
     def threads(self) -> int:
-        """Of a block: the warp groups that compute, and the warp, or warp group, that loads."""
+        """Threads of a block: the warp groups that compute, and the warp, or warp group, that loads."""
         return self.warp_groups * THREADS + (THREADS if self.hands_over else WARP)
 
     @property
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def staged_stride(self) -> int:
-        """Elements from one line of the tile of results to the next in shared memory.
+        """Elements from one line of the results to the next in shared memory.
 
         Lines run along the contiguous mode of the output. They are padded so that the threads of a warp,
         which hold two columns each of eight rows, write to different banks.
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def staged_columns(self) -> int:
-        """Columns of the tile of results that lie in shared memory at once."""
+        """Columns of results that are in shared memory at once."""
         columns = self.tile[1]
         if not self.active:
             return columns
@@ -110,18 +110,18 @@ class Plan:
 
     @property
     def staged_bytes(self) -> int:
-        """Of results in shared memory."""
+        """Bytes of results in shared memory."""
         lines = self.staged_columns if self.swap else self.tile[0]
         return lines * self.staged_stride * self.staged_bits // 8
 
     @property
     def staged_offset(self) -> int:
-        """Of results, in bytes: after the ring, where that comes to hold the next tile, else within it."""
+        """Bytes before the results: the ring if blocks are persistent, for the next tile is in it; else 0."""
         return self.stages * self.stage_bytes if self.active else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Of the ring and the results."""
+        """Bytes of the ring and the results."""
         return max(self.stages * self.stage_bytes, self.staged_offset + self.staged_bytes)
 
 
@@ -139,15 +139,8 @@ def make_plan(
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
-    Args:
-        input_bits: of an element of A and B.
-        output_bits: of an element of the output.
-        fused: whether there is an epilogue, which takes sums as they are.
-
-    Other arguments are those of :class:`Plan`.
-
-    Raises:
-        ValueError: if the tile of results, or two stages, have no room.
+    Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
+    Raises :class:`ValueError` if the results, or two stages, do not fit.
     """
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT

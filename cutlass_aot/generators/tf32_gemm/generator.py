@@ -1,7 +1,7 @@
-"""TF32 GEMMs: f32 operands that the tensor cores round. The interface.
+"""TF32 GEMMs: f32 operands that the tensor cores round. The generator's interface.
 
-``cutlass.operators`` 0.3.0 has no operator for f32 operands. These are operators of our own, registered with
-the package as anybody's would be.
+``cutlass.operators`` 0.3.0 has no operator for f32 operands. Those used here are our own, registered with the
+package.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tf32Gemm:
     }
 
     def targets(self, operation: str) -> tuple[str, ...]:
-        """GPU code targets it can serve; none for an operation other than ``gemm``."""
+        """GPU code targets for an operation; none if it is not ``gemm``."""
         return (*SM90_TARGETS, *SM100_TARGETS) if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:

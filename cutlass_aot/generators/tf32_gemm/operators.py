@@ -1,7 +1,7 @@
-"""Operators of the CUTLASS Operator API for TF32: ours, registered with its provider.
+"""Our operators for TF32, registered with a provider of the CUTLASS Operator API.
 
-Import it inside a worker only. From then on ``cutlass.operators.get_operators`` gives them for arguments of
-float32. A and B are rounded to TF32 where they are loaded; sums are f32.
+Import this module inside a worker only. From then on ``cutlass.operators.get_operators`` gives them for
+arguments of float32. A and B are rounded to TF32 where they are loaded; sums are f32.
 """
 
 from __future__ import annotations
@@ -31,18 +31,15 @@ OUTPUTS = (cutlass.Float32, cutlass.BFloat16, cutlass.Float16)
 ROW_MAJOR = (0, 0, 1)
 COLUMN_MAJOR = (0, 1, 0)
 TILE_K = 32
-"""Elements of K of a tile: four instructions of eight."""
+"""Elements along K of a tile: four instructions of eight."""
 
 Filter = Callable[[OperatorMetadata], bool]
 
 
 def operands_of(args: Any, a_strides: tuple[Any, ...], b_strides: tuple[Any, ...]) -> Iterator[Any]:
-    """The operands of TF32 operators that arguments can have, or all of them if ``args`` is None.
+    """The operands that TF32 operators can have for these ``GemmArguments``, or all if ``args`` is None.
 
-    Args:
-        args: ``GemmArguments``.
-        a_strides: major modes of A that there are kernels for.
-        b_strides: likewise of B.
+    ``a_strides`` and ``b_strides`` are the major modes of A and B that there are kernels for.
     """
     both = (ROW_MAJOR, COLUMN_MAJOR)
     choices: Iterator[Any]
@@ -89,7 +86,7 @@ def _metadata(operator: type, operands: Any, design: Any) -> OperatorMetadata:
 
 @CuTeDSLProvider.register
 class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ignore[misc]
-    """Persistent TF32 GEMM of SM100, by the package's own kernel, whose operator does not offer it."""
+    """Persistent TF32 GEMM of SM100, by the package's own kernel, for which it has no TF32 operator."""
 
     supported_args_type = GemmArguments
     designed_for_min_cc = 100
@@ -98,7 +95,7 @@ class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ign
     def _generate_operators(
         cls, metadata_filter: Filter, epilogue_args: Any = None, target_sm: Any = None, args: Any = None
     ) -> list[Any]:
-        """Every operator for ``args``, or of all operands, that the filter accepts."""
+        """Every operator that the filter accepts, for ``args`` or for all operands."""
         if epilogue_args is not None:
             return []
         both = (ROW_MAJOR, COLUMN_MAJOR)
@@ -112,7 +109,7 @@ class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ign
                 (1, 2, 4),
                 (CLCDynamicPersistentTileSchedulerMetadata(), StaticPersistentTileSchedulerMetadata()),
             ):
-                # An instruction has 64 or 128 rows in one block, 128 or 256 in two that are neighbours.
+                # An instruction has 64 or 128 rows in one block, 128 or 256 in a pair of blocks.
                 if tile_m not in ((128, 256) if pair else (64, 128)) or (pair and cluster_m % 2):
                     continue
                 design = Sm100DesignMetadata(
@@ -131,7 +128,7 @@ class Tf32PersistentDenseGemmOperator(PersistentDenseGemmOperator):  # type: ign
 
 @CuTeDSLProvider.register
 class Sm90Tf32PersistentGemmOperator(Sm90StaticPersistentGemmOperator):  # type: ignore[misc]
-    """Persistent TF32 GEMM of SM90: A row-major, B column-major, as its instruction takes no others."""
+    """Persistent TF32 GEMM of SM90: A row-major, B column-major, since its instruction takes no others."""
 
     supported_args_type = GemmArguments
     designed_for_min_cc = 90
@@ -145,7 +142,7 @@ class Sm90Tf32PersistentGemmOperator(Sm90StaticPersistentGemmOperator):  # type:
     def _generate_operators(
         cls, metadata_filter: Filter, epilogue_args: Any = None, target_sm: Any = None, args: Any = None
     ) -> list[Any]:
-        """Every operator for ``args``, or of all operands, that the filter accepts."""
+        """Every operator that the filter accepts, for ``args`` or for all operands."""
         if epilogue_args is not None:
             return []
         found = []

@@ -1,7 +1,7 @@
 """The persistent GEMM of SM90 with TF32 operands. Import it inside a worker only: it imports the DSL.
 
-The pipeline is that of the package's kernel for 8- and 16-bit operands. What is ours is what it takes to feed
-it: the instruction, which the DSL 4.8 has no class for, shared memory of TF32, and loads that round.
+The pipeline is that of the package's kernel for 8- and 16-bit operands. Ours are the instruction, for which
+DSL 4.8 has no class, the shared memory of TF32, and loads that round.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class MmaTF32Op(warpgroup.mma.MmaOp):  # type: ignore[misc]
 class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
     """``out = a @ b`` with a and b f32 in memory: a row-major, b column-major, out either.
 
-    The package's kernel, to which three things are told otherwise: the element type, which it takes for one
-    of 16 bits while it looks at the width, the tensor-core instruction, and what loads convert to.
+    It changes the package's kernel in three places: the element type, which is a 16-bit one while the package
+    looks at its width, the tensor-core instruction, and the type that loads convert to.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -82,7 +82,7 @@ class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
     b_dtype = a_dtype
 
     def _setup_attributes(self) -> None:
-        """Everything that follows from the tile and from the operands' types."""
+        """Set what follows from the tile and from the operands' types."""
         self._seen = cutlass.TFloat32
         with _replaced(hopper_helpers, "make_trivial_tiled_mma", self._tiled_mma):
             super()._setup_attributes()
@@ -100,7 +100,7 @@ class Sm90Tf32GemmKernel(Sm90StaticPersistentGemmKernel):  # type: ignore[misc]
 
 @contextmanager
 def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Within, in this worker: another function under a name of a module."""
+    """Replace a module's attribute within the context, in this worker alone."""
     saved = getattr(module, name)
     setattr(module, name, value)
     try:

@@ -49,7 +49,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
 
 @functools.lru_cache(maxsize=64)
 def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
-    """Operators for a problem by their design in record form; empty for one that is not theirs."""
+    """Operators for a problem by their design in record form; empty if it is not one of TF32."""
     if (
         problem.operation != "gemm"
         or problem.dtypes[:2] != ("tf32", "tf32")
@@ -60,13 +60,13 @@ def operators_of(problem: Problem, target: str) -> dict[catalogue.Design, Any]:
         or problem.epilogue is not None
     ):
         return {}
-    # f32 in torch, as in memory.
+    # f32 in torch, as TF32 operands are in memory.
     arguments = gemm_arguments(problem)
     architecture = target.removeprefix("sm_")
     return catalogue.keyed(
         operator
         for kind in OPERATORS
         for operator in kind.generate_operators(None, args=arguments)
-        # A portable target is compiled for all it runs on, such as sm_100f for sm_103f.
+        # A portable target can be compiled for others that run its code, such as sm_100f for sm_103f.
         if any(supported.is_portable_to(architecture) for supported in operator.metadata.supported_targets)
     )

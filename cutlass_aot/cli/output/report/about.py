@@ -1,4 +1,4 @@
-"""What a page says of a build beside what the build tells: the manifest and the installed versions."""
+"""Facts of a build that its events do not have: the manifest and the installed versions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from cutlass_aot.runtime.machine.host import installed_version
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was asked for, and with what it is built.
+    """The manifest, and what it is built with.
 
-    Attributes:
-        manifest: name of the manifest's file, without its directory.
-        bundle: the bundle's name.
-        version: version of its wheel.
-        targets: GPU code targets.
-        hosts: CPU architectures.
-        device: the device profiles, in words.
-        versions: package to version, of everything that has a part in building.
+    ``manifest`` is its file's name without the directory, ``version`` that of the wheel, and ``versions`` has
+    every package that takes part in building.
     """
 
     manifest: str

@@ -1,4 +1,4 @@
-"""Numbers as pictures: small SVG that a page holds, in the page's own colours."""
+"""Charts as small SVG in the colours of the page that holds them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 20, 24
 _LABELS = 5
 _TIMELINE_STEPS = 2000
 _OVERLAP_SECONDS = 0.1
-"""That a worker's next kernel may begin before its last one is told to be there: storing takes a moment."""
+"""A worker may begin its next kernel so long before its last one is reported: storing it takes a moment."""
 _NAMED_SPANS = 600
-"""Spans that a timeline names when the mouse rests on them; of more, only their outline is drawn."""
+"""Most spans that a timeline names under the mouse; of more, only the outline is drawn."""
 
 
 def bar(part: float, whole: float) -> str:
-    """A bar that fills ``part`` of ``whole``; it is as wide as the place it is put in."""
+    """A bar that fills ``part`` of ``whole``, as wide as its container."""
     share = 100 * part / whole if whole > 0 else 0.0
     return (
         '<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
@@ -31,14 +31,9 @@ def bar(part: float, whole: float) -> str:
 def histogram(
     values: Sequence[float], marked: Sequence[bool], label: Callable[[float], str], least: float, title: str
 ) -> str:
-    """How many values lie where.
+    """Histogram of at least one value; those that are ``marked`` have the colour of warnings.
 
-    Args:
-        values: at least one.
-        marked: for each value, whether it is drawn in the colour of warnings.
-        label: a value as text, for the axis.
-        least: the narrowest that a bin may be.
-        title: what is shown, for readers who do not see it.
+    ``label`` formats a value for the axis; a bin is at least ``least`` wide; ``title`` is for screen readers.
     """
     step, first = _steps(min(values), max(values), least)
     count = max(1, math.floor((max(values) - first) / step + 1e-9) + 1)
@@ -83,12 +78,7 @@ def histogram(
 
 
 def timeline(spans: Sequence[Span], seconds: float) -> str:
-    """Which kernels were compiled when, in as few rows as there were at once; as wide as its place.
-
-    Args:
-        spans: by their beginnings.
-        seconds: how long all of it took.
-    """
+    """When kernels were compiled, in as few rows as ran at once; ``spans`` are sorted by their beginnings."""
     lanes = _lanes(spans)
     height = 14 if len(lanes) <= 16 else 7
     scale = _TIMELINE_STEPS / seconds if seconds > 0 else 0.0
@@ -116,7 +106,7 @@ def timeline(spans: Sequence[Span], seconds: float) -> str:
 
 def _named(span: Span, kind: str, scale: float, top: int, height: int) -> str:
     left = span.begin * scale
-    # A gap between neighbours, as long as that leaves something of them.
+    # A gap between neighbours, unless the span is too narrow for one.
     width = max(1.5, (span.end - span.begin) * scale - 2)
     state = "failed after" if span.failed else ""
     text = f"{span.name}: {state} {span.end - span.begin:.2f} s".replace("  ", " ")
@@ -127,7 +117,7 @@ def _named(span: Span, kind: str, scale: float, top: int, height: int) -> str:
 
 
 def _merged(spans: Iterable[Span], scale: float) -> list[tuple[int, int]]:
-    """Spans in whole steps; those that touch are one."""
+    """Spans in whole steps; those that touch are joined."""
     merged: list[tuple[int, int]] = []
     for span in spans:
         left = min(_TIMELINE_STEPS - 1, int(span.begin * scale))
@@ -140,7 +130,7 @@ def _merged(spans: Iterable[Span], scale: float) -> list[tuple[int, int]]:
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spans in as few rows as do not overlap: each goes where the row has been free for the shortest time."""
+    """Spans in as few rows as possible without overlap: each goes to the free row that was busy last."""
     lanes: list[list[Span]] = []
     for span in spans:
         free = [lane for lane in lanes if lane[-1].end <= span.begin + _OVERLAP_SECONDS]

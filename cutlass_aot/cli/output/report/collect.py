@@ -14,19 +14,12 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 State = Literal["compiled", "present", "shared", "failed", "open"]
-"""Of a kernel: compiled now, present before, stored by another builder meanwhile, failed, not reached."""
+"""Of a kernel: compiled, in the store before, stored by another builder meanwhile, failed, not reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """One kernel of a build.
-
-    Attributes:
-        group: name of its group.
-        design: the rest of its name.
-        state: what became of it.
-        artifact: what compiling it gave, now or earlier; None if there is nothing.
-    """
+    """One kernel of a build. Group and design are its name; ``artifact`` is None if there is none."""
 
     group: str
     design: str
@@ -51,12 +44,7 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The kernels of a group, by design.
-
-    Attributes:
-        name: of the group.
-        kernels: all of them.
-    """
+    """The kernels of a group, sorted by design."""
 
     name: str
     kernels: tuple[KernelFacts, ...]
@@ -84,14 +72,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a worker was busy with a kernel, in seconds since there was a plan.
-
-    Attributes:
-        begin: when it began.
-        end: when it was through.
-        name: of the kernel.
-        failed: whether it failed.
-    """
+    """When a worker was busy with a kernel, in seconds since the plan."""
 
     begin: float
     end: float
@@ -103,16 +84,9 @@ class Span:
 class BuildFacts:
     """What a page shows of a build.
 
-    Attributes:
-        planned: whether there was a plan.
-        up_to_date: how many kernels the bundle has that was there already; 0 if the build did not say so.
-        finished: the build's last word; None if an error ended it.
-        seconds: how long it took in all.
-        groups: the kernels, by group.
-        failures: in the order of their reasons and names.
-        libraries: those that were linked now.
-        warnings: about what the manifest does not get, and whatever else is worth knowing.
-        spans: what the workers did.
+    ``up_to_date`` counts the kernels of an existing bundle, if the build found it up to date; ``finished`` is
+    None if an error ended the build. ``failures`` are in the order of their reasons and names, ``libraries``
+    those that were linked now.
     """
 
     planned: bool
@@ -132,11 +106,7 @@ class BuildFacts:
 
 
 class Collector:
-    """A listener that keeps what a page needs.
-
-    Args:
-        now: the clock, in seconds.
-    """
+    """A listener that keeps what a page needs."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -154,7 +124,7 @@ class Collector:
 
     @property
     def planned(self) -> bool:
-        """Whether there is something to show."""
+        """Whether there was a plan; without one there is nothing to show."""
         return self._planned is not None
 
     def __call__(self, event: Event) -> None:
@@ -185,10 +155,10 @@ class Collector:
             self._finished = event
 
     def _span(self, kernel: Kernel, seconds: float | None, *, failed: bool) -> None:
-        """Keep when a worker was busy; ``seconds`` where they were measured in the worker.
+        """Record when a worker was busy; ``seconds`` if the worker measured them.
 
-        What was told of the start is too early then: a worker has to come into being, and its next kernel is
-        handed to it before the last one is told to be there.
+        The event of its start comes too early then: the worker may have yet to start, and it is handed its
+        next kernel before its last one is reported.
         """
         end = self._now()
         begin = self._begun.pop(kernel.digest, self._plan)
@@ -197,7 +167,7 @@ class Collector:
         self._spans.append(Span(begin - self._plan, end - self._plan, kernel.name, failed))
 
     def facts(self) -> BuildFacts:
-        """What was told so far."""
+        """The facts so far."""
         plan = self._planned
         return BuildFacts(
             planned=plan is not None,

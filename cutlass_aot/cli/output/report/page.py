@@ -1,4 +1,4 @@
-"""The page: facts in, one file of HTML out, with nothing in it that a browser would have to fetch."""
+"""Render the facts of a build as one HTML file, from which a browser fetches nothing."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cutlass_aot.schema.words import duration, plural, size, without_colors
 TOP = 10
 """Kernels in a list of the slowest or largest."""
 MAX_ROWS = 10_000
-"""Kernels that the page lists, each in a row."""
+"""Most kernels that the page lists."""
 MAX_LOG_BYTES = 8_000
-"""Bytes of one log that the page has: its end, where what went wrong stands."""
+"""Most bytes of one log in the page: its end, where the error stands."""
 MAX_LOGS_BYTES = 400_000
-"""Bytes of all logs that the page has."""
+"""Most bytes of all logs together."""
 
 INTERRUPTED = "interrupted"
-"""What ended a build that somebody ended."""
+"""``ended_by`` of a build that was interrupted."""
 
-# What a page cannot show.
+# Control characters, which a page cannot show.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -41,12 +41,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class LoggedFailure:
     """A failure as the page shows it.
 
-    Attributes:
-        name: the kernel's.
-        reason: why it failed.
-        file: name of the log's file.
-        text: the end of the log; ``""`` if the page has no room for it.
-        cut: whether the log begins earlier.
+    ``text`` is the end of the log, ``""`` if the page has no room for it; ``cut`` is true if the log begins
+    earlier.
     """
 
     name: str
@@ -58,14 +54,10 @@ class LoggedFailure:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """How many kernels have which value.
+    """A histogram of one value over kernels.
 
-    Attributes:
-        title: what the value is.
-        note: more about it.
-        picture: a histogram as SVG; ``""`` if all kernels have one value.
-        only: that value.
-        marked: whether kernels that spill stand out.
+    ``picture`` is SVG, ``""`` if all kernels have the same value, which is ``only``; ``marked`` is true if
+    kernels that spill stand out.
     """
 
     title: str
@@ -79,7 +71,7 @@ class Chart:
 def reported(path: Path, about: About) -> Iterator[Collector]:
     """Write a page about the build that runs inside, also if it fails, unless it ends before there is a plan.
 
-    Gives the listener that has to be told the build's events.
+    Yields the listener for the build's events.
     """
     _check_place(path)
     collector = Collector()
@@ -96,13 +88,7 @@ def reported(path: Path, about: About) -> Iterator[Collector]:
 
 
 def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
-    """The page as HTML.
-
-    Args:
-        about: what was asked for.
-        facts: what the build told.
-        ended_by: the error that ended the build, if one did.
-    """
+    """The page as HTML; ``ended_by`` is the error that ended the build, if one did."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
         autoescape=True,
@@ -151,7 +137,7 @@ def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Put a page in its place, whole or not at all."""
+    """Write a page atomically."""
     staging: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,14 +164,14 @@ def clean(text: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with as many digits as say something: ``0.53 s``, ``12.4 s``, ``3 min 20 s``."""
+    """Seconds, rounded for reading: ``0.53 s``, ``12.4 s``, ``3 min 20 s``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _check_place(path: Path) -> None:
-    """Say before a long build what would be in the way after it."""
+    """Refuse, before a long build, a place that cannot be written."""
     if path.is_dir():
         raise _unwritable(path, "it is a directory")
     try:
@@ -201,7 +187,7 @@ def _unwritable(path: Path, why: str) -> ReportError:
 
 
 def _verdict(facts: BuildFacts, ended_by: str) -> tuple[str, str]:
-    """How it ended, in a class of the style sheet and in words."""
+    """The outcome of the build: a class of the style sheet, and words."""
     if ended_by:
         return "bad", "interrupted" if ended_by == INTERRUPTED else "ended by an error"
     finished = facts.finished
@@ -213,7 +199,7 @@ def _verdict(facts: BuildFacts, ended_by: str) -> tuple[str, str]:
 
 
 def _top(kernels: Sequence[KernelFacts], measures: Sequence[float]) -> list[tuple[KernelFacts, float]]:
-    """The kernels with the largest measures, and what share each is of the largest."""
+    """The kernels with the largest measures, each with its measure as a share of the largest."""
     ordered = heapq.nsmallest(
         TOP,
         zip(kernels, measures, strict=True),
