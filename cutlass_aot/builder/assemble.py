@@ -1,4 +1,4 @@
-"""Artifacts and libraries to a bundle: write the directory, and say what it is made of."""
+"""Write a bundle's directory from artifacts and libraries, with the records of what it is made of."""
 
 from __future__ import annotations
 
@@ -30,14 +30,10 @@ def assemble(
     linker: LinkToolchain,
     bundle: Path,
 ) -> tuple[Outcome, list[Reference]]:
-    """Put a bundle together; returns with it the records of the store that it is made of.
+    """Write a bundle to the directory ``bundle``, and return the store's records that it is made of.
 
-    Args:
-        planned: the bundle.
-        artifacts: by key, of every kernel.
-        libraries: have all of them.
-        linker: for one of the hosts, to say what the libraries need.
-        bundle: the bundle's directory.
+    ``artifacts`` are those of every kernel, by key. ``linker`` is that of one of the hosts: it says which
+    tvm-ffi the libraries need.
     """
     recipe, selection, origins = planned.recipe, planned.selection, planned.origins
     entries = kernel_entries(planned, artifacts, libraries.entry)
@@ -73,13 +69,13 @@ def assemble(
 
 
 def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:
-    """A group of kernels that programs ask for, with the requests that they answer."""
+    """A group of kernels for programs, with the requests that they serve."""
     own = [selection.requests.get(entry.kernel.digest) for entry in group.entries]
     return replace(group, requests=tuple(item for item in own if item is not None))
 
 
 def _licenses(selection: Selection) -> dict[str, bytes]:
-    """The notices of the distributions whose code programs compile: their compiled code is in the bundle."""
+    """Notices of the distributions whose code programs compile: the compiled code is in the bundle."""
     found = {pair for item in selection.requests.values() for pair in item.request.distributions.items()}
     return {
         f"{name}.txt": text

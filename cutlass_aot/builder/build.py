@@ -57,15 +57,11 @@ from cutlass_aot.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What a build came to.
+    """The result of a build; a bundle is written only if nothing failed.
 
-    Attributes:
-        bundle: its directory, or the shard's.
-        kernels: number of kernels requested.
-        compiled: how many were compiled now.
-        failures: what failed; the bundle is written only if nothing did.
-        written: whether the directory was written, False if it was up to date.
-        catalog_sha256: digest of the bundle's catalog; ``""`` if there is none.
+    ``kernels`` counts those requested, ``compiled`` those compiled now. ``written`` is False also if the
+    bundle was up to date; ``catalog_sha256`` is ``""`` if there is no catalog. For a shard, ``bundle`` is the
+    shard's directory.
     """
 
     bundle: Path
@@ -80,11 +76,8 @@ class BuildResult:
 class Plan:
     """What a build would do.
 
-    Attributes:
-        selection: the kernels that the manifest asks for.
-        kernels: each of them, with what the store has for it.
-        difference: why the plan is not the one of the last build, in words; ``""`` if it is.
-        runs: programs that would be run, each with the reason. They may ask for further kernels.
+    ``difference`` says why the plan is not that of the last build, ``""`` if it is; ``runs`` names the
+    programs that would be run, each with the reason. They may ask for further kernels.
     """
 
     selection: Selection
@@ -94,14 +87,14 @@ class Plan:
 
 
 def make_plan(manifest_path: Path, settings: Settings) -> Plan:
-    """Say what a build of this manifest would do. A store is read if there is one; none is made."""
+    """Say what a build of this manifest would do. Reads the store if there is one, and creates none."""
     inputs = load_inputs(manifest_path, settings.store, linkers=False)
     with _store_to_read(settings) as store:
         return _plan(inputs, store, settings)
 
 
 def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selection:
-    """A selection with the requests of programs, whose kernels come after those of the generators."""
+    """Add the requests of programs to a selection; their kernels come after those of the generators."""
     requests = merged(recorded)
     kernels = sorted((item.request.kernel for item in requests.values()), key=lambda kernel: kernel.name)
     return replace(
@@ -114,7 +107,7 @@ def with_requests(selection: Selection, recorded: Sequence[Recorded]) -> Selecti
 
 @contextmanager
 def _store_to_read(settings: Settings) -> Iterator[Store | None]:
-    """The store if a build has begun one; else, if there are upstream stores, one for the moment."""
+    """The store if it is not empty; else a temporary one if there are upstream stores; else None."""
     path = settings.store
     begun = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if begun:
@@ -149,17 +142,13 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
 
 
 def build(manifest_path: Path, output: Path, settings: Settings, share: Share | None = None) -> BuildResult:
-    """Build a manifest's bundle, or a shard of it.
+    """Build a manifest's bundle in a directory of the bundle's name under ``output``.
 
-    Args:
-        manifest_path: the manifest.
-        output: directory under which the bundle's directory, named as the bundle, is put.
-        settings: where and how.
-        share: which of the kernels to compile; None for all, and a bundle.
+    With a ``share``, compile that part of the kernels and write a shard instead.
     """
     inputs = load_inputs(manifest_path, settings.store, linkers=True)
     manifest = inputs.manifest
-    # A tuning file may turn out not to fit only when its kernels are compiled.
+    # naming() covers compilation too: only then may it turn out that a tuning file does not fit.
     with (
         settings.open_store() as store,
         inputs.tools.pool(settings.jobs, settings.timeout) as pool,
@@ -193,9 +182,9 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
 
 
 def _made(result: BuildResult, store: Path) -> dict[str, str]:
-    """A bundle's files, and its root in the store, with their digests, by absolute path.
+    """Digests of a bundle's files, and of its root in the store, by absolute path.
 
-    Nothing if another build's bundle is there by now.
+    Empty if there is no bundle, or another build has replaced it meanwhile.
     """
     if not result.catalog_sha256:
         return {}
@@ -212,13 +201,10 @@ def _made(result: BuildResult, store: Path) -> dict[str, str]:
 
 
 def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, settings: Settings) -> BuildResult:
-    """Build a bundle of kernels that somebody else has chosen, from their records.
+    """Build a bundle of kernels that the caller has chosen; a kernel named twice counts once.
 
-    Args:
-        recipe: what the bundle is to be.
-        kernels: records of registered generators; one named twice counts once.
-        output: directory under which the bundle's directory, named as the bundle, is put.
-        settings: where and how.
+    The kernels are records of registered generators. The bundle goes into a directory of its name under
+    ``output``.
     """
     records = tuple(kernels)
     tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
@@ -237,13 +223,9 @@ def _planned(recipe: Recipe, selection: Selection, tools: Tools) -> PlannedBundl
 
 
 def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener) -> BuildResult:
-    """Put the shards of a bundle together; nothing is compiled, and no DSL is needed.
+    """Put all shards of one bundle, in any order, together; nothing is compiled, and no DSL is needed.
 
-    Args:
-        paths: directories of all shards of one bundle, in any order.
-        output: directory under which the bundle's directory, named as the bundle, is put.
-        store_path: directory of the store, which takes the objects and the libraries.
-        tell: called with every event.
+    The bundle goes into a directory of its name under ``output``, objects and libraries also into the store.
     """
     shards = [read_shard(path) for path in paths]
     check_whole(shards)
@@ -266,7 +248,7 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
 
 
 def _check_same_builder(origins: Origins, linkers: Mapping[str, LinkToolchain]) -> None:
-    """Refuse to link what would come out differently from what the shards' machines would have linked."""
+    """Refuse to link if this package or the linkers are not those of the machines that built the shards."""
     theirs = {**origins.linkers, "cutlass-aot": origins.own_sources}
     ours = {host: linker.fingerprint for host, linker in linkers.items()}
     ours["cutlass-aot"] = digest(encode(own_sources(Files())))
@@ -280,11 +262,9 @@ def _check_same_builder(origins: Origins, linkers: Mapping[str, LinkToolchain]) 
 
 
 class _Built(NamedTuple):
-    """What the store remembers of a bundle, by the digest of its plan.
+    """The store's record of a bundle, by the digest of its plan.
 
-    Attributes:
-        catalog_sha256: digest of its catalog.
-        references: records of the store that it is made of.
+    ``references`` names the records of the store that the bundle is made of.
     """
 
     catalog_sha256: str
@@ -293,11 +273,11 @@ class _Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """One bundle in the making.
+    """One bundle while it is built.
 
     Attributes:
-        planned_by: records that its root keeps beside those of what it is made of, so that the next build has
-            nothing to plan.
+        planned_by: records that the bundle's root keeps besides those it is made of, so that the next build
+            need not plan.
         failed: requests of programs that did not compile.
         recorded: how many requests of programs were compiled for it.
     """
@@ -312,7 +292,7 @@ class _Making:
     recorded: int = 0
 
     def bundle(self, output: Path) -> BuildResult:
-        """Compile what the store lacks, link, write."""
+        """Compile what the store lacks, link the libraries and write the bundle."""
         planned, recipe, tell = self.planned, self.planned.recipe, self.settings.tell
         bundle, name, count = output / recipe.name, planned.digest, len(planned.keys)
         try:
@@ -325,7 +305,7 @@ class _Making:
             tell(events.UpToDate(count))
             return _finish(BuildResult(bundle, count, 0, (), False, before.catalog_sha256), tell)
         linkers, jobs = self.tools.linkers, self.settings.jobs
-        # From here on no collection takes what the store has: see Store.workspace.
+        # From here on, garbage collection keeps what this build publishes or uses: see Store.workspace.
         with (
             self.store.workspace() as workspace,
             Libraries(planned.selection.kernels, linkers, self.store, workspace, tell, jobs) as libraries,
@@ -343,7 +323,7 @@ class _Making:
         return _finish(result, tell)
 
     def shard(self, output: Path, share: Share) -> BuildResult:
-        """Compile what the store lacks of a share, and write it."""
+        """Compile what the store lacks of a share, and write the shard."""
         keys = share.of(self.planned.keys)
         path = output / share.directory(self.planned.recipe.name)
         with self.store.workspace() as workspace:
@@ -361,9 +341,9 @@ class _Making:
         add: Callable[[Kernel, str, bool], None] = lambda _kernel, _object, _fresh: None,
         required: frozenset[str] | None = None,
     ) -> Compilation:
-        """Have the artifacts of the kernels with some keys (None for all), and say what failed.
+        """Get the artifacts of the kernels whose keys are ``required`` (None for all), and the failures.
 
-        ``add`` is told of every object as soon as the store has it, and whether it is new there.
+        ``add`` is called for every object as soon as the store has it, and told whether it is new there.
         """
         settings, tools = self.settings, self.tools
 
@@ -404,14 +384,14 @@ class _Making:
         )
 
     def _executor(self) -> AbstractContextManager[Executor]:
-        """Who compiles: workers of this machine, or of a dask scheduler."""
+        """What compiles: workers of this machine, or of a dask scheduler."""
         settings, tools = self.settings, self.tools
         if settings.scheduler is None:
             return nullcontext(self.pool)
-        # Here, and not above: dask is an extra.
+        # Imported here because dask is an extra.
         from cutlass_aot.builder.compile.dask_executor import DaskExecutor
 
-        # Nothing is compiled here any more.
+        # No worker of this machine is needed any more.
         self.pool.end()
         return DaskExecutor(
             address=settings.scheduler,
@@ -424,7 +404,7 @@ class _Making:
         )
 
     def _failed_before(self, planned: Sequence[PlannedKernel]) -> tuple[Failure, ...]:
-        """Kernels that the same toolchain has failed to compile: it would again."""
+        """Kernels that failed to compile before with the same toolchain, and so would fail again."""
         log = self.store.log_path
         failures = [
             Failure(item.kernel, item.failed, log(item.key), before=True) for item in planned if item.failed
@@ -441,7 +421,7 @@ def _finish(result: BuildResult, tell: Listener) -> BuildResult:
 
 
 def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> Selection:
-    """The kernels that a manifest asks for: from an earlier plan if nothing it follows from has changed."""
+    """The kernels that a manifest asks for; taken from an earlier plan if all its inputs are unchanged."""
     selection = planning.load_selection(store, inputs.plan_digest)
     if selection is None:
         selection = _enumerate(inputs, settings, pool)

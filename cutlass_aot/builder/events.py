@@ -1,4 +1,4 @@
-"""What a build tells while it goes: a record an event. Who listens decides what to show of it."""
+"""Events that a build reports; the listener decides what to show of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A program has been run.
+    """A program has been run for a target.
 
-    Attributes:
-        command: what was run.
-        target: for which target.
-        requests: how many distinct requests it made that compile.
-        compiled: how many of them were compiled now.
-        failed: how many others did not compile.
+    ``requests`` counts the distinct requests that compiled, ``compiled`` those of them compiled now, and
+    ``failed`` those that did not compile.
     """
 
     command: str
@@ -67,7 +63,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class UpToDate:
-    """The bundle of ``kernels`` kernels is there already and nothing it follows from has changed."""
+    """The bundle of ``kernels`` kernels exists, and nothing that it depends on has changed."""
 
     kernels: int
 
@@ -104,21 +100,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Linking:
-    """Everything is compiled; of so many ``libraries`` in all, some are still to be linked."""
+    """All kernels are compiled; some of the ``libraries`` libraries are still to be linked."""
 
     libraries: int
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A library is there.
+    """A library was linked, or found in the store.
 
-    Attributes:
-        library: stem of its file.
-        kernels: how many it holds.
-        size: its bytes.
-        seconds: how long linking took; None if the store had it.
-        host: CPU architecture that it is for.
+    ``library`` is the stem of its file's name, ``kernels`` and ``size`` count its kernels and bytes, and
+    ``host`` is its CPU architecture. ``seconds`` is how long linking took; None if the store had it.
     """
 
     library: str
@@ -130,21 +122,17 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something worth knowing that stops nothing, such as a remote store that cannot be reached."""
+    """Something worth knowing that does not stop the build, such as a remote store that cannot be reached."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The build is over.
+    """The build is over; ``written`` is whether the bundle's directory was written.
 
-    Attributes:
-        bundle: the bundle's directory.
-        kernels: number of kernels requested.
-        compiled: how many were compiled now.
-        failed: how many failed; no bundle was written if any did.
-        written: whether the bundle's directory was written.
+    ``kernels`` counts those requested, ``compiled`` those compiled now. If any ``failed``, no bundle was
+    written.
     """
 
     bundle: Path

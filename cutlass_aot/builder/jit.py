@@ -1,8 +1,8 @@
-"""Policy ``jit``: compile a kernel for a problem that the bundle has none for, in this process.
+"""Policy ``jit``: compile a kernel in this process for a problem that the bundle has no kernel for.
 
-:mod:`cutlass_aot.runtime.policy` imports this module on a miss under that policy alone. It asks the
-registered generators as a build does, takes the first kernel in the default order, and keeps what it has
-compiled.
+:mod:`cutlass_aot.runtime.policy` imports this module only under that policy, at the first such problem. It
+asks the registered generators as a build does, takes the first kernel in the default order, and keeps what it
+has compiled.
 """
 
 from __future__ import annotations
@@ -58,22 +58,17 @@ _NEEDED = {
     "cutlass.operators": "nvidia-cutlass-operators",
     "torch": "torch",
 }
-"""What has to be there to import, with the distribution that it comes in."""
+"""Modules that have to be importable, with their distributions."""
 
 MAX_REMEMBERED = 65536
-"""Problems whose kernel is remembered; all are forgotten when there are more. Kernels stay."""
+"""Most problems whose kernel is remembered; beyond that all are forgotten, but compiled kernels are kept."""
 
 Signature = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A kernel compiled here.
-
-    Attributes:
-        kernel: its record.
-        function: the compiled function, of operands with the batch first.
-    """
+    """A kernel compiled here; ``function`` takes operands with the batch first."""
 
     kernel: Kernel
     function: Any
@@ -95,13 +90,10 @@ _enumerated: dict[tuple[str, Problem, str, str], tuple[Kernel, ...]] = {}
 
 
 def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-    """``out = a @ b``, or another operation, by a kernel that is compiled now, or was for a like problem.
+    """Run a GEMM or another operation with a kernel compiled now, or compiled earlier for a similar problem.
 
-    Args:
-        query: what the bundle has no kernel for.
-        operands: in the order of the query.
-        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-        workspace: likewise.
+    ``operands`` are in the query's order; ``stream`` and ``workspace`` are those of
+    :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
     """
     _require_compiler()
     if query.operation == "gemm" and (query.names or len(operands) != 3):
@@ -118,15 +110,9 @@ def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> 
 
 
 def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
-    """A declared kernel, compiled for a GPU.
+    """Compile a declared kernel for the GPU with this CUDA device ordinal.
 
-    Args:
-        kernel: the kernel.
-        values: its parameters.
-        ordinal: CUDA device ordinal.
-
-    Returns:
-        What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
+    Returns a function called as a prebuilt kernel's ``launch``, and the names of the kernel's operands.
     """
     _require_compiler()
     gpu = _gpu(ordinal)
@@ -169,7 +155,6 @@ def _launch(
         operands = without_gradients(names, operands)
         handle = current_stream(operands, ordinal) if stream is None else stream_handle(stream, ordinal)
         arguments = [
-            # A number is handed over as it is.
             operand if constraint.is_number else _batched(constraint, operand, description, handle)
             for constraint, operand, description in zip(kernel.operands, operands, descriptions, strict=True)
         ]
@@ -177,7 +162,7 @@ def _launch(
             arguments.append(
                 workspace_for(kernel.workspace_bytes, kernel.name, operands, ordinal, workspace, stream)
             )
-        # Arguments that are not tensors of torch any more do not bring its current stream along.
+        # Arguments that are no longer torch tensors do not carry torch's current stream.
         native = stream is None and all(map(exported, arguments))
         call(chosen.function, arguments, ordinal, None if native else handle)
     except Exception as error:
@@ -185,13 +170,13 @@ def _launch(
 
 
 def compiled_for(query: Query, gpu: _Gpu) -> Compiled:
-    """The kernel for a query on a GPU, compiled if it is not yet."""
+    """The kernel for a query on a GPU, compiled unless it has been before."""
     signature = _signature(query, gpu)
     found = _chosen.get(signature)
     if found is None:
         with _lock:
             kernel, generator = _choose(query, gpu)
-            # What a parent process has loaded onto a GPU is of no use to its child.
+            # By process: a forked child cannot use what its parent has loaded onto a GPU.
             key = (os.getpid(), kernel.digest)
             found = _compiled.get(key)
             if found is None:
@@ -218,7 +203,7 @@ def _require_compiler() -> None:
 
 
 def dsl_version() -> str:
-    """Version of the installed DSL, for the table of known-bad kernels."""
+    """Version of the installed DSL, which the table of known-bad kernels is looked up with."""
     return host.installed_version(_NEEDED["cutlass.cute"]) or "0"
 
 
@@ -234,7 +219,7 @@ def _gpu(ordinal: int) -> _Gpu:
 def _signature(query: Query, gpu: _Gpu) -> Signature:
     """Everything that the choice of a kernel depends on."""
     operands = tuple(
-        # No kernel demands more alignment than this of an address.
+        # No kernel requires more than 128-byte alignment.
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
         for operand in query.operands
     )
@@ -243,7 +228,7 @@ def _signature(query: Query, gpu: _Gpu) -> Signature:
 
 
 def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
-    """The first kernel in the default order, of the best target that any generator serves the query on."""
+    """The first kernel in the default order for a query, for the best target that has any."""
     generators = [reference.load() for reference in references().values()]
     version = dsl_version()
     profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
@@ -266,7 +251,7 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
 
 
 def _serves(kernel: Kernel, query: Query) -> bool:
-    """Whether a kernel computes what is requested, on these operands."""
+    """Whether a kernel computes what a query requests, on its operands."""
     order = _order(kernel, query)
     return (
         bool(order)
@@ -278,7 +263,7 @@ def _serves(kernel: Kernel, query: Query) -> bool:
 
 
 def _order(kernel: Kernel, query: Query) -> tuple[int, ...]:
-    """Where each operand of a kernel stands among those of a query; empty if they are not the same."""
+    """The position of each operand of a kernel among those of a query; empty if the operands differ."""
     names = [operand.name for operand in kernel.operands]
     order = arrangement(names, len(query.operands), query.names)
     return () if isinstance(order, Rejected) else order
@@ -296,9 +281,9 @@ def _kernels(
 
 
 def problems_of(query: Query) -> Iterator[Problem]:
-    """What to ask a generator: for kernels of any operands, if it is not for GEMMs, and for these.
+    """The problems to ask generators about: the query's own, and one without operands unless it is a GEMM.
 
-    Of a matrix all layouts that the strides allow: two for one with extents of 1.
+    A matrix is asked for in every layout that its strides allow: an extent of 1 allows both.
     """
     if query.operation != "gemm":
         yield Problem(query.operation, (), "", "")
@@ -324,13 +309,7 @@ def _extents(operands: Sequence[OperandDescription]) -> Extents:
 
 
 def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:
-    """The device profile of a GPU: one that comes with the package, or one derived from its SMs.
-
-    Args:
-        capability: compute capability.
-        sm_count: streaming multiprocessors.
-        name: of the model.
-    """
+    """The device profile of a GPU: one that comes with the package, or one derived from its number of SMs."""
     for known in map(load_profile, builtin_profiles()):
         if (known.compute_capability, known.sm_count) == (capability, sm_count):
             return known
@@ -372,9 +351,9 @@ def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
 def _batched(
     constraint: OperandConstraint, operand: Any, description: OperandDescription, stream: int | None
 ) -> Any:
-    """The operand as compiled code takes it: the batch first, strides that a descriptor can be built from.
+    """The operand as compiled code takes it: batch first, with strides that a descriptor can be built from.
 
-    An extent of 1 gets a stride that a compact tensor would have: no element has another address.
+    An extent of 1 gets the stride that a compact tensor would have, which changes no element's address.
     """
     missing = len(constraint.extents) - len(description.shape)
     shape = (1,) * missing + description.shape
@@ -387,7 +366,7 @@ def _batched(
         stride if extent != 1 else 1 if mode == contiguous else beyond
         for mode, (extent, stride) in enumerate(modes)
     )
-    # Shapes and strides are in elements of ours, of which torch's FP4 holds two in one of its own.
+    # Shapes and strides count our elements; one element of torch's FP4 type holds two of them.
     if is_torch(operand) and DTYPES[description.dtype].torch_packs == 1:
         return operand.as_strided(shape, steps)
     return view(to_ffi(operand, stream), shape, steps, description.dtype)

@@ -1,4 +1,4 @@
-"""What the stages of a build hand to each other."""
+"""Records that the stages of a build pass to each other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from cutlass_aot.schema.tuning.ranking import Ranking
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """One question to a generator: all kernels of a problem on a target.
+    """One question to a generator: all kernels for a problem on a GPU target.
 
-    Attributes:
-        table: index of the manifest's table.
-        generator: where the generator stands.
-        problem: operands without extents.
-        target: GPU code target.
+    The problem's operands have no extents. ``table`` is the index of the manifest's table that asks.
     """
 
     table: int
@@ -34,18 +30,15 @@ class Enumeration:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The question as messages name it."""
         return f"{self.problem} on {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The generators that a manifest uses.
+    """The generators that a manifest uses, by name: how to import each, an instance, and its version.
 
-    Attributes:
-        references: where each stands, by name.
-        instances: one of each, by name.
-        versions: version and source digest of each, by name.
+    A version contains the digest of the sources.
     """
 
     references: Mapping[str, GeneratorReference]
@@ -58,11 +51,10 @@ class PlannedKernel:
     """One kernel of a plan.
 
     Attributes:
-        kernel: the record.
-        key: its key in the store.
-        artifact: what the store has for it, or None if it is to be built.
+        key: the kernel's key in the store.
+        artifact: what the store has for it; None if it is to be built.
         why: why it is to be built, or ``"present"``.
-        failed: what it failed with before, with the same toolchain, or ``""``.
+        failed: why it failed to compile before with the same toolchain, or ``""``.
     """
 
     kernel: Kernel
@@ -73,7 +65,7 @@ class PlannedKernel:
 
 
 def _by_kernel(_: Any) -> Codec:
-    """Requests, which tell the kernels that they are of."""
+    """Encode requests as a list: each names its kernel, whose digest is the key."""
     codec = codec_of(tuple[CompiledRequest, ...])
 
     def read(data: Any, what: str) -> dict[str, CompiledRequest]:
@@ -84,13 +76,13 @@ def _by_kernel(_: Any) -> Codec:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The kernels a manifest asks for.
+    """The kernels that a manifest asks for.
 
     Attributes:
-        kernels: by name.
+        kernels: those of generators by name, then those of programs by name.
         warnings: about what the manifest does not get.
-        rankings: what a model says of their speed, at most one a group, by group.
-        requests: of programs, by the digest of the kernel that answers each.
+        rankings: the heuristic's, at most one for a group, ordered by group.
+        requests: of programs, by the digest of the kernel that serves each.
     """
 
     kernels: tuple[Kernel, ...]
@@ -104,11 +96,10 @@ class Failure:
     """A kernel that did not compile.
 
     Attributes:
-        kernel: its record.
         reason: one line.
-        log: file with the compiler's own words.
+        log: file with the compiler's output.
         machine: whether the machine is to blame (memory, disk, time, a signal): it may compile next time.
-        before: whether it failed in an earlier build, and was not compiled again.
+        before: whether it failed in an earlier build and was not compiled again.
     """
 
     kernel: Kernel

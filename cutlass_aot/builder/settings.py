@@ -14,19 +14,19 @@ from cutlass_aot.store.upstream.stores import UpstreamDirectory, UpstreamStore
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where and how to build; nothing of it decides what a bundle is.
+    """Where and how to build; none of it changes what is in a bundle.
 
     Attributes:
         store: directory of the store.
-        jobs: workers at once.
+        jobs: how many workers run at once.
         timeout: seconds one kernel may take.
         tell: called with every event.
-        retry: whether kernels are compiled again that failed before with the same toolchain.
-        whole: whether the whole plan is made also where the bundle is up to date.
-        upstream: directories of other stores, to look in for what the store lacks.
-        remote: URL of a store on a web server or in a bucket, looked in last.
-        remote_read_only: whether nothing is to be put there.
-        scheduler: address of the dask scheduler whose workers compile; None for workers of this process.
+        retry: whether kernels that failed before with the same toolchain are compiled again.
+        whole: whether to plan in full even if the bundle is up to date.
+        upstream: directories of other stores, searched for what the store lacks.
+        remote: URL of a store on a web server or in a bucket, searched last.
+        remote_read_only: whether nothing is pushed to the remote.
+        scheduler: address of the dask scheduler whose workers compile; None to compile on this machine.
     """
 
     store: Path
@@ -42,16 +42,13 @@ class Settings:
 
     @contextmanager
     def open_store(self, path: Path | None = None) -> Iterator[Store]:
-        """The store, with its upstream stores; what is to be pushed has been when this ends.
+        """The store, with its upstream stores, at ``path`` if given instead of the settings' directory.
 
-        An error or an interrupt does not wait for that.
-
-        Args:
-            path: another directory than the settings name.
+        On exit it waits until everything is pushed, unless there was an error or an interrupt.
         """
         upstream: list[UpstreamStore] = [UpstreamDirectory(root) for root in self.upstream]
         if self.remote is not None:
-            # Here, and not above: few builds have one.
+            # Imported here because few builds have one.
             from cutlass_aot.store.upstream.remote import RemoteStore
 
             push = not self.remote_read_only

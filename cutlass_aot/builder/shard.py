@@ -1,7 +1,7 @@
-"""A part of a build's kernels, compiled on one of several machines, and what puts the parts together.
+"""A shard: a part of a build's kernels, compiled on one of several machines, to be merged later.
 
-A shard is a store in a directory of its own, with the objects of its kernels and, written last, a record of
-what the whole bundle is to be. Every shard of a bundle has the same one: a merge needs no manifest, no
+A shard is a store in a directory of its own, with the objects of its kernels and, written last, a record that
+describes the whole bundle. All shards of a bundle have the same record: a merge needs no manifest, no
 generator and no DSL.
 """
 
@@ -37,18 +37,14 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read a text such as ``3/16``.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Read a text such as ``3/16``; raises ValueError for any other."""
         match = _TEXT.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise ValueError(f"{text!r}: expected a number, from 1, and how many there are, such as 3/16")
         return cls(int(match[1]), int(match[2]))
 
     def of(self, keys: Sequence[str]) -> frozenset[str]:
-        """The keys of this share: every one is in exactly one, and shares differ by one key at most."""
+        """The keys of this share. Each key is in exactly one share; their sizes differ by one at most."""
         return frozenset(sorted(keys)[self.index - 1 :: self.count])
 
     def directory(self, name: str) -> str:
@@ -58,13 +54,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One part of a bundle.
-
-    Attributes:
-        share: which.
-        planned: the whole bundle.
-        path: the shard's directory.
-    """
+    """One part of the bundle ``planned``, in the directory ``path``."""
 
     share: Share
     planned: PlannedBundle
@@ -72,19 +62,17 @@ class Shard:
 
     @property
     def kernels(self) -> list[tuple[str, Kernel]]:
-        """Those of its share, with their keys."""
+        """The kernels of its share, with their keys."""
         share = self.share.of(self.planned.keys)
         pairs = zip(self.planned.keys, self.planned.selection.kernels, strict=True)
         return [(key, kernel) for key, kernel in pairs if key in share]
 
 
 def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
-    """Write a shard's directory beside its place, and put it there when it is whole.
+    """Write a shard's directory under another name, and move it to its path when complete.
 
-    Args:
-        shard: what to write; a shard that is at its path is replaced.
-        artifacts: by key, of at least this share's kernels.
-        store: has the objects.
+    A shard at that path is replaced. ``artifacts`` are by key, of at least this share's kernels; the store
+    has their objects.
     """
     path = shard.path.absolute()
     try:
@@ -104,14 +92,14 @@ def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -
 
 
 def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
-    """Objects and their records first, what makes it a shard last."""
+    """Write objects and their records first, and the shard's record last."""
     for key, kernel in shard.kernels:
         copy_artifact(store, own, key, kernel, artifacts[key])
     own.put_record("shard", _KEY, {**to_plain(shard.share), **to_plain(shard.planned)})
 
 
 def read_shard(path: Path) -> Shard:
-    """Read a shard's directory; its objects are not looked at."""
+    """Read a shard's record; its objects are not looked at."""
     try:
         record = Store(path, create=False).get_record("shard", _KEY)
     except StoreError as error:
@@ -130,10 +118,8 @@ def take_artifacts(
 ) -> dict[str, Artifact]:
     """Copy a shard's objects into a store; returns their artifacts by key.
 
-    Args:
-        shard: the shard.
-        store: takes the objects.
-        add: told of each kernel, the digest of its object when the store has it, and whether it is new there.
+    ``add`` is called with each kernel and the digest of its object once the store has it, and whether it is
+    new there.
     """
     own, taken = Store(shard.path, create=False), {}
     for key, kernel in shard.kernels:
@@ -148,12 +134,12 @@ def take_artifacts(
 
 
 def check_whole(shards: Sequence[Shard]) -> None:
-    """Refuse shards that are not, together, all of one bundle."""
+    """Refuse shards unless they are all the shards of one bundle."""
     if not shards:
         raise BundleError("there is nothing to merge: name the directories of all shards of a bundle")
     first = shards[0]
     planned, origins = first.planned, first.planned.origins
-    # Objects are taken by their keys: one that is not what it says must not get into the store.
+    # Objects are looked up by key: a wrong key would put a wrong object into the store.
     if kernel_keys(planned.selection, origins.generators, origins.toolchain) != planned.keys:
         raise BundleError(f"{first.path}: its keys are not those of its kernels: build this shard again")
     for shard in shards[1:]:
@@ -177,7 +163,7 @@ def check_whole(shards: Sequence[Shard]) -> None:
 
 
 def _difference(one: PlannedBundle, other: PlannedBundle) -> str:
-    """In words, what two shards of different builds differ in."""
+    """How two shards of different builds differ, in words."""
     versions, others = one.origins.versions, other.origins.versions
     for name in sorted({*versions, *others}):
         if versions.get(name) != others.get(name):

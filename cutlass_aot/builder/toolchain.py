@@ -1,4 +1,4 @@
-"""Which compiler is installed: versions, and a fingerprint of its files."""
+"""The installed compiler: its versions, and a fingerprint of its files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODE_GENERATION = (
     "builder/compile/fork_server.py",
     "schema/kernels/dtypes.py",
 )
-"""Our own modules that every object and its facts go through, whatever generator it is of."""
+"""Our own modules that affect objects and their facts, whatever the generator."""
 _OWN = Path(cutlass_aot.__file__).parent
 _SKIPPED_SUFFIXES = (".pyc", ".pyo")
 _SKIPPED_NAMES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
@@ -40,8 +40,8 @@ class CompilerToolchain:
     """The installed compiler.
 
     Attributes:
-        identity: what decides the code that comes out, by readable names: versions of its packages and of the
-            Python that traces kernels, digests of every installed file and of our own modules.
+        identity: everything that determines the compiled code, by readable names: versions of its packages
+            and of the Python that traces kernels, digests of every installed file and of our own modules.
         versions: package to version.
         roots: directories that its packages are installed in.
     """
@@ -52,15 +52,14 @@ class CompilerToolchain:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of all of it."""
+        """Digest of :attr:`identity`."""
         return digest(encode(self.identity))
 
 
 def detect_compiler(files: Files | None = None) -> CompilerToolchain:
-    """Find the DSL and the operators package and digest their files; nothing is imported.
+    """Find the DSL and the operators package and digest their files, without importing them.
 
-    Args:
-        files: gives the digests; None reads every file.
+    ``files`` gives the digests; None reads every file.
     """
     distributions = _compiler_distributions()
     missing = [name for name in _REQUIRED if not _installed(name)]
@@ -88,7 +87,7 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
 
 
 def _compiler_distributions() -> dict[str, metadata.Distribution]:
-    """The compiler's distributions by name; of two with one name, the one that is imported."""
+    """The compiler's distributions by name; of two with the same name, the one that Python imports."""
     found: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -99,7 +98,7 @@ def _compiler_distributions() -> dict[str, metadata.Distribution]:
 
 
 def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
-    """Installed files of a distribution that can decide what code comes out, by their path in it."""
+    """Installed files of a distribution that can affect the compiled code, by their path in it."""
     if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
         raise ToolchainError(
             f"{name} {distribution.version} is an editable installation, whose files are not known: "
@@ -121,7 +120,7 @@ def _files(name: str, distribution: metadata.Distribution) -> dict[str, Path]:
 
 
 def own_sources(files: Files) -> dict[str, str]:
-    """Digests of this package's own sources: what decides how a bundle is put together, beside its inputs."""
+    """Digests of this package's own sources, which affect how a bundle is put together."""
     paths = sorted(path for suffix in ("py", "c", "toml") for path in _OWN.rglob(f"*.{suffix}"))
     return {path.relative_to(_OWN).as_posix(): files.digest(path) for path in paths}
 

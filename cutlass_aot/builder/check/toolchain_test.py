@@ -1,4 +1,4 @@
-"""Try the toolchain: one small kernel through everything a build does, in a store that is thrown away."""
+"""Test the toolchain: build one small kernel with every step of a build, in a temporary store."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TARGET, PROFILE = "sm_90a", "h200"
 _LOAD_SECONDS = 120
 _LOG_LINES = 30
 
-# In a process of its own: what breaks there may take the process with it. The time is that of the library
-# alone; importing tvm_ffi imports torch.
+# In a process of its own, which a broken library may crash. Only loading the library is timed: importing
+# tvm_ffi imports torch.
 _LOAD = """
 import sys, time, tvm_ffi
 begin = time.monotonic()
@@ -50,14 +50,14 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class ToolchainTest:
-    """How a trial went.
+    """The result of a test.
 
     Attributes:
         kernel: name of the kernel that was built.
-        seconds: step to the seconds it took, in order, for the steps that worked: ``find`` the packages and
-            digest their files, ``import`` the DSL, ``compile``, ``link`` and write the bundle, ``load``.
-        failed: the step that did not work; ``""`` if all did.
-        problem: why, in the words of whatever failed.
+        seconds: how long each step that worked took, in order: ``find`` the packages and digest their files,
+            ``import`` the DSL, ``compile``, ``link`` and write the bundle, ``load``.
+        failed: the step that failed; ``""`` if none did.
+        problem: the error's message.
         advice: what to do about it.
     """
 
@@ -70,7 +70,7 @@ class ToolchainTest:
 
 @dataclass(slots=True)
 class _Clock:
-    """When the steps ended, from the build's events."""
+    """Measures the steps by the build's events."""
 
     begin: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -96,10 +96,9 @@ class _Clock:
 
 
 def run_toolchain_test(*, timeout: float) -> ToolchainTest:
-    """Compile, audit, link and load one kernel, as a build does; nothing of it is kept.
+    """Compile, audit, link and load one kernel, as a build does, and keep nothing.
 
-    Args:
-        timeout: seconds that the compilation may take.
+    ``timeout`` is how many seconds compiling may take.
     """
     kernel = smallest_kernel()
     clock = _Clock()
@@ -115,7 +114,7 @@ def run_toolchain_test(*, timeout: float) -> ToolchainTest:
 
 
 def smallest_kernel() -> Kernel:
-    """The kernel of ours that compiles fastest."""
+    """The kernel of this package that compiles fastest."""
     problem = Problem("gemm", ("f64", "f64", "f64"), "tnt", "f64")
     return next(iter(SimtF64Gemm().enumerate(problem, TARGET, load_profile(PROFILE, Path()))))
 
@@ -127,7 +126,7 @@ def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
     settings = Settings(folder / "store", 1, timeout, clock)
     result = build_kernels(recipe, [kernel], folder / "bundles", settings)
     for failure in result.failures:
-        # Above the first empty line the log says which kernel it is of.
+        # The log names its kernel above the first empty line.
         _, _, words = failure.log.read_text("utf-8", "replace").partition("\n\n")
         lines = words.rstrip().splitlines()[-_LOG_LINES:]
         raise CompileError("\n".join([failure.reason, *(f"  {line}" for line in lines)]))
@@ -135,7 +134,7 @@ def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
 
 
 def _load(bundle: Path, kernel: Kernel) -> float:
-    """Seconds it takes to map the library of a kernel and find its function."""
+    """Seconds taken to load the kernel's library and find its function."""
     plain = bundle.with_name("plain")
     (unpacked,) = unpack_bundle(bundle, plain)
     library = plain / unpacked["libraries"][os.uname().machine]

@@ -1,6 +1,6 @@
-"""One trace of a declared kernel in a process of its own, and what was looked at meanwhile.
+"""Trace a declared kernel in a process of its own, and record what its code reads meanwhile.
 
-:mod:`cutlass_aot.builder.check.undeclared` starts it twice, differently, and compares.
+:mod:`cutlass_aot.builder.check.undeclared` starts it twice under different conditions, and compares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutlass_aot.generators.registry import GeneratorReference, source_of
 from cutlass_aot.schema.codec import from_plain, to_plain
 
 SYMBOL = "traced"
-"""Name of the function in every object: it is part of an object's bytes."""
+"""Name of the exported function: always the same, since it is part of an object's bytes."""
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders that packages are installed in."""
@@ -36,11 +36,10 @@ _OF_THE_MAPPING = ("os", "_collections_abc", "collections.abc")
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What is to be compiled.
+    """What to compile.
 
     Attributes:
-        generator: where the kernel stands.
-        target: GPU code target.
+        generator: how to import the kernel.
         combinations: of parameters, as positions among those declared, in the order to compile them in.
         globals: ``module:name`` to the value to set.
     """
@@ -53,13 +52,13 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TraceReply:
-    """What came of it.
+    """The result of a trace. The kernel's modules are those in its :class:`Home`.
 
     Attributes:
         objects: position of a combination to the digest of the record and the object, or to the error.
-        reads: environment variables read by modules that stand with the kernel's, with the place.
-        globals: ``module:name`` to the value of every variable that functions of its modules read.
-        modules: those that stand with it, were imported and are not declared.
+        reads: environment variables that the kernel's modules read, with the place.
+        globals: ``module:name`` to the value of every variable that functions of declared modules read.
+        modules: the kernel's modules that were imported and are not declared.
     """
 
     objects: Mapping[str, str]
@@ -69,7 +68,7 @@ class TraceReply:
 
 
 def main() -> None:
-    """Answer the request in the file named on the command line, into the other file named there."""
+    """Read the request from the first file on the command line, and write the reply to the second."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     reply = trace(from_plain(TraceRequest, request, "the request of a trace"))
     Path(sys.argv[2]).write_text(json.dumps(to_plain(reply)), encoding="utf-8")
@@ -107,7 +106,7 @@ def trace(request: TraceRequest) -> TraceReply:
 
 
 def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:
-    """Digest of a kernel's record and its object; text that says so of one that cannot be compiled."""
+    """Digest of a kernel's record and its object; if it cannot be compiled, a text that says so."""
     try:
         kernel = generator.kernel(values, target)
         if kernel is None:
@@ -117,16 +116,12 @@ def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str
             path = Path(folder) / "traced.o"
             compiled.export_to_c(str(path), function_name=SYMBOL, export_only_tvm_ffi_symbols=True)
             return hashlib.sha256(kernel.encoded() + path.read_bytes()).hexdigest()
-    except Exception as error:  # Somebody else's code, which may be made to fail by what is tried here.
+    except Exception as error:  # Code of others, which the conditions of a trace may cause to fail.
         return f"{type(error).__name__}: {error}"
 
 
 class Home(NamedTuple):
-    """Where modules stand that somebody wrote together with the kernel.
-
-    Attributes:
-        folder: a package that was installed, or the folder that the package or module lies in.
-    """
+    """The folder of a kernel's modules: an installed package, or where its package or module lies."""
 
     folder: Path
 
@@ -143,14 +138,14 @@ class Home(NamedTuple):
         return cls(top / module.partition(".")[0] if installed else top)
 
     def has(self, file: str | None) -> bool:
-        """Whether a source file is one of them: in the folder, and not of an environment that lies in it."""
+        """Whether a source file is in the folder, and not in a Python environment inside it."""
         if file is None or not Path(file).absolute().is_relative_to(self.folder):
             return False
         return not set(INSTALLED) & set(Path(file).absolute().relative_to(self.folder).parts)
 
 
 def _has_code(module: types.ModuleType) -> bool:
-    """Whether a module has anything to run but its description, and is not the mere folder of others."""
+    """Whether a module has any code besides its docstring; a folder without ``__init__.py`` has none."""
     path = source_of(module.__name__)
     return path is not None and any(
         not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
@@ -159,7 +154,7 @@ def _has_code(module: types.ModuleType) -> bool:
 
 
 def _record_reads(reads: dict[str, str], home: Home) -> None:
-    """From now on, note each environment variable that these modules read, and where."""
+    """From now on, record each environment variable that these modules read, and where."""
     kind = type(os.environ)
     original = kind.__getitem__
 
@@ -175,10 +170,10 @@ def _record_reads(reads: dict[str, str], home: Home) -> None:
 
 
 def _variables(module: types.ModuleType) -> dict[str, Any]:
-    """Plain values at the top of a module that functions of it read, and that are not constants.
+    """Module-level variables with plain values that the module's functions read and that are not constants.
 
-    A name in capitals that no function assigns is a constant: it follows from the module's source, which is
-    part of every key.
+    A name in capitals that no function assigns is a constant: it depends only on the module's source, which
+    is part of every key.
     """
     path = source_of(module.__name__)
     if path is None:

@@ -1,9 +1,9 @@
-"""Find what changes the code of a declared kernel and is not a parameter of it: trace twice, and compare.
+"""Find what changes the code of a declared kernel without being a parameter of it: trace twice, and compare.
 
 The first trace is made as a build makes it. The second differs in everything that a parameter list does not
-say: environment variables that the first one was seen to read have other values, variables at the top of the
-kernel's modules too; the hash seed, the working directory and the order of the compilations are others. Equal
-objects mean that none of it matters. If they differ, each difference is tried alone to say which one did it.
+say: the environment variables that the first one read and the module-level variables of the kernel's modules
+have other values, and the hash seed, the working directory and the order of the compilations are others. If
+the objects are equal, none of it matters. If not, each difference is tried alone.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TRACE_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that changes the code, or may, and no record has.
+    """Something undeclared that changes the code, or may.
 
     Attributes:
         what: ``environment``, ``global``, ``module``, ``order``, ``hash seed``, ``directory`` or ``unknown``.
-        name: of the variable or the module, ``""`` where there is none.
-        message: in words, with what to do.
+        name: of the variable or the module; ``""`` if there is none.
+        message: the finding in words, with what to do.
     """
 
     what: str
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """How a trace is made; the defaults are those of a build."""
+    """The conditions of a trace; the defaults are those of a build."""
 
     combinations: tuple[int, ...]
     environment: Mapping[str, str | None] = field(default_factory=dict)
@@ -62,11 +62,10 @@ class _Trace:
 
 
 def undeclared(name: str, target: str | None = None) -> list[Finding]:
-    """What a declared kernel depends on and does not declare; empty if nothing was found.
+    """Find what a declared kernel depends on and does not declare; empty if nothing was found.
 
-    Args:
-        name: of the kernel: its module was imported, or is installed with an entry point.
-        target: GPU code target to compile for; the first declared one if left out.
+    The kernel's module must have been imported, or be installed with an entry point. ``target`` is the first
+    declared one if left out.
     """
     reference = find(name)
     generator = reference.load()
@@ -88,7 +87,7 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
         )
         for module in first.modules
     ]
-    # Twice: a value that is set instead of none may be the one that the kernel takes by default.
+    # With two values: one may be the kernel's default, which gives the same code as an unset variable.
     turns = [_differences(plain, first, value) for value in ("1", "0")]
     if not _differing(run, [functools.reduce(_merged, turn, plain) for turn in turns], first):
         return findings
@@ -107,14 +106,14 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
 def _differing(
     run: Callable[[_Trace], TraceReply], traces: Sequence[_Trace], first: TraceReply
 ) -> list[_Trace]:
-    """Those that give other code than the first; as many at once as the machine has room for."""
+    """The traces that give other code than the first; as many run at once as the machine has room for."""
     with ThreadPoolExecutor(available_workers()) as pool:
         replies = list(pool.map(run, traces))
     return [trace for trace, reply in zip(traces, replies, strict=True) if reply.objects != first.objects]
 
 
 def _differences(plain: _Trace, first: TraceReply, value: str) -> list[_Trace]:
-    """Traces that differ from the first in one thing each; ``value`` is what unset variables are set to."""
+    """Traces that each differ from the first in one thing; ``value`` is given to unset variables."""
     return [
         *(replace(plain, environment={name: _other_text(name, value)}) for name in first.reads),
         *(replace(plain, variables={name: _other(value)}) for name, value in first.globals.items()),
@@ -141,12 +140,11 @@ def _of_a_worker() -> dict[str, str]:
 
 
 def _other_text(name: str, value: str) -> str | None:
-    """Another value of an environment variable than a build sees: none where it has one."""
+    """Another value of an environment variable than in a build: None, for unset, if it has one there."""
     return None if name in _of_a_worker() else value
 
 
 def _other(value: Any) -> Any:
-    """Another value of the same type."""
     if isinstance(value, bool):
         return not value
     return f"{value}_" if isinstance(value, str) else value + 1
@@ -184,7 +182,7 @@ def _refuse_errors(name: str, reply: TraceReply) -> None:
 
 
 def _run(generator: GeneratorReference, target: str, trace: _Trace) -> TraceReply:
-    """One trace in a fresh process."""
+    """Make one trace in a fresh process."""
     environment = {**_of_a_worker(), "PYTHONHASHSEED": trace.hash_seed}
     for name, value in trace.environment.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""Compile what a plan is missing: workers in, artifacts into the store, failures with their logs out."""
+"""Compile the kernels that a plan lacks; artifacts, failures and logs go into the store."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from cutlass_aot.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What came of compiling.
+    """The result of compiling.
 
-    Attributes:
-        artifacts: by key, also those that were there already.
-        failures: kernels that did not compile.
-        compiled: number of kernels compiled now.
+    ``artifacts`` are by key, including those that the store had; ``compiled`` counts the kernels compiled
+    now.
     """
 
     artifacts: dict[str, Artifact]
@@ -40,12 +38,9 @@ class Compilation:
 def enumerate_kernels(
     pool: Pool, questions: Sequence[Enumeration], devices: Mapping[str, DeviceProfile]
 ) -> list[tuple[Enumeration, Sequence[Kernel]]]:
-    """Ask the generators, in workers; answers in the order of the questions.
+    """Have workers ask the generators; returns each question with its answer, in the order of the questions.
 
-    Args:
-        pool: the workers.
-        questions: what to ask.
-        devices: target to device profile.
+    ``devices`` maps a target to its device profile.
     """
     jobs = [
         Job(item.name, Enumerate(item.generator, item.problem, item.target, devices[item.target]))
@@ -58,7 +53,7 @@ def enumerate_kernels(
 
 
 def _check_answer(question: Enumeration, answer: Enumerated) -> None:
-    """Refuse kernels that are not what was requested, or cannot be told apart."""
+    """Refuse kernels that are not what was asked for, or whose records are equal."""
     problem = question.problem
     count = len(problem.dtypes)
     expected = (
@@ -93,7 +88,6 @@ def _check_answer(question: Enumeration, answer: Enumerated) -> None:
 
 
 def _scales(a: ScaleRequest | None, b: ScaleRequest | None) -> dict[str, ScaleRequest]:
-    """Scale factors by the operand that they are of."""
     return {name: scale for name, scale in (("a", a), ("b", b)) if scale is not None}
 
 
@@ -114,21 +108,19 @@ def compile_missing(
     tell: Listener,
     versions: Mapping[str, str],
 ) -> Compilation:
-    """Compile the kernels that a plan has no artifact for; one that fails stops no other.
+    """Compile the kernels that a plan has no artifact for; a failure does not stop the others.
 
-    A kernel that another builder holds the lock of is left to it, as long as there is other work and for the
-    time that compiling one may take; then it is compiled here as well. Both would store the same.
+    A kernel whose lock another builder holds is left to it while there is other work, for as long as
+    compiling a kernel may take; then it is compiled here as well. Both would store the same artifact.
+
+    The kernels that took longest before are started first, and their durations are recorded for the next
+    build.
 
     Args:
-        executor: who compiles.
         planned: every kernel of the plan.
-        sources: the generators.
         store: takes artifacts and logs.
         workspace: a private directory on the store's file system, for objects.
-        tell: called with every event.
-        versions: what is installed, package to version: recorded with what fails.
-
-    The kernels that took the longest before are started first, and what each takes now is remembered.
+        versions: package to version of what is installed, recorded with each failure.
     """
     missing = [item for item in planned if item.artifact is None]
     present = [item for item in planned if item.artifact is not None]
@@ -142,7 +134,7 @@ def compile_missing(
             work.settle(result)
     finally:
         store.unlock_all()
-        # A hint for the next build: a disk that is full must not hide what came of this one.
+        # Durations are only a hint for the next build: a full disk must not hide this one's result.
         with contextlib.suppress(StoreError):
             if work.seconds:
                 remember_durations(store, work.seconds)
@@ -152,7 +144,7 @@ def compile_missing(
 
 @dataclass(slots=True)
 class _Work:
-    """What has come of compiling so far."""
+    """The results of compiling so far."""
 
     sources: Sources
     store: Store
@@ -166,7 +158,6 @@ class _Work:
     _locked: set[str] = field(default_factory=set)
 
     def job(self, item: PlannedKernel, seconds: float) -> Job:
-        """What a worker is to do, and how long that is expected to take."""
         kernel = item.kernel
         reference = self.sources.references[kernel.generator]
         return Job(
@@ -178,7 +169,7 @@ class _Work:
         )
 
     def admit(self, job: Job, now: bool) -> bool | None:
-        """Whether a kernel is to be compiled here; see :data:`~cutlass_aot.builder.compile.pool.Admit`."""
+        """Decide whether to compile a kernel here, as an :data:`~cutlass_aot.builder.compile.pool.Admit`."""
         item: PlannedKernel = job.tag
         if self.store.try_lock(item.key):
             self._locked.add(item.key)
@@ -195,7 +186,7 @@ class _Work:
         return False
 
     def settle(self, result: Result) -> None:
-        """Keep what came of a kernel."""
+        """Store the artifact or the failure of a kernel."""
         item: PlannedKernel = result.job.tag
         if isinstance(result.answer, Artifact):
             keep_artifact(self.store, item.key, item.kernel, result.answer, self._object(item))
@@ -223,7 +214,7 @@ class _Work:
 def keep_what_failed(
     store: Store, key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str], machine: bool
 ) -> Failure:
-    """Keep the log of a kernel that did not compile, and a record unless the machine is to blame."""
+    """Keep the log of a kernel that did not compile, and a record of it unless the machine is to blame."""
     text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"
     path = store.put_log(key, text) if machine else keep_failure(store, key, kernel, reason, text, versions)
     return Failure(kernel, reason, path, machine)

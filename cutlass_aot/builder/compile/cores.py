@@ -1,9 +1,9 @@
-"""How many kernels to compile at once where nobody says: what the cores and the memory allow.
+"""The default number of workers: what the cores and the memory allow.
 
-A container sees the cores and the memory of its whole machine. What it may use of them stands in its control
-groups, of which it can be in several, one within the other: the least of them counts. Formats: cgroups(7),
-proc(5), and Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst in the
-sources of Linux.
+A container sees the cores and the memory of its whole machine. Its limits are those of its control groups; it
+can be in several nested ones, of which the lowest limit counts. Formats: cgroups(7), proc(5), and
+Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst in the sources of
+Linux.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WORKER_BYTES = 1 << 30
-"""Memory that a worker is reckoned with; it is replaced when it has held that much."""
+"""Memory to count for each worker; one that has held that much is replaced."""
 
 _ROOT = Path("/")
 # Version 1 says "no limit" with the largest number of whole pages.
@@ -21,7 +21,7 @@ _NO_LIMIT = 1 << 62
 
 
 def available_workers() -> int:
-    """Workers for this process: as many as it has cores, and as fit into its memory, but one at least."""
+    """One worker for each core of this process, as far as they fit into its memory; at least one."""
     return reasonable_workers(len(os.sched_getaffinity(0)), core_quota(_ROOT), available_bytes(_ROOT))
 
 
@@ -29,9 +29,9 @@ def reasonable_workers(cores: int, quota: float | None, free_bytes: int | None) 
     """How many workers to start.
 
     Args:
-        cores: that the process may run on.
-        quota: cores' worth of time that it may use, or None for no limit. A part of a core counts as one.
-        free_bytes: memory that is free for it, or None where that is not known.
+        cores: how many the process may run on.
+        quota: CPU time that it may use, in cores, rounded up here; None for no limit.
+        free_bytes: memory that it can still get; None if unknown.
     """
     limits = [cores]
     if quota is not None:
@@ -42,10 +42,9 @@ def reasonable_workers(cores: int, quota: float | None, free_bytes: int | None) 
 
 
 def core_quota(root: Path) -> float | None:
-    """Cores' worth of time that this process' control groups leave it, or None for no limit.
+    """CPU time that the control groups of this process allow it, in cores; None for no limit.
 
-    Args:
-        root: where ``proc`` and ``sys`` are.
+    ``root`` is the directory of ``proc`` and ``sys``.
     """
     quotas = []
     for folder in control_groups(root, "cpu"):
@@ -60,13 +59,11 @@ def core_quota(root: Path) -> float | None:
 
 
 def available_bytes(root: Path) -> int | None:
-    """Memory that this process can still get, or None where the system does not say.
+    """Memory that this process can still get; None if the system does not say.
 
-    What the system has available, and for each control group with a limit, the limit less what it uses; files
-    in the page cache count as available.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
+    It is the least of what the system has available and, for each control group with a limit, the limit less
+    what is used; files in the page cache count as available. ``root`` is the directory of ``proc`` and
+    ``sys``.
     """
     found = []
     fields = _fields(_read(root / "proc" / "meminfo"), ":")
@@ -86,18 +83,17 @@ def available_bytes(root: Path) -> int | None:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Directories of the control groups that this process is in, each with those around it.
+    """Directories of the control groups that this process is in, each followed by those that contain it.
 
-    Args:
-        root: where ``proc`` and ``sys`` are.
-        controller: ``cpu`` or ``memory``, for version 1, where each has a tree of its own.
+    ``root`` is the directory of ``proc`` and ``sys``. ``controller`` is ``cpu`` or ``memory``: in version 1
+    each has a tree of its own.
     """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in (_read(root / "proc" / "self" / "cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            # Beside version 1, version 2 has a place of its own.
+            # Where version 1 is mounted too, version 2 is under unified.
             trees = [mounts, mounts / "unified"]
         elif controller in controllers.split(","):
             trees = [mounts / controllers, mounts / controller]
@@ -105,8 +101,8 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         parts = [part for part in path.split("/") if part]
         for tree in trees:
-            # In a namespace the path may lead out of it, or name what only the host can see: then what is
-            # mounted is the group itself.
+            # In a namespace the path may lead out of it, or exist on the host only: then the mount point
+            # itself is the group.
             inner = [] if ".." in parts else parts
             for length in range(len(inner), -1, -1):
                 folder = tree.joinpath(*inner[:length])
@@ -127,7 +123,7 @@ def _number(path: Path) -> int | None:
 
 
 def _fields(text: str | None, separator: str = " ") -> dict[str, int]:
-    """Lines of a name and a number, as /proc/meminfo and memory.stat have them."""
+    """Read lines of a name and a number, as in /proc/meminfo and memory.stat."""
     found = {}
     for line in (text or "").splitlines():
         name, *words = [*line.replace(separator, " ").split(), ""]

@@ -1,4 +1,4 @@
-"""Compile on the workers of a dask scheduler; a worker that dies has its kernels done elsewhere.
+"""Compile on the workers of a dask scheduler; the kernels of a worker that dies go to others.
 
 Objects do not travel through dask: workers write them into the builder's workspace, in a store that all
 machines share, or put them into a remote store.
@@ -28,15 +28,15 @@ from cutlass_aot.store.upstream.transport import shown_url
 _CONNECT_SECONDS = 10
 _POLL_SECONDS = 0.5
 _WORKERLESS_SECONDS = 120.0
-"""How long a scheduler may be without any worker, also at the beginning."""
+"""How long a scheduler may have no worker, at the start or later."""
 _AHEAD = 2
 """Kernels submitted for each thread of a worker: enough for the next one to be there when one is done."""
 _LOSSES = 3
-"""How often a kernel that the cluster has lost, as when it is restarted, is submitted again."""
+"""How often a kernel is submitted again that the cluster has lost, for instance when it was restarted."""
 _CLOSE_SECONDS = 10
 
-# What a client raises that has no scheduler any more, or gave up looking for it. asyncio's TimeoutError is
-# one of its own until Python 3.11.
+# Raised by a client that has lost its scheduler or cannot find it. Before Python 3.11, asyncio's TimeoutError
+# is not the built-in one.
 _NO_SCHEDULER = (OSError, asyncio.TimeoutError, RuntimeError)
 
 
@@ -46,13 +46,13 @@ class DaskExecutor:
 
     Args:
         address: of the scheduler, such as ``tcp://node1:8786``.
-        modules: what a worker needs imported.
-        toolchain: the compiler's fingerprint, which every worker has to have.
-        versions: generator to version, the same.
+        modules: what a worker has to import.
+        toolchain: the compiler's fingerprint, which every worker must have.
+        versions: generator to version, which every worker must have.
         timeout: seconds a kernel may take.
-        store: the builder's, to find what came by the remote.
-        remote: URL of the store through which objects come from workers that do not share the builder's
-            file system; None if all do.
+        store: the builder's, through which objects are taken from the remote.
+        remote: URL of the store that takes objects of workers on other file systems; None if all share the
+            builder's.
     """
 
     address: str
@@ -90,12 +90,7 @@ class DaskExecutor:
             self._client.close(timeout=_CLOSE_SECONDS)
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
-        """Run jobs, the longest first, yielding each result as it comes.
-
-        Args:
-            jobs: to run.
-            admit: see :data:`~cutlass_aot.builder.compile.pool.Admit`.
-        """
+        """Run jobs, the longest first, yielding each result as it comes."""
         waiting = deque(sorted(jobs, key=lambda job: -job.seconds))
         put_off: dict[Job, float] = {}
         workers_seen = time.monotonic()
@@ -130,7 +125,7 @@ class DaskExecutor:
             CompileRemotely(
                 name=job.name,
                 key=job.tag.key,
-                # Workers stand in directories of their own.
+                # Workers run in other directories.
                 compile=replace(compile, object=str(Path(compile.object).absolute())),
                 remote=self.remote,
                 modules=self.modules,
@@ -147,7 +142,7 @@ class DaskExecutor:
     def _collect(self) -> Iterator[Result]:
         done = [future for future in self._running if future.done()]
         if not done:
-            # Waiting for any of many futures would build a list of callbacks anew each time.
+            # Polled: waiting for any of many futures would build a list of callbacks each time.
             time.sleep(_POLL_SECONDS if not self._running else _POLL_SECONDS / 10)
         for future in done:
             job = self._running.pop(future)
@@ -159,7 +154,7 @@ class DaskExecutor:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Have what a client raises without its scheduler say so."""
+        """Turn what a client raises without its scheduler into an error that says so."""
         try:
             yield
         except _NO_SCHEDULER as error:
@@ -169,7 +164,7 @@ class DaskExecutor:
             ) from error
 
     def _result(self, job: Job, future: Any) -> Result | None:
-        """What came of a job; None if the cluster has lost it and it was submitted again."""
+        """The result of a job; None if the cluster has lost it and it was submitted again."""
         from distributed.scheduler import KilledWorker
 
         status = future.status
@@ -197,7 +192,7 @@ class DaskExecutor:
         return Result(job, reply.artifact, reply.error, reply.log, reply.machine)
 
     def _again(self, job: Job) -> Result | None:
-        """Submit a job that was lost once more, unless that was in vain too often."""
+        """Submit a lost job again, or fail it if it was lost too often."""
         self._losses[job] = self._losses.get(job, 0) + 1
         if self._losses[job] > _LOSSES:
             return Result(job, None, f"the dask cluster lost it {_LOSSES + 1} times", machine=True)
@@ -205,7 +200,7 @@ class DaskExecutor:
         return None
 
     def _fetch(self, job: Job, sha256: str) -> None:
-        """Put an object that a worker has pushed where one of a worker nearby would be."""
+        """Copy an object that a worker has pushed to the remote to where the job was to write it."""
         self.store.prefetch("kernel", [job.tag.key], anew=True)
         if not self.store.extract_blob(sha256, Path(_compilation(job).object)):
             raise ExecutorError(

@@ -1,6 +1,7 @@
-"""What a worker of dask does for a build: compile one kernel, in a process of its own.
+"""The dask worker's side of a build: compile one kernel, in a process of its own.
 
-A crash of the compiler kills neither the worker nor the build. Everything here runs on the worker's machine.
+A crash of the compiler then kills neither the worker nor the build. Everything here runs on the worker's
+machine.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from cutlass_aot.store.upstream.remote import RemoteStore
 from cutlass_aot.store.upstream.transport import shown_url
 
 _IDLE_SECONDS = 300.0
-"""A thread's pool ends after so long without work: an idle one keeps up to a gigabyte."""
+"""A thread's pool ends after so long without work: an idle pool holds up to a gigabyte."""
 _ATTEMPTS = 2
-"""How often a job is begun, if the process that compiles dies or files change meanwhile."""
+"""How often a job is tried if the compiling process dies or files change meanwhile."""
 
 _local = threading.local()
 _looking = threading.Lock()
@@ -48,12 +49,9 @@ _own: dict[str, str] = {}
 def compile_on_worker(request: bytes) -> bytes:
     """Compile one kernel into the file that the request names.
 
-    Args:
-        request: a :class:`~cutlass_aot.builder.compile.messages.CompileRemotely`.
-
-    Returns:
-        A :class:`~cutlass_aot.builder.compile.messages.CompiledRemotely`, or a
-        :class:`~cutlass_aot.builder.compile.messages.Refused`.
+    Takes a :class:`~cutlass_aot.builder.compile.messages.CompileRemotely`, and returns a
+    :class:`~cutlass_aot.builder.compile.messages.CompiledRemotely` or a
+    :class:`~cutlass_aot.builder.compile.messages.Refused`, all as bytes.
     """
     reply: CompiledRemotely | Refused
     try:
@@ -79,7 +77,7 @@ def _compile(request: CompileRemotely) -> CompiledRemotely:
 
 
 def _compile_and_push(request: CompileRemotely, url: str, folder: Path) -> CompiledRemotely:
-    """Compile, and put the artifact into the remote store, by way of one of this job's own."""
+    """Compile, and push the artifact to the remote store by way of a temporary store."""
     made = folder / "made.o"
     reply = _run(replace(request, compile=replace(request.compile, object=str(made))))
     if reply.artifact is None:
@@ -93,14 +91,14 @@ def _compile_and_push(request: CompileRemotely, url: str, folder: Path) -> Compi
         pushed = remote.pushed
     except (CutlassAotError, OSError) as error:
         told.append(str(error))
-    # Nothing is put where it is already, and what is told of need not be a failure.
+    # Both alone are harmless: the object may be there already, and what the store tells may be a warning.
     if told and not pushed:
         return _machine_failure(f"compiled, and not put into {shown_url(url)}: {'; '.join(told)}", reply.log)
     return replace(reply, pushed=True)
 
 
 def _run(request: CompileRemotely) -> CompiledRemotely:
-    """Compile in this thread's pool; with a new one if it is broken or no longer what is installed."""
+    """Compile in this thread's pool; in a new one if it is broken or what is installed has changed."""
     why = ""
     for _ in range(_ATTEMPTS):
         bench: _Bench | None = getattr(_local, "bench", None)
@@ -119,16 +117,12 @@ def _run(request: CompileRemotely) -> CompiledRemotely:
 
 
 def _machine_failure(error: str, log: str = "") -> CompiledRemotely:
-    """A failure of this machine, which says nothing of the kernel."""
+    """A failure that is this machine's, not the kernel's."""
     return CompiledRemotely(None, error, log, machine=True)
 
 
 class _Bench:
-    """What a thread compiles with: a pool of one, and the digests of what it has imported.
-
-    Args:
-        modules: what a worker needs imported.
-    """
+    """A thread's pool of one worker, and the digests of the files that the worker has imported."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.modules = modules
@@ -142,7 +136,7 @@ class _Bench:
             except ToolchainError as error:
                 raise ExecutorError(str(error)) from error
             _compare_own(files)
-            # What was installed since this process began is found as well.
+            # Finds what was installed since this process began.
             importlib.invalidate_caches()
             paths = {module: _source_of(module) for module in modules}
             sources = {module: files.digest(path) for module, path in paths.items()}
@@ -153,22 +147,21 @@ class _Bench:
         self._pool = Pool(1, modules, dsl_roots=compiler.roots, sources=sources)
 
     def is_current(self) -> bool:
-        """Whether every file that the toolchain and the generators consist of is what it was."""
+        """Whether the files of the toolchain and the generators are unchanged."""
         now = Files(self._files.used)
         same = all(now.digest(Path(name)) == seen.digest for name, seen in self._files.used.items())
         if same:
-            # Stamps that could not be trusted yet may be by now.
+            # By now, stamps may be old enough to be trusted.
             self._files = now
         return same
 
     def compile(self, request: CompileRemotely) -> CompiledRemotely:
-        """Compile a kernel."""
         with self._busy:
             if self._idle is not None:
                 self._idle.cancel()
             try:
                 self._pool.timeout = request.timeout
-                # An object must not be made that its key would be wrong for.
+                # The key is made from the builder's toolchain and version: the object must be too.
                 _compare("toolchain", self._toolchain, request.toolchain)
                 version = self._version(request.compile.generator)
                 _compare("generator version", version, request.generator_version)
@@ -183,14 +176,14 @@ class _Bench:
                 self._idle.start()
 
     def end(self) -> None:
-        """End the processes, once no job runs; another job starts them again."""
+        """End the processes once no job runs; the next job starts them again."""
         with self._busy:
             if self._idle is not None:
                 self._idle.cancel()
             self._pool.end()
 
     def _version(self, generator: GeneratorReference) -> str:
-        """A generator's version, as the pool's process has imported it: this one may have older code."""
+        """A generator's version as the pool's process has imported it: this process may have older code."""
         if generator not in self._versions:
             request = FindVersion(generator, self._digests)
             (result,) = self._pool.run([Job(f"the version of {generator.name}", request)])
@@ -211,7 +204,7 @@ def _compare(what: str, found: str, expected: str) -> None:
 
 
 def _compare_own(files: Files) -> None:
-    """Refuse to go on with code of our own that is no longer what is installed."""
+    """Refuse to go on if the modules that this process runs are not those now installed."""
     for name in _OWN:
         sha256 = files.digest(Path(__file__).with_name(f"{name}.py"))
         if _own.setdefault(name, sha256) != sha256:

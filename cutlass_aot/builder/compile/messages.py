@@ -42,12 +42,10 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What the fork server has imported.
+    """What the fork server has imported: this package's file, the modules' sources, and the DSL.
 
-    Attributes:
-        dsl: file of the DSL; None if no module has imported it.
-        package: file of this package.
-        sources: module to the SHA-256 of its source file.
+    ``sources`` maps a module to the SHA-256 of its source file. ``dsl`` is the DSL's file; None if no module
+    has imported it.
     """
 
     dsl: str | None
@@ -59,8 +57,7 @@ class Imported:
 class Fork:
     """Fork a worker. The message is followed by one byte that carries the descriptor of the worker's channel.
 
-    Attributes:
-        log: file that takes what the worker prints, from its latest request on.
+    ``log`` is the file that takes what the worker prints, from its latest request on.
     """
 
     log: str
@@ -99,12 +96,7 @@ class Enumerate:
 
 @dataclass(frozen=True, slots=True)
 class Enumerated:
-    """Every kernel for a problem.
-
-    Attributes:
-        kernels: their records.
-        design: names that the generator declares in its ``design``.
-    """
+    """Every kernel for a problem; ``design`` has the names that the generator declares in its ``design``."""
 
     kernels: tuple[Kernel, ...]
     design: tuple[str, ...]
@@ -134,7 +126,7 @@ class Compile:
 
 @dataclass(frozen=True, slots=True)
 class FindVersion:
-    """Say which version of a generator was imported, by the digests of its source files."""
+    """Say which version of a generator was imported, from the digests of its source files."""
 
     generator: GeneratorReference
     digests: Mapping[str, str]
@@ -142,22 +134,21 @@ class FindVersion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The version of a generator, with the digest of its sources."""
+    """A generator's version, which contains the digest of its sources."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """How a request ended that gave no result.
+    """How a request ended without a result.
 
     Attributes:
-        timed_out: after so many seconds it was killed; 0 if it was not.
-        signal: the signal that ended the worker, 0 if none did.
-        status: the exit status of a worker that ended itself, 0 if it did not.
-        raised: names of the exception's class and of those it derives from, the class first; empty if
-            nothing was raised.
-        message: the exception in words.
+        timed_out: seconds after which the worker was killed; 0 if it was not.
+        signal: the signal that ended the worker; 0 if none did.
+        status: the exit status of a worker that ended itself; 0 if it did not.
+        raised: names of the exception's class and its bases, the class first; empty if nothing was raised.
+        message: the exception's text.
     """
 
     timed_out: Annotated[float, OMIT] = 0.0
@@ -168,20 +159,15 @@ class WorkerFailure:
 
 
 Request = Enumerate | Rank | Compile | FindVersion
-"""What a worker does."""
+"""A request to a worker."""
 
 Answer = Enumerated | Ranked | Artifact | Version
-"""What comes of it: of a request each."""
+"""A worker's answer, one class for each class of request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a worker says of a request.
-
-    Attributes:
-        result: what came of it.
-        peak_bytes: the most memory that the worker has held so far.
-    """
+    """A worker's reply; ``peak_bytes`` is the most memory that the worker has held so far."""
 
     result: Answer | WorkerFailure
     peak_bytes: int
@@ -192,14 +178,13 @@ class CompileRemotely:
     """Compile a kernel on another machine.
 
     Attributes:
-        name: of the kernel.
-        key: its key in the store.
+        key: the kernel's key in the store.
         compile: the request to a worker there; its ``object`` is a path of the builder's machine.
-        remote: URL of the store that takes the object where that path is not seen; None if it has to be.
-        modules: what the worker needs imported.
+        remote: URL of the store that takes the object where that path is not visible; None if it has to be.
+        modules: what the worker has to import.
         timeout: seconds it may take.
-        toolchain: the compiler's fingerprint, which that machine has to have.
-        generator_version: the same.
+        toolchain: the compiler's fingerprint, which that machine must have.
+        generator_version: the version that that machine must have.
     """
 
     name: str
@@ -214,14 +199,14 @@ class CompileRemotely:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRemotely:
-    """What came of compiling on another machine.
+    """The result of compiling on another machine.
 
     Attributes:
-        artifact: of the kernel; None if it failed.
+        artifact: None if the kernel failed.
         error: why it failed, or ``""``.
         log: what the compiler printed.
         machine: whether the failure is the machine's.
-        pushed: whether the object was put into the remote store, and not into its file.
+        pushed: whether the object is in the remote store instead of its file.
     """
 
     artifact: Artifact | None
@@ -233,7 +218,7 @@ class CompiledRemotely:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a worker of dask has not begun."""
+    """Why a dask worker did not begin."""
 
     reason: str
 
@@ -245,12 +230,12 @@ _Message: Any = (
 
 
 def to_bytes(message: Any) -> bytes:
-    """One message as bytes; TypeError or OverflowError if it holds what has no encoding."""
+    """Encode a message; raises TypeError or OverflowError if a value has no encoding."""
     return encode(codec_of(_Message).to_plain(message))
 
 
 def from_bytes(data: bytes, *expected: type) -> Any:
-    """Read what :func:`to_bytes` gave; CorruptFile if it is no message of the classes expected."""
+    """Read what :func:`to_bytes` gave; raises CorruptFile if it is no message of the expected classes."""
     names = " or ".join(kind.__name__ for kind in expected)
     what = f"a message where {names} was expected"
     advice = "have the same cutlass-aot on both sides"
@@ -261,14 +246,13 @@ def from_bytes(data: bytes, *expected: type) -> Any:
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send one message; OSError if the other side is gone."""
+    """Send one message; raises OSError if the other side is gone."""
     data = to_bytes(message)
     channel.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive(channel: socket.socket, *expected: type) -> Any:
-    """Receive one message of the classes expected, or None if the other side has closed the channel, also in
-    the middle of one."""
+    """Receive a message of the expected classes; None if the other side closes the channel, even midway."""
     header = _exactly(channel, _LENGTH.size)
     if header is None:
         return None

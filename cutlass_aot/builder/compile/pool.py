@@ -1,4 +1,4 @@
-"""The builder's workers: feed, time out, recycle and replace them."""
+"""The builder's pool of workers: feeds them, ends those past their time, and replaces them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from cutlass_aot.errors import CorruptFile, GeneratorError
 __all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result", "ask_generators"]
 
 MAX_RESIDENT_BYTES = 1000 << 20
-"""A worker that has held more memory than this is replaced after its job: every compile leaves some behind.
-One job more needs some 50 MB, so that a worker stays below 1.2 GB."""
+"""A worker that has held more memory than this is replaced after its job: every compile leaks some. One more
+job needs some 50 MB, so that a worker stays below 1.2 GB."""
 
 _POLL_SECONDS = 0.2
 _AnswerType = TypeVar("_AnswerType", bound=Answer)
 
 Admit = Callable[[Job, bool], "bool | None"]
-"""Called just before a job starts: True to run it, False to drop it, None to be called again later. The
-second argument says that it has to decide now."""
+"""Called just before a job starts; returns True to run it, False to drop it, None to be called again later.
+If the second argument is True, it must not return None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
-        job: the job.
         answer: what the worker replied; None if it failed.
         error: why it failed, or ``""``.
         log: what the compiler printed, and the traceback.
@@ -56,7 +55,7 @@ class Result:
 
 
 class Executor(Protocol):
-    """Who runs jobs: workers of this machine, or of others."""
+    """Something that runs jobs, with workers of this machine or of others."""
 
     def run(self, jobs: Iterable[Job], admit: Admit) -> Iterator[Result]:
         """Run jobs, yielding each result as it comes; see :meth:`Pool.run`."""
@@ -74,18 +73,18 @@ class _Worker:
 
 @dataclass(slots=True)
 class Pool:
-    """Workers forked from a process that has the imports; use it as a context manager.
+    """Workers forked from a process that has imported the modules; use it as a context manager.
 
-    Nothing is started before there is work. One pool serves a whole build: imports and what workers keep
-    (the operators of a problem) are paid for once.
+    Nothing is started before there is work. One pool serves a whole build: imports and what workers keep (the
+    operators of a problem) are paid for once.
 
     Args:
-        size: most workers at once.
-        modules: what a worker needs imported.
+        size: the most workers at once.
+        modules: what a worker has to import.
         timeout: seconds a job may take.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
         sources: module to the SHA-256 of the source file that keys were made from: workers that import
-            another one are refused. What is not named here is not compared.
+            another one are refused. Modules not named here are not compared.
     """
 
     size: int
@@ -105,7 +104,7 @@ class Pool:
         self.end()
 
     def end(self) -> None:
-        """End every process; the pool can be used again, and imports again then."""
+        """End every process. The pool can be used again, and then starts and imports again."""
         for worker in self._workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
@@ -118,21 +117,17 @@ class Pool:
         self._fork_server = self._logs = None
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
-        """Run jobs, yielding each result as it comes; the order is :class:`Queue`'s.
+        """Run jobs in the order of :class:`Queue`, yielding each result as it comes.
 
-        A job that ``admit`` puts off is offered again whenever there is nothing else to do. After it has been
-        put off for the time that a job may take, ``admit`` has to decide.
-
-        Args:
-            jobs: to run.
-            admit: see :data:`Admit`.
+        A job that ``admit`` (see :data:`Admit`) puts off is offered again whenever there is nothing else to
+        do. Once it has been put off for as long as a job may take, ``admit`` has to decide.
         """
         queue = Queue(jobs, self.size)
         put_off: dict[Job, float] = {}
         while queue or put_off or any(worker.job for worker in self._workers):
             self._fill(queue, put_off, admit)
             done = self._collect()
-            # Its worker has the next job before anybody looks at what it answered.
+            # Workers get their next jobs before the caller handles these results.
             self._fill(queue, put_off, admit)
             yield from done
 
@@ -167,13 +162,13 @@ class Pool:
             messages.send(worker.channel, job.request)
 
     def _collect(self) -> list[Result]:
-        """Wait for answers for a moment; then end workers past their time."""
+        """Wait a moment for answers, then end workers past their time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 if worker.job is not None:
                     selector.register(worker.channel, selectors.EVENT_READ, worker)
             if not selector.get_map():
-                time.sleep(_POLL_SECONDS)  # All that waits is being compiled by another builder.
+                time.sleep(_POLL_SECONDS)  # Other builders are compiling all jobs that are left.
                 return []
             ready = [key.data for key, _ in selector.select(_POLL_SECONDS)]
         done = [self._finish(worker) for worker in ready]
@@ -184,8 +179,7 @@ class Pool:
         return done
 
     def _kill(self, worker: _Worker, job: Job) -> Result:
-        """End a worker past its time, without waiting for its channel to close: what its job has started may
-        hold the other end of it."""
+        """End a worker past its time; its children may keep its channel open, so that is not waited for."""
         os.kill(worker.pid, signal.SIGKILL)
         log = read_log(worker.log)
         status = self._retire(worker)
@@ -200,7 +194,7 @@ class Pool:
         try:
             reply: Reply | None = messages.receive(worker.channel, Reply)
         except CorruptFile as error:
-            # A generator may give kernels that cannot be read back.
+            # A generator may return kernels that cannot be decoded.
             failure = WorkerFailure(raised=("CorruptFile",), message=str(error))
             return _failed(job, failure, read_log(worker.log))
         log = read_log(worker.log)
@@ -228,7 +222,7 @@ class Pool:
         return self._fork_server
 
     def _retire(self, worker: _Worker) -> int:
-        """End a worker and return its exit status, negative for a signal."""
+        """End a worker; returns its exit status, negative for a signal."""
         self._workers.remove(worker)
         worker.channel.close()
         return self._started_fork_server().reap(worker.pid)
@@ -252,12 +246,12 @@ def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:
 
 
 def _crash(status: int) -> WorkerFailure:
-    """A worker that ended by itself, with an exit status, negative for a signal."""
+    """The failure of a worker that ended by itself; the status is negative for a signal."""
     return WorkerFailure(signal=max(0, -status), status=max(0, status))
 
 
 def _has_ended(worker: _Worker) -> bool:
-    """Whether an idle worker is gone: nothing else can make its channel readable."""
+    """Whether an idle worker is gone: only then is its channel readable."""
     # Not select(), which takes no descriptor from 1024 on.
     poll = select.poll()
     poll.register(worker.channel, select.POLLIN)

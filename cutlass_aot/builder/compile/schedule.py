@@ -1,4 +1,4 @@
-"""Which job a worker takes next: the longest first, and alike ones together while there is time for it."""
+"""The order of jobs: the longest first, and jobs of one group on the same worker if time allows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Job:
     """One request for a worker.
 
     Attributes:
-        name: what it is called in messages.
-        request: what the worker is to do.
+        name: what messages call it.
         tag: the caller's own, handed back with the result.
-        group: jobs of one group share what a worker keeps once it has done one of them.
+        group: a worker that has done one job of a group keeps something that makes the others faster.
         seconds: how long it is expected to take.
     """
 
@@ -34,7 +33,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Group:
-    """The jobs of a group that are left, the longest last; each with the seconds of all up to it."""
+    """The jobs left of a group, the longest last; ``sums`` has the total seconds up to and including each."""
 
     name: str
     order: int
@@ -43,26 +42,21 @@ class _Group:
 
     @property
     def seconds(self) -> float:
-        """How long its longest job takes."""
         return self.jobs[-1].seconds
 
 
 _Entry = tuple[float, int, str, int]
-"""A group in a heap: what it is ordered by, its order among equals, its name and how many jobs it had: with
-another number the entry is out of date, and a newer one is in the heap."""
+"""A group in a heap: its sort key, its order among equals, its name and how many jobs it had. If it has
+another number by now, the entry is outdated, and the heap has a newer one."""
 
 
 @dataclass(slots=True)
 class Queue:
-    """Jobs that wait to be taken.
+    """Jobs that wait to be taken by a number of workers; of equal jobs the first is taken first.
 
-    A worker that takes up a group anew pays for it once (the operators of a problem are enumerated, 0.1 s),
-    so it stays with the groups it knows as long as that cannot delay the end: a longer job of another group
-    waits only while the rest keeps all workers busy for longer than it takes.
-
-    Args:
-        jobs: in any order; of equal ones the first is taken first.
-        workers: how many there are to take them.
+    A worker's first job of a group costs more (it enumerates the operators of a problem, 0.1 s), so it stays
+    with the groups it knows as long as that cannot delay the end: a longer job of another group waits only
+    while the rest keeps all workers busy for longer than that job takes.
     """
 
     jobs: Iterable[Job]
@@ -80,7 +74,6 @@ class Queue:
             self._left += job.seconds
             self._count += 1
         for order, (name, jobs) in enumerate(members.items()):
-            # The longest of each group stands at its end, where it is taken from.
             jobs.reverse()
             group = _Group(name, order, jobs, list(accumulate(job.seconds for job in jobs)))
             self._groups[name] = group
@@ -90,11 +83,9 @@ class Queue:
         return self._count
 
     def take(self, known: Collection[str], taken: Collection[str] = ()) -> Job | None:
-        """The job to do next, which is then no longer in the queue; None if the queue is empty.
+        """Remove and return the job to do next; None if the queue is empty.
 
-        Args:
-            known: groups that the worker has done jobs of.
-            taken: groups that other workers are at.
+        ``known`` are the groups that the worker has done jobs of, ``taken`` those that other workers work on.
         """
         if not self._groups:
             return None
@@ -107,7 +98,7 @@ class Queue:
         return self._remove(self._most_work(taken))
 
     def _most_work(self, taken: Collection[str]) -> _Group:
-        """The group with most work of those that nobody is at, or of all if there is none."""
+        """The group with most work among those that no worker works on, or among all if there is none."""
         passed: list[_Entry] = []
         found: _Group | None = None
         while len(passed) < len(self._groups):
@@ -121,7 +112,7 @@ class Queue:
         return found or self._first(self._most)
 
     def _first(self, heap: list[_Entry]) -> _Group:
-        """The group of a heap's first entry that is still true; there has to be one."""
+        """The group of a heap's first entry that is not outdated; outdated ones before it are removed."""
         while True:
             _, _, name, length = heap[0]
             group = self._groups.get(name)
@@ -150,14 +141,10 @@ class Queue:
 def expected_seconds(
     kernels: Sequence[Kernel], durations: Mapping[str, float], others: Iterable[Kernel] = ()
 ) -> list[float]:
-    """Seconds for each kernel: remembered, or the mean of its family on its target, or the longest there is.
+    """Expected seconds for each kernel: those remembered, or its family's mean on its target, or the longest.
 
-    What nothing is known of may take any time, so that it counts as the longest and starts first.
-
-    Args:
-        kernels: to compile.
-        durations: seconds that kernels took before, by digest.
-        others: more kernels, whose durations tell of families too.
+    A kernel of which nothing is known may take any time, so it counts as the longest and starts first.
+    ``durations`` are by digest; ``others`` are further kernels that count for the families' means.
     """
     seen: dict[tuple[str, str, str], list[float]] = {}
     for kernel in (*kernels, *others):

@@ -1,4 +1,4 @@
-"""Why a build plans again: the first thing that differs from what the last one followed from."""
+"""Say why a build plans again: the first of its inputs that differs from the last build's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGEST_LENGTH = 64
 
 
 class _Kept(NamedTuple):
-    """What the last build followed from, in the store."""
+    """The inputs of the last build, in the store."""
 
     parts: Parts
 
@@ -34,7 +34,7 @@ def explain(inputs: Inputs, store: Store | None) -> str:
 
 
 def first_difference(before: Parts, now: Parts) -> str:
-    """What differs first, section by section in the order of ``now``; ``""`` if nothing does."""
+    """The first difference in words, section by section in the order of ``now``; ``""`` if there is none."""
     for section, values in now.items():
         old = before.get(section, {})
         # What comes first decides: a package's version is named before its files.
@@ -55,7 +55,7 @@ def _change(name: str, old: str | None, new: str | None) -> str:
 
 
 def keep_parts(store: Store, inputs: Inputs) -> None:
-    """Keep what a build follows from, for the explanation of the next one."""
+    """Keep a build's inputs, so that the next one can say what has changed."""
     if _kept_parts(store, inputs) != inputs.parts:
         store.put_record(*parts_reference(inputs), to_plain(_Kept(inputs.parts)))
 

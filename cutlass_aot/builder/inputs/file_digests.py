@@ -1,9 +1,9 @@
-"""Files and folders that something was made from, and whether they are still what they were.
+"""Digests of files and folders, to tell whether they have changed.
 
-A file is known by the digest of its bytes. Reading hundreds of megabytes to find that nothing has changed
-takes longer than everything else, so a digest is remembered together with the file's size, times and inode
-number, as git's index does; a file of another size, time or inode is read again. Times are trusted only if
-they lay back when the file was read: one written twice within a clock's tick looks like one that was not.
+Reading hundreds of megabytes to find that nothing has changed takes longer than everything else, so a file's
+digest is remembered together with its size, times and inode number, as git's index does; the file is read
+again only if one of these differs. Times are trusted only if they were old enough when the file was read: a
+second write within a clock's tick leaves no trace in them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cutlass_aot.errors import ToolchainError
 from cutlass_aot.schema.codec import row
 
 MISSING = "missing"
-"""Stands for the digest of a file that is not there."""
+"""In place of the digest of a missing file."""
 
 _SETTLED_NANOSECONDS = 2_000_000_000
-"""As coarse as the times of any file system in use (FAT: two seconds)."""
+"""The coarsest resolution of times of any file system in use (FAT: two seconds)."""
 _IMPORTABLE = (".dist-info", ".egg-info", ".egg-link", ".pth", ".py", ".so", ".zip")
 
 Stamp = tuple[int, int, int, int]
@@ -32,12 +32,11 @@ _UNTRUSTED: Stamp = (-1, -1, -1, -1)
 
 @row
 class Seen(NamedTuple):
-    """A file or a folder as it was.
+    """A file or a folder as it was found.
 
-    Attributes:
-        digest: of the file's bytes, or of the names in the folder; :data:`MISSING` if there was none.
-        stamp: size, modification and change time in nanoseconds, inode number; -1 where they cannot be
-            trusted.
+    ``digest`` is that of the file's bytes or of the names in the folder; :data:`MISSING` if there was none.
+    ``stamp`` is size, modification and change time in nanoseconds, and inode number; all -1 if it cannot be
+    trusted.
     """
 
     digest: str
@@ -45,10 +44,9 @@ class Seen(NamedTuple):
 
 
 class Files:
-    """Digests of files, each read at most once, and not at all if its stamp is a remembered one.
+    """Digests of files; each is read at most once, and not at all if its stamp is the remembered one.
 
-    Args:
-        remembered: absolute path to what was found there earlier.
+    ``remembered`` maps an absolute path to what was found there earlier.
     """
 
     def __init__(self, remembered: Mapping[str, Seen] | None = None) -> None:
@@ -65,7 +63,7 @@ class Files:
         return known.digest
 
     def changed(self) -> bool:
-        """Whether anything was read that was not remembered."""
+        """Whether any file was found different from what was remembered, or not remembered."""
         return any(self._remembered.get(name) != found for name, found in self.used.items())
 
 
@@ -87,7 +85,7 @@ def _look(name: str, remembered: Seen | None) -> Seen:
 
 
 def settled(stamp: Stamp | None, now: int) -> Stamp:
-    """A stamp taken at a time, if both of its times lie back far enough to be told from later ones."""
+    """The stamp if its times are old enough at time ``now`` to show later changes; else an untrusted one."""
     if stamp is None or max(stamp[1], stamp[2]) > now - _SETTLED_NANOSECONDS:
         return _UNTRUSTED
     return stamp
@@ -104,12 +102,11 @@ def _stamp(name: str) -> Stamp | None:
 
 
 def look_into(path: str, remembered: Seen | None = None, *, importable: bool = False) -> Seen:
-    """The names in a folder, as a digest.
+    """Digest the names in a folder.
 
     Args:
-        path: the folder.
-        remembered: what was found there earlier; while its stamp is the same, nothing is listed.
-        importable: count only names that Python could import or take for an installed package, without which
+        remembered: what was found there earlier; if the stamp is the same, it is returned without listing.
+        importable: count only names that Python could import or take for an installed package; otherwise
             every file in the current directory would count.
     """
     now = time.time_ns()

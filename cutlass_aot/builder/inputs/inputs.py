@@ -1,4 +1,4 @@
-"""What a build follows from: manifest, device profiles, generators, compiler; each part with its digest."""
+"""The inputs of a build, with their digests: manifest, device profiles, generators, compiler and linkers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from cutlass_aot.schema.requests.request import GENERATOR, REQUEST_SCHEMA
 from cutlass_aot.store.build_state import read_state, write_state
 
 Parts = Mapping[str, Mapping[str, str]]
-"""Section to name to digest or version, in the order in which a difference is looked for."""
+"""Section to name to digest or version, in the order in which differences are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a build works with, looked up once.
+    """The tools of a build, looked up once.
 
     Attributes:
-        sources: the generators.
         compiler: the DSL.
         own_sources: this package's modules with their digests.
-        linkers: host to linker; empty where nothing is linked.
+        linkers: by host; empty if nothing is linked.
         generator_sources: the generators' modules with the digests that their versions were made from.
     """
 
@@ -52,7 +51,7 @@ class Tools:
 
     @property
     def origins(self) -> Origins:
-        """What kernels made with these tools come from."""
+        """The origins of kernels made with these tools."""
         return Origins(
             generators={**self.sources.versions, GENERATOR: str(REQUEST_SCHEMA)},
             toolchain=self.compiler.fingerprint,
@@ -63,24 +62,22 @@ class Tools:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What a worker needs imported: the generators' modules."""
+        """The generators' modules, which a worker has to import."""
         return tuple(sorted({m for g in self.sources.instances.values() for m in g.modules}))
 
     def pool(self, jobs: int, timeout: float) -> Pool:
-        """Workers on this machine; nothing is started before there is work."""
+        """A pool of workers on this machine, which starts nothing before there is work."""
         return Pool(jobs, self.modules, timeout, self.compiler.roots, self.generator_sources)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a manifest leads to.
+    """A manifest, and what was found for it.
 
     Attributes:
-        manifest: the manifest.
         devices: target to device profile.
         model: the heuristic that ranks kernels, or None.
-        tools: generators, compiler, linkers.
-        files: the digests of every file that any of it follows from.
+        files: the digests of every file that anything here depends on.
     """
 
     manifest: Manifest
@@ -91,7 +88,7 @@ class Inputs:
 
     @cached_property
     def parts(self) -> Parts:
-        """Everything that a selection of kernels follows from."""
+        """Everything that the selection of kernels depends on."""
         document = dict(self.manifest.document)
         tables = {key: document.pop(key, []) for key in ("kernels", "known_bad")}
         named = {f"[{name}]" if isinstance(value, dict) else name: value for name, value in document.items()}
@@ -127,7 +124,7 @@ class Inputs:
 
     @property
     def packages(self) -> set[str]:
-        """Folders that the generators' and plugins' modules were found in, and those of this package."""
+        """Folders of the generators' and plugins' modules, and those of this package."""
         own = Path(cutlass_aot.__file__).parent
         folders = {str(path.parent) for path in own.rglob("*.py")}
         return folders | package_folders({*self.tools.modules, *self.manifest.plugins})
@@ -138,15 +135,13 @@ class Inputs:
 
 
 def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
-    """Read a manifest and look at everything it names and everything that is installed.
+    """Read a manifest, and look at everything that it names and everything that is installed.
 
-    Args:
-        manifest_path: the manifest.
-        store: directory of the store, which need not exist: digests of files are remembered there.
-        linkers: whether libraries will be linked.
+    ``store`` is the store's directory, which need not exist; digests of files are remembered there.
+    ``linkers`` says whether to look for linkers.
     """
     files = remembered_files(store)
-    # Before it is read: a manifest that changes meanwhile counts as changed.
+    # Before reading it, so that a change meanwhile makes the next build see a changed manifest.
     files.digest(manifest_path)
     manifest = load_manifest(manifest_path)
     with naming(manifest_path):
@@ -163,7 +158,7 @@ def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
 
 
 def load_tools(generators: set[str], hosts: tuple[str, ...], store: Path) -> tuple[Tools, Files]:
-    """Look at what kernels of some generators are built with."""
+    """Find the tools for the kernels of some generators."""
     files = remembered_files(store)
     return _tools(planning.find_sources(generators, files), hosts, files), files
 
@@ -172,7 +167,7 @@ def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
     linkers = {host: LinkToolchain.detect(host) for host in hosts}
     for linker in linkers.values():
         files.digest(linker.zig)
-    # What adds to the search path, and editable installations, whose folders are elsewhere.
+    # Files that add to the search path, and editable installations, whose folders are elsewhere.
     for folder in filter(None, sys.path):
         for path in (*Path(folder).glob("*.pth"), *Path(folder).glob("__editable__*")):
             files.digest(path)
@@ -183,7 +178,7 @@ def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
 
 @contextmanager
 def naming(manifest_path: Path) -> Iterator[None]:
-    """Have the errors of a manifest begin with its path, at whatever stage it turns out to be wrong."""
+    """Begin the messages of manifest errors raised inside with the manifest's path."""
     try:
         yield
     except ManifestError as error:
@@ -193,7 +188,7 @@ def naming(manifest_path: Path) -> Iterator[None]:
 
 
 def remembered_files(store: Path) -> Files:
-    """Digests of files, as far as an earlier build from this environment has kept them."""
+    """Digests of files that earlier builds from this environment kept; empty if there are none."""
     try:
         return Files(from_plain(dict[str, Seen], read_state(store, _files_state()), "build state"))
     except CorruptFile:

@@ -1,9 +1,9 @@
 """The up-to-date check: whether a build would do nothing. It needs no plan, no generator and no DSL.
 
-The last build has written down everything that the bundle depends on and everything that it consists of: the
-manifest and the files it names, the sources of generators and plugins, the files of the compiler and the
-linker, those of this package, the folders that packages are installed in, and the bundle's files. If each of
-them is what it was, the bundle is up to date. Any difference leads to a full plan, which says what differs.
+The last build has recorded everything that the bundle depends on or consists of: the manifest and the files
+it names, the sources of generators and plugins, the files of the compiler and the linker, those of this
+package, the folders that packages are installed in, and the bundle's files. If all of them are unchanged, the
+bundle is up to date. Any difference leads to a full plan, which says what differs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from cutlass_aot.store.build_state import mark_used, read_state, write_state
 
 
 class UpToDateBundle(NamedTuple):
-    """A bundle that is up to date.
-
-    Attributes:
-        bundle: its directory.
-        kernels: number of kernels in it.
-    """
+    """The directory of a bundle that is up to date, and how many kernels it has."""
 
     bundle: Path
     kernels: int
@@ -36,14 +31,14 @@ class UpToDateBundle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a build has written down.
+    """What the last build recorded.
 
     Attributes:
         files: every file that the bundle depends on or consists of, by absolute path.
         search: folders that modules are imported from.
-        folders: of the bundle.
-        bundle: name of its directory.
-        kernels: number of kernels in it.
+        folders: the bundle's own.
+        bundle: name of the bundle's directory.
+        kernels: how many the bundle has.
     """
 
     files: dict[str, Seen]
@@ -56,10 +51,8 @@ class _State:
 def up_to_date(manifest: Path, store: Path, output: Path) -> UpToDateBundle | None:
     """The bundle that a build of this manifest would find up to date; None if that is not certain.
 
-    Args:
-        manifest: the manifest's path.
-        store: directory of the store, which need not exist.
-        output: directory under which the bundle's directory is.
+    ``store`` is the store's directory, which need not exist; ``output`` is the directory that holds the
+    bundle's.
     """
     name = _name(manifest, output)
     try:
@@ -90,19 +83,16 @@ def remember_build(
     packages: Iterable[str],
     made: Mapping[str, str],
 ) -> None:
-    """Remember what a bundle depends on and consists of, for the next build's check.
+    """Record what a bundle depends on and consists of, for the next build's check.
 
     Args:
-        manifest: the manifest's path.
-        store: directory of the store.
-        built: the bundle.
-        dependencies: every file that it depends on, by absolute path.
-        packages: folders of packages in which modules were found: another file there may be imported instead.
+        dependencies: every file that the bundle depends on, by absolute path.
+        packages: folders of packages in which modules were found: a new file there may be imported instead.
         made: the bundle's own files with their digests, by absolute path.
     """
     files = {**dependencies}
     for path, sha256 in made.items():
-        # Without a stamp: the next build reads it once, and what is trusted is what that one saw.
+        # Without a stamp, so that the next build reads the file once and takes the stamp then.
         files[path] = Seen(sha256, (-1, -1, -1, -1))
     bundle = os.path.abspath(built.bundle)  # noqa: PTH100 - as the files' names are
     inside = {
@@ -127,7 +117,7 @@ def remember_build(
 
 
 def _name(manifest: Path, output: Path) -> str:
-    """State is kept for one manifest, one output and one Python environment."""
+    """Name of the state kept for a manifest, an output and a Python environment."""
     return digest(
         encode(
             {

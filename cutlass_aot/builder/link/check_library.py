@@ -12,20 +12,14 @@ from cutlass_aot.errors import CorruptFile, LinkError
 from cutlass_aot.schema.versions import release
 from cutlass_aot.schema.words import few
 
-# What glibc 2.28 is made of (later ones have the threads and dl parts in libc.so.6, and keep the names).
+# The libraries of glibc 2.28 (later versions have threads and dl in libc.so.6, and keep the other names).
 _LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
 _NEEDED = frozenset({"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libtvm_ffi.so"})
 _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 
 def check_library(path: Path, symbols: Sequence[str], host: str) -> None:
-    """Check that a linked library shows its functions alone, and loads on the machines it is meant for.
-
-    Args:
-        path: the library.
-        symbols: what it is to export.
-        host: CPU architecture that it is for.
-    """
+    """Check that a linked library exports ``symbols`` alone, and that machines of the host can load it."""
     try:
         library = read_shared_object(path.read_bytes(), path.name)
     except (CorruptFile, OSError) as error:

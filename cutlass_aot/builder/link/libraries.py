@@ -1,4 +1,4 @@
-"""Make a bundle's libraries and code while its kernels are compiled; what the store has is not made again."""
+"""Make a bundle's libraries and code while its kernels are compiled, except what the store already has."""
 
 from __future__ import annotations
 
@@ -27,25 +27,21 @@ from cutlass_aot.store.store import Store
 
 LINK_SCHEMA = 5
 LAUNCHER = "launcher"
-"""Stem of the launcher's file; libraries of kernels begin with their target."""
+"""Stem of the launcher's file name; those of kernel libraries begin with their target."""
 
 COMPRESSION_LEVEL = 19
-"""Of code and libraries. ``tools/bench/size.py`` prints what each level comes to."""
+"""For code and libraries. ``tools/bench/size.py`` prints the size at each level."""
 
 _HOST_CODES_A_BATCH = 8
-"""Kernels whose host code is compiled at once: enough to start the compiler seldom, few enough to share."""
+"""Kernels compiled by one call of the compiler: enough for few calls, few enough to keep all threads busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A packed file in the workspace.
+    """A packed file in the workspace, with its digest and its key in the store.
 
-    Attributes:
-        path: the file.
-        sha256: digest of its bytes.
-        key: what it is kept under in the store.
-        seconds: how long making it took; None if the store had it.
-        spans: where in it, unpacked, each kernel's GPU code is, by symbol; empty for a library.
+    ``seconds`` is how long making it took, None if the store had it. ``spans`` gives, by symbol, where each
+    kernel's GPU code is in the unpacked file; it is empty for a library.
     """
 
     path: Path
@@ -57,13 +53,13 @@ class _Made:
 
 @dataclass(slots=True)
 class _Library:
-    """A library in the making, for every host.
+    """A library to be linked for every host.
 
     Attributes:
-        kernels: its kernels by their digest.
-        objects: digests of those objects that are there, by symbol.
-        waiting: symbols whose host code is not compiled yet, though the library will have to be linked.
-        fresh: whether one of the objects is new, so that it has to be.
+        kernels: by digest.
+        objects: digests of the objects that the store has by now, by symbol.
+        waiting: symbols whose host code is yet to be compiled, because the library will have to be linked.
+        fresh: whether an object is new in the store, so that the library has to be linked.
     """
 
     kernels: Mapping[str, Kernel]
@@ -73,19 +69,14 @@ class _Library:
 
 
 class Libraries:
-    """The libraries and the code of a bundle in the making; use it as a context manager.
+    """The libraries and the code of a bundle, made while kernels arrive; use it as a context manager.
 
-    Host code is compiled, by threads, as soon as its kernel is there; a library linked, and code packed, as
-    soon as all of their kernels are; the launchers at once.
+    Threads compile a kernel's host code as soon as the kernel is added. They link a library, or pack code, as
+    soon as all of its kernels are there, and make the launchers at once.
 
-    Args:
-        kernels: all kernels of the bundle.
-        linkers: host to toolchain.
-        store: has the objects, and takes what is made.
-        workspace: a private directory.
-        tell: called with an event for each library, and for the libraries left when there is nothing else to
-            wait for; always in the caller's thread.
-        threads: how many compilers and linkers may run at once.
+    ``store`` has the objects and takes what is made; ``threads`` bounds how many compilers and linkers run at
+    once. ``tell`` is called in the caller's thread, with an event for each library, and one for the libraries
+    left when nothing else is to be waited for.
     """
 
     def __init__(
@@ -149,12 +140,9 @@ class Libraries:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def add(self, kernel: Kernel, object_sha256: str, fresh: bool) -> None:
-        """Be told that the store has the object of a kernel.
+        """Say that the store has the object of a kernel.
 
-        Args:
-            kernel: the kernel.
-            object_sha256: digest of its object.
-            fresh: whether it is new in the store: what was there may be in a library that is there too.
+        ``fresh`` says whether it is new there: if it is not, the store may also have a library with it.
         """
         name = self._library_of[kernel.digest]
         library = self._libraries[name]
@@ -170,7 +158,7 @@ class Libraries:
                 for host in self._linkers
                 if not self._store.has_record("library", self._library_key(name, host))
             ]
-            # Upstream stores may have a library whose objects were there: whoever links asks first.
+            # An upstream store may have a library of objects that are not fresh: linking asks it first.
             if library.fresh or not self._store.upstream:
                 self._compile_waiting(name, absent)
             for host in self._linkers:
@@ -187,17 +175,13 @@ class Libraries:
         self._tell_finished()
 
     def entry(self, kernel: Kernel) -> tuple[CodeSpan, int]:
-        """Where a kernel's GPU code is, and which of its group's libraries has its host code."""
+        """Where a kernel's GPU code is, and the index of its host code's library among those of its group."""
         group = self._names[kernel.group]
         position = self._libraries_of_group[group].index(self._library_of[kernel.digest])
         return self._code[self._pack_of[group]].result().spans[kernel.symbol], position
 
     def groups(self, entries: Sequence[KernelEntry]) -> list[GroupPlan]:
-        """Every group with its code and libraries, when all of them are there.
-
-        Args:
-            entries: the kernels that were given, every one of them added by now.
-        """
+        """Every group with its code and libraries, once all are made; ``entries`` must all be added."""
         if not all(future.done() for future in (*self._made.values(), *self._code.values())):
             self._tell(Linking(len(self._libraries) * len(self._linkers)))
         own: dict[str, list[KernelEntry]] = {}
@@ -220,7 +204,7 @@ class Libraries:
         return {host: self._result(LAUNCHER, host) for host in self._linkers}
 
     def store_keys(self) -> list[str]:
-        """Keys in the store of everything that was made."""
+        """The keys in the store of all files made."""
         return sorted(future.result().key for future in (*self._made.values(), *self._code.values()))
 
     def _result(self, library: str, host: str) -> PackedFile:
@@ -260,7 +244,7 @@ class Libraries:
     # --- in the threads
 
     def _host_code(self, host: str, objects: Mapping[str, str]) -> dict[str, Path]:
-        """Compile the host code of some kernels; gives the files by symbol."""
+        """Compile the host code of kernels; returns the files by symbol."""
         texts = {symbol: self._object(symbol, sha256).host_code for symbol, sha256 in objects.items()}
         return self._linkers[host].compile(texts, self._workspace, self._workspace / "cache")
 
@@ -283,9 +267,9 @@ class Libraries:
         return digest(encode(parts))
 
     def _finished_library(self, name: str, host: str) -> _Made:
-        """:meth:`_library`, and have the caller told of it."""
+        """Make a library as :meth:`_library` does, and queue the event for the caller."""
         made = self._library(name, host)
-        # Before it is returned: whoever waits for it finds it here.
+        # Queued before it is returned, so that a caller who waits for the result finds the event.
         count, size = len(self._libraries[name].kernels), made.path.stat().st_size
         self._finished.put(Linked(name, count, size, made.seconds, host))
         return made
@@ -298,7 +282,7 @@ class Libraries:
             return found
         start = time.monotonic()
         compiled: dict[str, Path] = {}
-        # They were submitted before this: threads that wait here wait for work that others have begun.
+        # No deadlock: these were submitted earlier, so that other threads have already begun them.
         for future in self._compiled.get((name, host), ()):
             compiled |= future.result()
         rest = {symbol: sha256 for symbol, sha256 in library.objects.items() if symbol not in compiled}
@@ -311,11 +295,11 @@ class Libraries:
         return self._keep(path.read_bytes(), key, start)
 
     def _packed_code(self, packed: str) -> _Made:
-        """GPU code of the kernels of a pack, one after the other; equal code once."""
+        """Concatenate the GPU code of a pack's kernels; equal code is stored once."""
         objects = {
             k: v for own in self._libraries_of[packed] for k, v in self._libraries[own].objects.items()
         }
-        # In order, which is that of the groups' names, and not the same in all bundles with these kernels.
+        # The order is part of the key: it follows the groups' names, which differ between bundles.
         ordered = [(kernel.symbol, objects[kernel.symbol]) for kernel in self._packed[packed].values()]
         key = digest(encode({"schema": LINK_SCHEMA, "code": ordered, "compression": _compression()}))
         found = self._stored(key)
@@ -337,14 +321,13 @@ class Libraries:
         return self._keep(b"".join(parts), key, start, spans)
 
     def _object(self, symbol: str, sha256: str) -> KernelObject:
-        """A verified object of the store."""
+        """Read and verify an object of the store."""
         data = self._store.get_blob(sha256)
         if data is None:
             raise StoreError(f"the object of {symbol} is gone or damaged since it was planned: build again")
         return KernelObject.from_bytes(data)
 
     def _stored(self, key: str) -> _Made | None:
-        """A packed file that the store has."""
         record = self._store.get_record("library", key)
         try:
             body: Any = record
@@ -358,7 +341,7 @@ class Libraries:
     def _keep(
         self, content: bytes, key: str, start: float, spans: Mapping[str, CodeSpan] | None = None
     ) -> _Made:
-        """Compress what was made, keep it in the store, and leave it in the workspace for the bundle."""
+        """Compress a new file, keep it in the store, and leave it in the workspace for the bundle."""
         data = compress(content, COMPRESSION_LEVEL)
         path = self._workspace / f"{key}.zst"
         path.write_bytes(data)
@@ -369,7 +352,7 @@ class Libraries:
 
 
 def _compression() -> dict[str, str | int]:
-    """What decides the bytes of a frame, beside what is in it."""
+    """What determines the compressed bytes besides the content."""
     return {"zstandard": version("zstandard"), "level": COMPRESSION_LEVEL, "window_log": MAX_WINDOW_LOG}
 
 

@@ -1,7 +1,7 @@
-"""Link the native parts of a bundle, for any host: libraries of kernels with our shim, and the launcher.
+"""Link the native parts of a bundle for any host: libraries of kernels with our shim, and the launcher.
 
-Either needs libtvm_ffi and the C library alone. Nothing of the host that links is used: the compiler has the
-C library of every host, and libtvm_ffi is stood in for by a library that has its names.
+Both need only libtvm_ffi and the C library. Nothing of the linking machine is used: the compiler has the C
+library of every host, and a library with the same names takes the place of libtvm_ffi.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cutlass_aot.schema.targets import HOSTS
 from cutlass_aot.schema.words import few
 
 _COMPILE_FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-# Host code comes as the DSL has made it, not optimised: see builder/compile/export.py. It checks operands one
-# after the other and has nothing to gain from vectors; looking for them would only take the compiler longer.
+# The DSL's host code is not optimised yet: see builder/compile/export.py. It checks operands one after the
+# other and gains nothing from vectors, which would only take the compiler longer.
 _HOST_CODE_FLAGS = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-g0", "-fPIC", "-Wno-override-module")
 _HOST_FLAGS = {
-    # Atomic operations as instructions: the functions that choose between them at run time are in no library
-    # that is linked.
+    # Atomic operations as instructions: no linked library has the functions that choose between them at run
+    # time.
     "aarch64": ("-mno-outline-atomics",),
     "x86_64": (),
 }
 _LINK_FLAGS = (
     "-shared",
-    # Of the C library take the shared part alone, and of the compiler's own library nothing: what is missing
-    # then is an error. (It also saves building them, most of the first link's time.)
+    # Link only the shared C library and nothing of the compiler's own: a missing symbol is then an error. (It
+    # also saves building those libraries, which is most of the first link's time.)
     "-nostdlib",
     "-lc",
     "-s",
@@ -46,12 +46,12 @@ _LINK_FLAGS = (
     "-Wl,-z,now",
     "-Wl,-z,noexecstack",
 )
-# Both look up functions at run time: those of the driver, and those of Python.
+# The shim looks up functions of the driver at run time, the launcher those of Python.
 _LIBRARIES = ("-ldl",)
-# Objects say which device a launch is for through this function alone: see shim.c.
+# The shim learns the device of a launch from this call alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*fast_path; local: *; }};\n"
-"""A version script for libraries of either kind; what they export is looked at afterwards."""
+"""A version script for both kinds of library; check_library() then looks at what they export."""
 _SHIM = native.FOLDER / "shim.c"
 _LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c"))
 _TIMEOUT_SECONDS = 900
@@ -60,13 +60,13 @@ _ERROR_LINES = 20
 
 @dataclass(frozen=True)
 class LinkToolchain:
-    """What libraries are linked with, for one host.
+    """The tools that libraries are linked with, for one host.
 
     Attributes:
         host: CPU architecture of the machines that load the libraries.
         zig: the compiler and linker.
-        includes: directories of the headers of CUDA and of tvm-ffi.
-        versions: package to version, of everything above, and of what libraries are compressed with.
+        includes: directories of the headers of CUDA and tvm-ffi.
+        versions: package to version, of all of these and of what compresses libraries.
     """
 
     host: str
@@ -76,7 +76,7 @@ class LinkToolchain:
 
     @classmethod
     def detect(cls, host: str = "x86_64") -> LinkToolchain:
-        """Find what is installed; none of it is imported."""
+        """Find what is installed, without importing it."""
         if host not in HOSTS:
             raise ToolchainError(
                 f"libraries for host {host!r} cannot be linked; expected one of {', '.join(HOSTS)}"
@@ -107,7 +107,7 @@ class LinkToolchain:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of everything that decides a library's bytes besides its objects."""
+        """Digest of everything that determines a library's bytes besides its objects."""
         return digest(
             encode(
                 {
@@ -128,17 +128,15 @@ class LinkToolchain:
         return f"{HOSTS[self.host]}.{GLIBC}"
 
     def compile(self, host_codes: Mapping[str, str], directory: Path, cache: Path) -> dict[str, Path]:
-        """Compile the host code of kernels. Equal text gives equal bytes, in any company and anywhere.
+        """Compile the host code of kernels; returns the compiled file of each symbol.
+
+        Equal text gives equal bytes on every machine, whatever is compiled with it.
 
         Args:
-            host_codes: LLVM text (:class:`~cutlass_aot.builder.link.kernel_object.KernelObject`) by the
-                kernel's symbol.
+            host_codes: LLVM text (:class:`~cutlass_aot.builder.link.kernel_object.KernelObject`) by symbol.
             directory: takes the compiled files, named by symbol and host.
-            cache: directory that the compiler may keep what it built in. Sharing it between calls, also
-                concurrent ones, saves seconds each.
-
-        Returns:
-            The compiled file of each symbol.
+            cache: directory for the compiler's own cache. Sharing it between calls, even concurrent ones,
+                saves seconds each.
         """
         if not host_codes:
             return {}
@@ -163,12 +161,10 @@ class LinkToolchain:
         return compiled
 
     def link(self, compiled: Mapping[str, Path], output: Path, cache: Path) -> None:
-        """Link kernels into one library. Equal files give equal bytes, in any order and anywhere.
+        """Link kernels into one library. Equal files give equal bytes, in any order and on every machine.
 
-        Args:
-            compiled: what :meth:`compile` gave, by the kernel's symbol (without ``__tvm_ffi_``).
-            output: where the library goes; it is complete when it appears there.
-            cache: as for :meth:`compile`.
+        ``compiled`` is the result of :meth:`compile`, by the kernel's symbol (without ``__tvm_ffi_``);
+        ``cache`` is as there. The library appears at ``output`` only when it is complete.
         """
         if not compiled:
             raise LinkError(f"{output.name}: there is nothing to link")
@@ -179,11 +175,9 @@ class LinkToolchain:
         self._link({**inputs, shim.name: shim}, _KERNEL_FLAGS, shown, output, cache)
 
     def link_launcher(self, output: Path, cache: Path) -> None:
-        """Link the launcher: what gives operands to kernels. Always the same bytes.
+        """Link the launcher, which passes operands to kernels. Its bytes are always the same.
 
-        Args:
-            output: where the library goes; it is complete when it appears there.
-            cache: as for :meth:`link`.
+        It appears at ``output`` only when it is complete; ``cache`` is as for :meth:`compile`.
         """
         objects = [self._object(source, cache) for source in _LAUNCHER]
         self._link({path.name: path for path in objects}, (), LAUNCHER_SYMBOLS, output, cache)
@@ -196,8 +190,8 @@ class LinkToolchain:
         output: Path,
         cache: Path,
     ) -> None:
-        """Link files under the names given into a library that shows ``symbols`` alone."""
-        # Here, so that a machine without the build side is told what to install, by detect().
+        """Link files, under the names given, into a library that exports ``symbols`` alone."""
+        # Imported here so that detect() can say what to install on a machine without the build side.
         from cutlass_aot.builder.link.check_library import check_library
 
         descriptor, beside = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
@@ -206,8 +200,8 @@ class LinkToolchain:
         try:
             with tempfile.TemporaryDirectory(prefix="link-", dir=cache) as directory:
                 work = Path(directory)
-                # Short names for everything: thousands of paths do not fit on a command line, and how to
-                # quote one in a response file is not written down anywhere.
+                # Short names: thousands of paths do not fit on a command line, and how to quote a path in a
+                # response file is not documented.
                 tvm_ffi = self._tvm_ffi(cache)
                 for name, path in {**inputs, "libtvm_ffi.so": tvm_ffi}.items():
                     (work / name).symlink_to(path.absolute())
@@ -223,20 +217,19 @@ class LinkToolchain:
             temporary.unlink(missing_ok=True)
 
     def _object(self, source: Path, cache: Path) -> Path:
-        """A compiled source file of ours."""
         includes = [part for path in self.includes for part in ("-isystem", str(path))]
         arguments = [*_COMPILE_FLAGS, *includes, "-c", str(source)]
         return self._cached(f"{source.stem}-{self.fingerprint[:32]}.o", arguments, cache, source.name)
 
     def _tvm_ffi(self, cache: Path) -> Path:
-        """A library with the names of libtvm_ffi.so that are used, to link against."""
+        """A library to link against with those names of libtvm_ffi.so that are used."""
         source = "".join(f"void {symbol}(void) {{}}\n" for symbol in sorted(TVM_FFI_SYMBOLS))
         arguments = ["-shared", "-nostdlib", "-g0", "-Wl,-soname,libtvm_ffi.so", "source.c"]
         name = f"tvm_ffi-{self.fingerprint[:32]}.so"
         return self._cached(name, arguments, cache, "the names of libtvm_ffi.so", source)
 
     def _cached(self, name: str, arguments: Sequence[str], cache: Path, what: str, source: str = "") -> Path:
-        """What the compiler makes, from the cache if it is there; ``source`` is at hand as ``source.c``."""
+        """The compiler's output, from the cache if it is there; ``source`` is written to ``source.c``."""
         compiled = cache / name
         if not compiled.is_file():
             cache.mkdir(parents=True, exist_ok=True)
@@ -253,7 +246,7 @@ class LinkToolchain:
 
     def _zig(self, arguments: Sequence[str], work: Path, cache: Path, what: str) -> None:
         caches = str((cache / "zig").absolute())
-        # Nothing else of the environment: variables such as CPATH would change what is built.
+        # No other variables of the environment: some, such as CPATH, would change what is built.
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "ZIG_GLOBAL_CACHE_DIR": caches,
@@ -277,7 +270,7 @@ class LinkToolchain:
             raise LinkError(f"{what} failed (exit status {done.returncode}); its last words:\n{said}")
 
     def licenses(self) -> dict[str, bytes]:
-        """Licences of what is linked in, by file name: that of our shim and launcher.
+        """Licences of what is linked in, by file name: only that of our shim and launcher.
 
         Nothing of the C library, of the compiler's own library or of CUDA is linked in.
         """

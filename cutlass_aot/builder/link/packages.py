@@ -1,4 +1,4 @@
-"""Find files that installed packages brought, without importing any of them."""
+"""Find files of installed packages without importing the packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def package_file(package: str, suffix: str) -> Path:
 def module_file(package: str, module: str, suffix: str) -> Path:
     """A file under the directory of a package's top-level module.
 
-    For packages of very many files, whose list takes long to read.
+    Faster for packages with very many files, whose list takes long to read.
     """
     distribution(package)
     spec = find_spec(module)
@@ -47,7 +47,7 @@ def module_file(package: str, module: str, suffix: str) -> Path:
 
 
 def license_text(package: str) -> bytes:
-    """The licence that a package carries in its metadata."""
+    """The licence in a package's metadata."""
     for entry in sorted(distribution(package).files or (), key=str):
         if "licenses" in entry.parts and entry.stem.lower() == "license":
             path = Path(str(entry.locate()))
@@ -57,8 +57,7 @@ def license_text(package: str) -> bytes:
 
 
 def license_notices(package: str, version: str) -> bytes:
-    """Every licence and notice that a package carries, one after the other; nothing if this version of it is
-    not installed."""
+    """Every licence and notice of a package, one after the other; empty if this version is not installed."""
     try:
         found = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):

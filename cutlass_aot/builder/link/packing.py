@@ -1,4 +1,4 @@
-"""Which kernels make a group, what it is called, and which groups and kernels share a file."""
+"""How kernels are grouped into files: the names of groups, and which groups and kernels share a file."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 KERNELS_A_PACK = 128
-"""Kernels up to which groups share a file of GPU code. The more, the better they compress; the fewer, the
-sooner the first one is unpacked. ``tools/bench/size.py`` prints what each number comes to."""
+"""Most kernels for which groups share a file of GPU code. More kernels compress better; with fewer, the first
+is unpacked sooner. ``tools/bench/size.py`` prints size and time for each number."""
 
 KERNELS_A_LIBRARY = 14
-"""Most kernels of a library of host code, all of which are mapped with the first: by ``tools/bench/size.py``,
-which prints how long that takes and how much larger it makes a bundle."""
+"""Most kernels in a library of host code; loading one kernel maps them all. Mapping more takes longer; more
+libraries make a bundle larger. ``tools/bench/size.py`` prints both."""
 
 
 def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
     """The name of each group by its digest.
 
-    The readable name leaves out alignment and divisibility: groups that differ in nothing else get eight
-    digits of their digest in it.
+    The readable name leaves out alignment and divisibility; groups that differ in nothing else have eight
+    digits of their digest appended.
     """
     readable = {kernel.group: kernel.group_name for kernel in kernels}
     count = Counter(readable.values())
@@ -28,13 +28,10 @@ def group_names(kernels: Iterable[Kernel]) -> dict[str, str]:
 
 
 def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
-    """Which groups are packed together: neighbours of one target, until there are enough kernels.
+    """Divide groups, given by name with target and number of kernels, into packs; returns each pack's groups.
 
-    Args:
-        groups: name to target and number of kernels.
-
-    Returns:
-        Name of each pack to its groups, both in order. A group is never split, however large.
+    A pack takes successive groups of one target up to :data:`KERNELS_A_PACK` kernels; a group is never split,
+    however large. Packs and groups are in order.
     """
     packs: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
@@ -51,15 +48,7 @@ def pack(groups: Mapping[str, tuple[str, int]]) -> dict[str, list[str]]:
 
 
 def libraries_of(pack_name: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
-    """Which kernels of a pack share a library of host code: as many as are mapped quickly, in order.
-
-    Args:
-        pack_name: name of the pack.
-        kernels: its kernels, in order.
-
-    Returns:
-        Name of each library to its kernels.
-    """
+    """Divide the kernels of a pack, in order, into libraries of host code of about equal size."""
     count = -(-len(kernels) // KERNELS_A_LIBRARY)
     if count == 1:
         return {pack_name: list(kernels)}

@@ -1,4 +1,4 @@
-"""Kernels that must not be built with some version of the DSL: a table, and the one rule that reads it."""
+"""Kernels that must not be built with some version of the DSL: the table, and how it is applied."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ TABLE = (
         reason="the compiler multiplies u8 as if it were i8: elements from 128 on count as negative",
     ),
 )
-"""What is known so far. Add a row with its source; take none away without a run that shows it good."""
+"""Add a row with its source; remove one only after a run that shows the kernels to be good."""
 
 
 def known_bad(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad] = TABLE) -> str:
-    """Why a kernel is known to be bad with a version of the DSL, or ``""``."""
+    """Why a kernel is known to be bad with a version of the DSL; ``""`` if it is not."""
     row = row_of(kernel, dsl_version, table)
     return row.reason if row else ""
 
 
 def row_of(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad]) -> KnownBad | None:
-    """The first row of a table that a kernel falls under, with a version of the DSL."""
+    """The first row of a table that applies to a kernel with a version of the DSL, None if none does."""
     target = Target.parse(kernel.target)
     design = dict(kernel.design)
     dtypes = tuple(operand.dtype for operand in kernel.operands)
@@ -86,7 +86,7 @@ def row_of(kernel: Kernel, dsl_version: str, table: Sequence[KnownBad]) -> Known
 
 
 def in_force(row: KnownBad, dsl_version: str) -> bool:
-    """Whether a row is about a version of the DSL."""
+    """Whether a row applies to a version of the DSL."""
     version = release(dsl_version)
     return not (row.since and version < release(row.since)) and not (
         row.until and release(row.until) <= version

@@ -1,4 +1,4 @@
-"""Manifest and generators to a list of kernels: what is to build, what is present, and why."""
+"""From a manifest and generators to a list of kernels: what to build, what the store has, and why."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from cutlass_aot.store.store import Store
 def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
     """Find the generators of a manifest, importing its plugins.
 
-    Args:
-        manifest: the manifest.
-        files: gives the digests of their sources; None reads them.
+    ``files`` gives the digests of their sources; None reads them.
     """
     for module in manifest.plugins:
         import_plugin(module)
@@ -45,12 +43,7 @@ def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
 
 
 def find_sources(names: Collection[str], files: Files | None = None) -> Sources:
-    """Find generators by their names.
-
-    Args:
-        names: of the generators.
-        files: gives the digests of their sources; None reads them.
-    """
+    """Find generators by their names. ``files`` gives the digests of their sources; None reads them."""
     references = {name: find(name) for name in sorted(names)}
     instances = {name: reference.load() for name, reference in references.items()}
     file_digest = (files or Files()).digest
@@ -78,7 +71,7 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
 def _check_filters(
     filters: Iterable[DesignFilter], generator: Generator, where: str, others: Sequence[str]
 ) -> None:
-    """Refuse filters on what the generator's kernels do not have."""
+    """Refuse filters on properties that the generator's kernels do not have."""
     for design_filter in filters:
         if full_name(design_filter.written, generator.design) not in generator.design:
             short = {full: name for name, full in SHORT_NAMES.items()}
@@ -91,7 +84,7 @@ def _check_filters(
 
 
 def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
-    """The questions whose answers make up the plan, in the manifest's order."""
+    """The questions to the generators, in the manifest's order."""
     return [
         Enumeration(
             table=index,
@@ -155,7 +148,7 @@ def select(
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
-    """The selection of somebody who has chosen kernels; one named twice counts once."""
+    """The selection of kernels chosen by the caller; one named twice counts once."""
     chosen = {kernel.digest: kernel for kernel in kernels}
     for kernel in chosen.values():
         why = known_bad(kernel, dsl_version)
@@ -178,7 +171,7 @@ def _filtered(table: KernelTable, kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
-    """Values of filters, and exclusions, that no kernel of the table has: a slip, or meant for others."""
+    """Values of filters and exclusions that match no kernel of the table; they may be misspelt."""
     designs = [dict(kernel.design + kernel.parameters) for kernel in found]
     texts = [
         f"{single} matches nothing"
@@ -195,7 +188,7 @@ def _matching_nothing(table: KernelTable, found: Sequence[Kernel]) -> list[str]:
 
 
 def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], str]:
-    """Order of kernels by their design: words first, then shapes and numbers as numbers, then the name."""
+    """Sort key of a kernel by its design: words first, then shapes and numbers by value, then the name."""
     words = tuple(value for _, value in kernel.design if isinstance(value, str))
     numbers = tuple(
         value if isinstance(value, tuple) else (int(value),)
@@ -235,7 +228,7 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:
-    """The selection that an earlier plan of the same digest came to, if the store has it."""
+    """The selection of an earlier plan with this digest, None if the store has none."""
     body = store.get_record("plan", plan)
     if body is None:
         return None
@@ -246,7 +239,7 @@ def load_selection(store: Store, plan: str) -> Selection | None:
 
 
 def save_selection(store: Store, plan: str, selection: Selection) -> None:
-    """Keep a selection, so that the next build of the same manifest asks no generator."""
+    """Keep a selection, so that the next build of the same manifest need not ask the generators."""
     store.put_record("plan", plan, to_plain(selection))
 
 
@@ -267,10 +260,7 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
 def kernel_keys(selection: Selection, versions: Mapping[str, str], toolchain: str) -> tuple[str, ...]:
     """The key of each kernel in the store.
 
-    Args:
-        selection: the kernels.
-        versions: generator to version.
-        toolchain: the compiler's fingerprint.
+    ``versions`` are the generators', by name; ``toolchain`` is the compiler's fingerprint.
     """
     keys = []
     for kernel in selection.kernels:
@@ -289,12 +279,10 @@ def kernel_entries(
     artifacts: Mapping[str, Artifact],
     packed: Callable[[Kernel], tuple[CodeSpan, int]],
 ) -> list[KernelEntry]:
-    """What a bundle's catalog says of each kernel.
+    """The catalog entries of a bundle's kernels.
 
-    Args:
-        planned: the bundle.
-        artifacts: by key.
-        packed: where a kernel's GPU code is, and in which of its group's libraries its host code.
+    ``artifacts`` are by key; ``packed`` says where a kernel's GPU code is, and which of its group's libraries
+    has its host code.
     """
     return [
         KernelEntry(

@@ -1,4 +1,4 @@
-"""Which kernels are likely the fastest: a heuristic ranks them, and ``keep`` leaves out the rest."""
+"""Rank kernels by a heuristic for speed, and leave out those that ``keep`` does not keep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 
 MAX_RANKED = 8
-"""Most kernels that a ranking names for one problem: what comes behind is not chosen anyway."""
+"""Most kernels that a ranking names for one problem: later ones would not be chosen anyway."""
 
 _GEMM_EXTENTS = {"L", "M", "N", "K"}
 _OPERANDS_OF_A_GEMM = 3  # a, b and out
@@ -31,13 +31,12 @@ _OPERANDS_OF_A_GEMM = 3  # a, b and out
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A manifest's heuristic, as far as its name is resolved.
+    """A manifest's heuristic.
 
     Attributes:
-        name: in the manifest.
-        heuristics: the one of this name, by the generator that has it.
+        heuristics: those with this name, by the generator that has them.
         gpus: target to the GPU model to rank for; targets whose GPU the heuristic does not know are missing.
-        warnings: on those.
+        warnings: about the missing targets.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Model:
 
     @property
     def packages(self) -> dict[str, str]:
-        """Packages and versions that a ranking follows from."""
+        """Packages and versions that a ranking depends on."""
         return {item.package: item.version for item in self.heuristics.values()}
 
 
@@ -81,7 +80,7 @@ def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, Devic
 def _gpu(
     target: str, requested: str | None, device: DeviceProfile, known: Mapping[str, str], heuristic: str
 ) -> tuple[str, str]:
-    """The GPU model to rank for on a target, or ``""`` with a warning that says why there is none."""
+    """The GPU model to rank for on a target; or ``""`` and a warning that says why there is none."""
     if requested is not None:
         if requested not in known:
             raise ManifestError(unknown(f"select.gpu.{target}", requested, sorted(known)))
@@ -110,7 +109,7 @@ def rank(
     devices: Mapping[str, DeviceProfile],
     pool: Pool,
 ) -> Selection:
-    """Have a selection's kernels ranked, and leave out what the manifest's ``keep`` does not keep."""
+    """Rank a selection's kernels, and leave out those that the manifest's ``keep`` does not keep."""
     for heuristic in model.heuristics.values():
         _check_installed(heuristic)
     shapes = manifest.select.shapes
@@ -141,7 +140,7 @@ def requests_of(
     model: Model,
     references: Mapping[str, GeneratorReference],
 ) -> tuple[list[Rank], list[str]]:
-    """A request for each group that can be ranked, by their names, and warnings about the others."""
+    """A request for each group that can be ranked, ordered by group name, and warnings about the others."""
     groups: dict[str, dict[str, list[Kernel]]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.group, {}).setdefault(kernel.generator, []).append(kernel)
@@ -163,7 +162,7 @@ def requests_of(
         elif not accepted:
             why = f"it supports none of {len(shapes)} shapes"
         else:
-            # What an epilogue adds is the same for all of a group.
+            # The operands that an epilogue adds are the same throughout a group.
             count = _OPERANDS_OF_A_GEMM if first.epilogue else len(first.operands)
             dtypes = tuple(operand.dtype for operand in first.operands[:count])
             problem = Problem(first.operation, dtypes, first.layouts[:count], first.accumulator)
@@ -176,7 +175,7 @@ def requests_of(
 
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
-    """The shapes that a kernel of such operands accepts, packed; none if it is not a GEMM."""
+    """The shapes that kernels with these operands accept, packed; empty if the operation is not a GEMM."""
     names = {
         extent
         for operand in operands
@@ -212,9 +211,9 @@ def check_answer(request: Rank, answer: Ranked) -> None:
 def best_first(
     tied: Iterable[Sequence[str]], kernels: Mapping[str, Kernel], shape: Extents, sm_count: int
 ) -> tuple[str, ...]:
-    """One kernel for each set that a heuristic cannot tell apart: the first in the default order.
+    """The first kernel in the default order of each set that a heuristic rates equally.
 
-    The others of the set are as good to the heuristic; naming them would crowd out other designs.
+    Naming the others of the set would crowd out other designs, and they are no better to the heuristic.
     """
     return tuple(min(equal, key=lambda digest: sort_key(kernels[digest], shape, sm_count)) for equal in tied)
 
@@ -229,10 +228,10 @@ def choose(
     listed: int,
     warnings: Sequence[str] = (),
 ) -> Selection:
-    """Add the rankings to a selection, and leave out what is not among the best ``keep`` of any problem.
+    """Add the rankings to a selection, and leave out kernels not among the best ``keep`` of any problem.
 
-    The manifest lists ``listed`` problems, of which a request has those that its kernels support.
-    A kernel is left out only if the heuristic models it: of the others it cannot say that they are slow.
+    The manifest lists ``listed`` problems, of which a request has those that its kernels support. A kernel
+    that the heuristic does not model is kept, since nothing says that it is slow.
     """
     left_out: set[str] = set()
     rankings: list[Ranking] = []
@@ -276,7 +275,7 @@ def choose(
 def _summary(
     request: Rank, answer: Ranked, listed: int, ranked: int, keep: int | None, unwanted: Container[str]
 ) -> str:
-    """What came of one group, in words."""
+    """The result for one group, in words."""
     words = f"{ranked} of {listed} shapes ranked for {request.gpu}"
     reasons = []
     if listed > len(request.shapes):

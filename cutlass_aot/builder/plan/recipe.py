@@ -1,4 +1,4 @@
-"""What a bundle is to be, apart from the objects: its recipe, its kernels, and what they come from."""
+"""The description of a bundle without its objects: its recipe, its kernels, and what they are made from."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from cutlass_aot.schema.tuning.tuning import Tuning
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a bundle is to be, apart from its kernels.
+    """The description of a bundle, apart from its kernels.
 
     Attributes:
-        name: the bundle's name.
-        version: version of its wheel.
+        version: of the bundle's wheel.
         device: the device profiles of its kernels, in words.
-        targets: GPU code targets.
         hosts: CPU architectures to link for.
-        tuning: tuning files whose times the bundle is to have, by their names for an error.
+        tuning: tuning files whose times go into the bundle, by the names that errors use.
     """
 
     name: str
@@ -35,14 +33,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """What kernels come from: part of their keys, and recorded in a bundle.
+    """What kernels are made from: part of their keys, and recorded in a bundle.
 
     Attributes:
         generators: name of each generator to its version and the digest of its sources.
         toolchain: the compiler's fingerprint.
         versions: package to version, of the compiler and of cutlass-aot.
         own_sources: digest of this package's modules, which put a bundle together.
-        linkers: host to the fingerprint of what libraries are linked with.
+        linkers: host to the fingerprint of its linker.
     """
 
     generators: Mapping[str, str]
@@ -53,20 +51,13 @@ class Origins:
 
     @property
     def provenance(self) -> dict[str, str]:
-        """What builds the kernels, as a bundle says it."""
+        """The provenance recorded in a bundle: versions, and the toolchain."""
         return {**self.versions, "toolchain": self.toolchain}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBundle:
-    """Everything that a bundle's bytes follow from.
-
-    Attributes:
-        recipe: what the bundle is to be.
-        selection: its kernels.
-        origins: what they come from.
-        keys: the kernels' keys, in their order.
-    """
+    """Everything that determines a bundle's bytes; ``keys`` are in the kernels' order."""
 
     recipe: Recipe
     selection: Selection
@@ -75,7 +66,7 @@ class PlannedBundle:
 
     @property
     def digest(self) -> str:
-        """The key in the store of what came of it; the same for all shards of one bundle."""
+        """The key in the store of the bundle's record; the same for all shards of one bundle."""
         return digest(
             encode(
                 {

@@ -25,7 +25,7 @@ def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
         except OSError as error:
             raise ManifestError(f"select.tuning: {name}: cannot be read: {error.strerror}") from None
         if hashlib.sha256(data).hexdigest() != manifest.select.inputs[name]:
-            # The bundle would be recorded as built from other bytes.
+            # The bundle's record has the digest of the earlier bytes.
             raise ManifestError(f"select.tuning: {name}: changed while the manifest was read: build again")
         found[name] = Tuning.from_bytes(data, str(path))
     return found
@@ -34,12 +34,12 @@ def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
 def check_planned(
     tunings: Mapping[str, Tuning], kernels: Iterable[Kernel], versions: Mapping[str, str]
 ) -> None:
-    """Refuse tuning files before anything is compiled, by what can be known then."""
+    """Refuse tuning files that are seen not to fit the plan, before anything is compiled."""
     rankings_of_manifest(tunings, {kernel.digest: (kernel.group, None) for kernel in kernels}, versions)
 
 
 def measured_rankings(
     tunings: Mapping[str, Tuning], entries: Sequence[KernelEntry], versions: Mapping[str, str]
 ) -> tuple[Ranking, ...]:
-    """What the files say of the kernels as they were compiled."""
+    """The rankings that the files give of the kernels as they were compiled."""
     return rankings_of_manifest(tunings, objects_of(entries), versions)

@@ -25,19 +25,11 @@ def compile_request(
     call: tuple[Any, Sequence[Any], Mapping[str, Any]],
     path: Path,
 ) -> Any:
-    """Compile, export and audit; the object goes to a file.
+    """Compile a request, export it and audit the object, which is written to ``path``.
 
-    Args:
-        request: what is compiled.
-        compile: compiles it.
-        call: compiler, arguments and keywords of the call that made the request.
-        path: takes the object.
-
-    Returns:
-        A :class:`~cutlass_aot.programs.start.files.RequestResult`, as plain data.
-
-    Raises:
-        Exception: whatever the compiler raises.
+    ``call`` is the compiler, arguments and keywords of the call that made the request. Returns a
+    :class:`~cutlass_aot.programs.start.files.RequestResult` as plain data; raises whatever the compiler
+    raises.
     """
     start = time.monotonic()
     known = known_variables(request.target, request.device)

@@ -1,9 +1,8 @@
 """Run the programs of a manifest where there is no GPU, and keep what they ask ``cute.compile`` for.
 
-A recording is the requests of one run of a program for one target. It follows from the program's files and
-those of everything that it imports, from its environment, the device profile and the compiler: while all of
-that is what it was, the program is not run again. What a request compiles to is kept as any kernel's artifact
-is.
+A recording is the requests of one run of a program for one target. It depends on the program's files, on
+those of everything that it imports, on its environment, the device profile and the compiler; the program is
+run again only if one of them changes. The artifact of a request is kept as that of any kernel is.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ from cutlass_aot.store.build_state import read_state, write_state
 from cutlass_aot.store.store import Store
 
 GENERATOR_VERSION = str(REQUEST_SCHEMA)
-"""What stands for a generator's version in the keys of kernels that programs ask for."""
+"""Takes the place of a generator's version in the keys of kernels that programs ask for."""
 
 COMPILER = "cutlass_aot.builder.programs.compile_request"
-"""What forks of a program compile with. By name: the builder itself does not import it."""
+"""The module that forks of a program compile with; the builder itself does not import it."""
 
 KIND = "recording"
 _MAX_FILE_BYTES = 256 << 20
@@ -72,12 +71,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program for one target.
-
-    Attributes:
-        table: of the manifest.
-        target: GPU code target.
-    """
+    """One program of a manifest for one target."""
 
     table: ProgramTable
     target: str
@@ -88,12 +82,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class _LastRun:
-    """What is remembered of the last run of a program.
+    """The store's record of a program's last run: its recording's name, and what that depends on.
 
-    Attributes:
-        recording: name of what it recorded.
-        own_sources: digest of this package's modules.
-        files: what the program followed from; None if its run failed.
+    ``own_sources`` is the digest of this package's modules. ``files`` is None if the run failed.
     """
 
     recording: str
@@ -102,13 +93,13 @@ class _LastRun:
 
 
 class Recorded(NamedTuple):
-    """What a program came to.
+    """The requests of a program or of a named recording.
 
     Attributes:
-        program: what was run, or was not, if nothing had changed; or what a recording is called.
-        recording: its requests.
+        program: what was run, or would have been if anything had changed; the recording's name if there is no
+            program.
         failures: requests that did not compile.
-        compiled: how many were compiled now.
+        compiled: how many requests were compiled now.
     """
 
     program: Program | str
@@ -131,11 +122,9 @@ def programs_of(inputs: Inputs) -> list[Program]:
 
 
 def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tuple[Recording | None, str]:
-    """What the last run of a program recorded, if nothing that it follows from has changed since.
+    """The recording of a program's last run, None if there is none, and why the program would be run again.
 
-    Returns:
-        The recording of the last run, None if there is none; and why the program would be run again, ``""``
-        if it would not.
+    The reason is ``""`` if nothing that the recording depends on has changed.
     """
     if store is None:
         return None, "there is no store yet"
@@ -162,7 +151,7 @@ def _last_run(program: Program, inputs: Inputs, store: Store) -> _LastRun | None
 
 
 def _changed(last: _LastRun, inputs: Inputs) -> str:
-    """What a program follows from and has changed since its last run; ``""`` if nothing has."""
+    """What has changed of a program's inputs since its last run; ``""`` if nothing has."""
     if last.own_sources != inputs.tools.origins.own_sources:
         return "cutlass-aot changed since its last run"
     if last.files is None:
@@ -172,7 +161,7 @@ def _changed(last: _LastRun, inputs: Inputs) -> str:
 
 
 def _recording(last: _LastRun, store: Store) -> Recording | None:
-    """What the last run recorded, as far as it came."""
+    """What the last run recorded, even if it failed."""
     try:
         body = store.get_record(KIND, last.recording)
         return None if body is None else from_plain(Recording, body, "a recording")
@@ -181,12 +170,12 @@ def _recording(last: _LastRun, store: Store) -> Recording | None:
 
 
 def kernel_key(request: Request, inputs: Inputs) -> str:
-    """The key in the store of what a request compiles to."""
+    """The key in the store of a request's artifact."""
     return key(request.kernel, GENERATOR_VERSION, inputs.tools.origins.toolchain)
 
 
 def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Recorded]:
-    """Know, or find out by running it, what each program of a manifest asks for."""
+    """Get what each program of a manifest requests, running those whose last recording is out of date."""
     known: dict[Program, Recorded] = {}
     waiting = []
     for program in programs_of(inputs):
@@ -208,7 +197,7 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
                 except ProgramError as error:
                     errors.append(str(error))
         except BaseException:
-            # An interrupt, above all: nobody waits for programs to end.
+            # Mostly an interrupt: do not wait for programs to end by themselves.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -218,7 +207,7 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
 
 
 def _state_name(program: Program, inputs: Inputs) -> str:
-    """State is kept for one program and target, and what it follows from that is not a file of its own."""
+    """Name of a program's state for a target: a digest of those inputs that are not files of the program."""
     table = program.table
     return digest(
         encode(
@@ -243,11 +232,10 @@ class _Run:
     """One run of a program.
 
     Attributes:
-        program: to run.
-        jobs: compiling forks at once.
-        stop: set to have all programs ended.
-        lock: held where the store is written or an event told.
-        known: requests that the store has compiled, by digest, with how they are called.
+        jobs: how many forks may compile at once.
+        stop: set to end all programs.
+        lock: held while the store is written or an event is told.
+        known: how to call each request that the store has compiled, by the request's digest.
     """
 
     program: Program
@@ -260,7 +248,6 @@ class _Run:
     known: dict[str, CallByName | None] = field(default_factory=dict)
 
     def record(self) -> Recorded:
-        """Run the program."""
         with self.lock:
             self.settings.tell(Running(self.program.table.command, self.program.target))
         last = _last_run(self.program, self.inputs, self.store)
@@ -277,7 +264,7 @@ class _Run:
             recorded = self._collect(results)
             if problem is None and not recorded.recording.requests and not recorded.failures:
                 problem = self._nothing(recorded.recording) + _tail(output)
-            # A run that failed is remembered without its files, so that there is another one.
+            # A failed run is remembered without its files, so that the next build runs the program again.
             self._remember(recorded.recording, () if problem or recorded.failures else _files(results))
             if problem is not None:
                 kept = len(recorded.recording.requests)
@@ -292,7 +279,7 @@ class _Run:
             return recorded
 
     def _run(self, results: Path, output: Path) -> str | None:
-        """Run the program to its end; says what went wrong, None if nothing did."""
+        """Run the program to its end; returns what went wrong, None if nothing did."""
         table, target = self.program.table, self.program.target
         profile = self.inputs.devices[target]
         plan = plan_of(
@@ -305,7 +292,7 @@ class _Run:
         environment = program_environment(plan, results.parent, own)
         command = [sys.executable if table.run[0] in ("python", "python3") else table.run[0], *table.run[1:]]
         folder = self.inputs.manifest.path.parent
-        # Whoever writes to it still holds the other end: the program, its children, and its compiling forks.
+        # The program, its children and its compiling forks hold the other end for as long as they run.
         ours, theirs = os.pipe()
         try:
             with output.open("wb") as log:
@@ -325,15 +312,14 @@ class _Run:
             return f"did not end within {table.timeout} s: give it more by `timeout`, or less to do" + _tail(
                 output
             )
-        # It may crash as Python takes down what packages hold, when all is done.
+        # A package may crash the interpreter on exit, when the program's work is done.
         came_to_its_end = (results / f"{process.pid}.imported").exists()
         if status < 0 and (not came_to_its_end or (results / f"{process.pid}.status").exists()):
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
     def _wait(self, process: subprocess.Popen[bytes], pipe: int, timeout: float) -> int | None:
-        """The exit status of a program, when it and everything that it started has ended; None if it was
-        killed."""
+        """The program's exit status once it and everything it started has ended; None if it was killed."""
         deadline = time.monotonic() + timeout
         try:
             with selectors.DefaultSelector() as selector:
@@ -347,13 +333,13 @@ class _Run:
                             continue
             return None
         finally:
-            # Whatever is left of its session.
+            # What is left of its session, too.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def _collect(self, results: Path) -> Recorded:
-        """Take what the program's forks wrote into the store."""
+        """Put into the store what the program's forks wrote."""
         requests, failures, compiled = [], [], 0
         paths = sorted(results.glob("*.request"))
         if len(paths) > _MAX_REQUESTS:
@@ -373,7 +359,7 @@ class _Run:
         return Recorded(self.program, recording, tuple(failures), compiled)
 
     def _keep(self, request: Request, path: Path) -> CallByName | None:
-        """Take what a request compiled to into the store; says how the compiled function is called."""
+        """Put a request's artifact into the store; returns how to call the compiled function."""
         file = path.with_suffix(".result")
         result = from_plain(RequestResult, decode(read_whole(file, 1 << 20), file.name), file.name)
         with self.lock:
@@ -395,7 +381,7 @@ class _Run:
 
     def _remember(self, recording: Recording, files: Sequence[str]) -> None:
         with self.lock:
-            # Told of, so that a build with nothing to do looks at them too.
+            # Makes them inputs of the build, so that the up-to-date check looks at them too.
             for path in files:
                 self.inputs.files.digest(Path(path))
             seen = {path: self.inputs.files.used[path] for path in files}
@@ -420,8 +406,7 @@ def _tail(output: Path) -> str:
 
 
 def _files(results: Path) -> list[str]:
-    """Files that the program's processes had imported, and the lists of what their distributions
-    installed."""
+    """The files that the program's processes imported, and the lists of files of their distributions."""
     names: set[str] = set()
     for path in sorted(results.glob("*.imported")):
         names.update(read_whole(path, _MAX_FILE_BYTES).decode("utf-8", "surrogateescape").split("\n"))
@@ -429,8 +414,7 @@ def _files(results: Path) -> list[str]:
 
 
 def warnings(recorded: Sequence[Recorded]) -> list[str]:
-    """What programs requested and will not get, and what the bundle lacks, in sentences without a full
-    stop."""
+    """Warnings about requests that will not be served and what the bundle lacks, without a full stop."""
     refused = [
         f"{item.program}: not recorded: {reason}" for item in recorded for reason in item.recording.refusals
     ]
@@ -443,6 +427,6 @@ def warnings(recorded: Sequence[Recorded]) -> list[str]:
 
 
 def merged(recorded: Sequence[Recorded]) -> dict[str, CompiledRequest]:
-    """The requests of all programs, each once, by the digest of their kernels."""
+    """The requests of all programs, each once, by their kernels' digests."""
     requests = {item.request.kernel.digest: item for one in recorded for item in one.recording.requests}
     return dict(sorted(requests.items()))

@@ -17,11 +17,9 @@ from cutlass_aot.store.store import Store
 
 
 def take_recordings(inputs: Inputs, store: Store | None) -> list[Recorded]:
-    """The recordings that a manifest names; what they compiled to is put into the store.
+    """Read the recordings that a manifest names, and put their objects into the store.
 
-    Args:
-        inputs: of the build.
-        store: takes the objects; None to look at the requests alone.
+    With None for the store, only the requests are read.
     """
     return [_taken(table, inputs, store) for table in inputs.manifest.recordings]
 
@@ -54,8 +52,8 @@ def _taken(table: RecordingTable, inputs: Inputs, store: Store | None) -> Record
 
 
 def _adopt(request: Request, data: bytes, inputs: Inputs, store: Store) -> None:
-    """Put an object of a recording into the store, if it is what its request says."""
-    # Here, and not above: a build without recordings needs none of it.
+    """Put an object of a recording into the store if it is what its request says."""
+    # Imported here because only a build with recordings needs it.
     from cutlass_aot.builder.compile.audit import audit, inspect_object
 
     kernel, name = request.kernel, kernel_key(request, inputs)
