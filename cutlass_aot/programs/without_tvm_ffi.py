@@ -1,8 +1,8 @@
-"""Programs that compile without TVM-FFI: their kernels are kept with it, and called as if they were not.
+"""Programs that compile without TVM-FFI: their kernels are kept with it, and called as if without.
 
-What is compiled without TVM-FFI can be loaded by the DSL alone. The option decides how arguments get from
-Python to the kernel's launch, and nothing of the GPU's code. So a request that asks for none is compiled
-with it, and what is answered takes the DSL's tensors as the function does that the DSL would have compiled.
+Only the DSL can load functions that were compiled without TVM-FFI. The option decides how arguments get from
+Python to the kernel's launch, and changes no GPU code. So such a request is compiled with TVM-FFI, and its
+function is wrapped to take the DSL's tensors, as without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tens
 from cutlass_aot.schema.requests.request import Request
 
 OPTION = "enable-tvm-ffi"
-"""The option of the DSL; a request has it where it is off."""
+"""The DSL's option; a request has it only if it is off."""
 
 
 def is_without(request: Request) -> bool:
@@ -30,12 +30,9 @@ def is_without(request: Request) -> bool:
 
 @contextmanager
 def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block: have this thread compile with TVM-FFI what a request asks for without.
+    """Within the block: this thread compiles with TVM-FFI even if the request is without.
 
-    Args:
-        request: what is compiled. One that asks for TVM-FFI itself is left alone.
-        arguments: of the call that made it.
-        keywords: likewise.
+    ``arguments`` and ``keywords`` are those of the call that made the request.
     """
     if not is_without(request):
         yield
@@ -46,13 +43,13 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     convert = converter._convert_single_arg
 
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
-        # Without TVM-FFI nobody looks at it. With it, typing.Tuple alone is taken for a tuple of no elements.
+        # With TVM-FFI, a bare typing.Tuple is read as a tuple of no elements; without, it is not read.
         bare = annotation is typing.Tuple  # noqa: UP006
         return convert(argument, name, tuple if bare else annotation, *others, **named)
 
     tensors = [item for item in _tensors([*arguments, *keywords.values()]) if not _is_known_to_tvm_ffi(item)]
     for tensor in tensors:
-        # It decides how a tensor is checked when it is passed, such as a recast one by its own dtype.
+        # It decides how a passed tensor is checked, such as a recast one by its own dtype.
         tensor._tvm_ffi_tensor = _tvm_ffi_tensor(tensor)
     options.enable_tvm_ffi = property(lambda own: threading.get_ident() == thread or original.fget(own))
     converter._convert_single_arg = converted
@@ -66,12 +63,12 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
 
 
 def as_requested(request: Request, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A prebuilt function as the request's program calls it."""
+    """A prebuilt function, wrapped if the request is without TVM-FFI."""
     return WithoutTvmFfi(function) if is_without(request) else function
 
 
 class WithoutTvmFfi:
-    """A function with TVM-FFI, called with what one takes that the DSL compiles without: its own tensors."""
+    """A function with TVM-FFI that takes the arguments of one without, such as the DSL's tensors."""
 
     __slots__ = ("_function",)
 
@@ -79,7 +76,7 @@ class WithoutTvmFfi:
         self._function = function
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Launch it."""
+        """Launch the kernel."""
         return self._function(
             *map(_passed, arguments), **{name: _passed(value) for name, value in keywords.items()}
         )
@@ -99,13 +96,13 @@ def _passed(value: Any) -> Any:
     if isinstance(value, sys.modules["cutlass.cute.typing"].Pointer) and not hasattr(
         value, "__tvm_ffi_opaque_ptr__"
     ):
-        # A program's own class of pointers. What the DSL would be given is where the address stands.
+        # A program's own class of pointers, which gives the DSL the place where the address is stored.
         return ctypes.c_void_p.from_address(value.__c_pointers__()[0])
     return value
 
 
 def _is_tensor(value: Any) -> bool:
-    # Not isinstance: it pretends to be of another class.
+    # Not isinstance: its __class__ is another class.
     return type(value) is sys.modules["cutlass.cute.runtime"]._Tensor
 
 
@@ -114,7 +111,7 @@ def _is_known_to_tvm_ffi(tensor: Any) -> bool:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Any]:
-    """Tensors of a framework among values, and in their tuples and lists."""
+    """Framework tensors among values, and in nested tuples and lists."""
     for value in values:
         if _is_tensor(value):
             yield value
@@ -123,7 +120,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class _View:
-    """What gives a capsule of a tensor's own memory."""
+    """Gives a DLPack capsule of a tensor's memory."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -142,8 +139,8 @@ def _tvm_ffi_tensor(tensor: Any) -> Any:
     if kept is None:
         import tvm_ffi
 
-        # TVM-FFI reads the view's description where it is, also as its own tensor ends: which is the last of
-        # the tuple, and so ends first.
+        # TVM-FFI reads the view's description in place, even while its tensor is deallocated. So the view
+        # must live longer: it is the first of the tuple, whose items are released from the last.
         view = _View(tensor)
         kept = tensor._cutlass_aot_tvm_ffi = view, tvm_ffi.from_dlpack(view)
     return kept[1]

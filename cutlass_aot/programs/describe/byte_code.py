@@ -1,5 +1,4 @@
-"""What byte code names: global names and attributes, texts, modules that it imports and variables that it
-assigns to."""
+"""The names and texts in byte code, and the modules that it imports."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ import types
 from typing import Any
 
 _BY_TEXT = {"globals", "vars", "getattr", "attrgetter"}
-"""By these, code reads variables and attributes whose names it has as texts."""
+"""Functions by which code reads variables and attributes whose names it has as texts."""
 
 
 @functools.lru_cache(maxsize=65536)
 def names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Global names and attributes that code has, and texts in it; those of functions inside it too."""
+    """Global names and attributes, and texts, of code and the functions inside it."""
     names, texts = set(code.co_names), set[str]()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -32,16 +31,16 @@ def names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @functools.lru_cache(maxsize=65536)
 def imported_by(code: types.CodeType) -> frozenset[tuple[int, str]]:
-    """Level and name of the modules that code imports; of functions inside it too."""
+    """Level and name of the modules that code and the functions inside it import."""
     found: set[tuple[int, str]] = set()
     if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
         before: list[Any] = [None, None]
         for item in dis.get_instructions(code):
-            # The level and the list of names are loaded before.
+            # The two instructions before it load the level and the list of names.
             if item.opname == "IMPORT_NAME" and isinstance(before[0], int):
                 level, listed = before
                 found.add((level, item.argval))
-                # A name may be that of a module in it.
+                # Each listed name may be a submodule.
                 home = f"{item.argval}." if item.argval else ""
                 found.update((level, f"{home}{name}") for name in listed or () if name != "*")
             before = [before[1], item.argval]

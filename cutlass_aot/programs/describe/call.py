@@ -1,7 +1,7 @@
 """A call of ``cute.compile``, taken apart by the rules of the DSL.
 
-Arguments are bound to parameters, and told apart into those that are compiled in and those that are passed at
-each call: what is annotated as ``Constexpr``, None, classes, and the instance of a method are compiled in.
+Arguments are bound to parameters. Those annotated as ``Constexpr``, None, classes, and the instance of a
+method are compiled in; the others are passed at each call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cutlass_aot.programs.describe.values.description import Description, Passed
 from cutlass_aot.schema.requests.request import Value
 
 _CONTROLS = ("options", "is_experimental", "compile_only", "no_cache", "no_jit_engine")
-"""Keywords of ``cute.compile`` that are not arguments and change no code, or are looked at by themselves."""
+"""Keywords of ``cute.compile`` that are not arguments. ``options`` is described separately, the others change
+no code."""
 _REFUSED_CONTROLS = {
     "trace_finalize_hooks": "functions that change what was traced",
     "compile_to_precompiled_mlir": "a module instead of a function",
@@ -35,10 +36,8 @@ class Call(NamedTuple):
 
     Attributes:
         function: the function that is traced.
-        subject: what was passed to be compiled.
-        name: of it, for the request.
+        subject: the object that was passed to be compiled: a function, a method or an instance.
         arguments: those of the function, without the instance.
-        keywords: arguments by name.
         controls: keywords that are for ``cute.compile`` itself.
         bound: whether the function's first parameter is the instance.
     """
@@ -53,12 +52,7 @@ class Call(NamedTuple):
 
 
 def call_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
-    """Take a call apart.
-
-    Args:
-        arguments: the callable, then its arguments.
-        keywords: arguments by name and options.
-    """
+    """Take a call apart: ``arguments`` begin with the callable, ``keywords`` include options."""
     if not arguments:
         raise RequestError("cute.compile was called without a function")
     subject, *rest = arguments
@@ -86,19 +80,19 @@ def call_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
 
 
 def _innermost(thing: Any) -> Any:
-    """What all decorators were given."""
+    """The function or class within all decorators."""
     while hasattr(thing, "__wrapped__"):
         thing = thing.__wrapped__
     return thing
 
 
 class _Parameter(NamedTuple):
-    """A parameter, as far as its annotation decides what becomes of an argument.
+    """A parameter, and what its annotation decides of an argument.
 
     Attributes:
-        constant: whether it is compiled in.
-        is_class: whether a class is.
-        has_extents: whether numbers in tuples are, as those of a shape.
+        constant: whether the argument is compiled in.
+        is_class: whether it is compiled in if it is a class.
+        has_extents: whether numbers in a tuple are compiled in, as in a shape.
         dtypes: types of the DSL that a number is converted to.
     """
 
@@ -110,13 +104,9 @@ class _Parameter(NamedTuple):
 
 
 class _Parameters(NamedTuple):
-    """Parameters of a function.
+    """Parameters of a function, ``by_name`` in the order of the signature.
 
-    Attributes:
-        positional: those that can be passed in order.
-        rest: the name of ``*args``; ``""`` without.
-        by_name: those that can be passed by name, in the order of the signature.
-        more: the name of ``**kwargs``; ``""`` without.
+    ``rest`` is the name of ``*args`` and ``more`` that of ``**kwargs``, each ``""`` if there is none.
     """
 
     positional: tuple[_Parameter, ...]
@@ -174,10 +164,10 @@ def _is_constexpr(annotation: Any) -> bool:
 
 
 def _passes_numbers(annotation: Any) -> bool:
-    """Whether Python's numbers in a tuple that is annotated so are passed at each call.
+    """Whether Python's numbers in a tuple with this annotation are passed at each call.
 
-    They are by ``tuple`` and ``tuple[int, ...]``, and not by the DSL's ``Shape`` and its like, which are
-    unions of tuples. What is neither is taken for the latter: a key may have too much.
+    They are for ``tuple`` and ``tuple[int, ...]``. With the DSL's ``Shape`` and the like, which are unions of
+    tuples, they are compiled in. Unknown annotations count as the latter: a key may say more than is needed.
     """
     if annotation in (tuple, list, typing.Tuple, typing.List, int, float, bool):  # noqa: UP006
         return True
@@ -220,7 +210,7 @@ def described_arguments(description: Description, call: Call) -> Iterator[tuple[
                 f"{call.name}: it takes {len(own)} arguments in order, got {len(call.arguments)}"
             )
         yield parameter.name, _described(description, parameter, value)
-    # In the order of the signature, in which the DSL passes them: not in that of the call.
+    # The DSL passes them in the order of the signature, not of the call.
     for name in sorted(call.keywords, key=lambda name: ([*by_name, name].index(name), name)):
         value = call.keywords[name]
         known = by_name.get(name)

@@ -1,10 +1,8 @@
-"""The code that a request follows from: fingerprints of its origins, the values that it reads, and the names
-that it was found by.
+"""The code that a request follows from: fingerprints of its origins, and the names and values that it reads.
 
-:mod:`~cutlass_aot.programs.describe.follow_code` makes slices; one is used again while it holds. Module-level
-values that the functions read are described with each request: a program may have changed them, or made them
-from the environment. Those that their module's source gives as a literal are left out while they are what it
-says.
+:mod:`~cutlass_aot.programs.describe.follow_code` makes slices, and uses one again while it is valid.
+Module-level values that the functions read are described with each request, since a program may change them.
+A value that equals the literal in its module's source is left out.
 """
 
 from __future__ import annotations
@@ -24,17 +22,13 @@ from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.requests.request import Value
 
 ABSENT = object()
-"""Stands for what a name holds that a module does not have."""
+"""Stands for the value of a name that a module does not have."""
 
 
 class Slot(NamedTuple):
-    """One name that the code reads.
+    """A name that the code reads in ``namespace``, the variables of a module or class.
 
-    Attributes:
-        namespace: the module's variables, or the class's.
-        name: in it.
-        label: how a request calls it, ``module:name``.
-        held: what it held when the slice was made.
+    Requests call it ``label``, ``module:name``; it had the value ``held`` when the slice was made.
     """
 
     namespace: Mapping[str, Any]
@@ -44,24 +38,25 @@ class Slot(NamedTuple):
 
 
 class CodeSlice(NamedTuple):
-    """What follows from some functions and classes.
+    """The code that some functions and classes depend on.
+
+    The slice is valid while ``fixed``, ``defaults``, ``sizes`` and ``cells`` are unchanged.
 
     Attributes:
-        code: fingerprints of the code's origins, by their names, and of the source of functions and classes
-            of ``__main__``: the ``code`` of a request.
-        fixed: names that hold functions, classes and modules: while they hold the same, the slice is right.
-        defaults: default values of the functions that were followed, likewise.
-        sizes: how many names modules, classes and functions have, likewise.
-        cells: variables of decorators, with the values that were described, likewise.
+        code: the ``code`` of a request: fingerprints of the code's origins, by their names, and of the source
+            of functions and classes of ``__main__``.
+        fixed: names that hold functions, classes and modules.
+        defaults: functions that were followed, with their default values.
+        sizes: how many names modules, classes and functions have.
+        cells: variables of decorators, with the values that were described.
         plain: names that hold values.
         variables: environment variables that the code names.
         made: names that hold functions and classes which no module has under their names, such as lambdas:
             they are described with the request.
-        bindings: a digest of the other names that hold functions and classes of other names, of the default
-            values of functions, which are computed when a module is imported, and of the values that
-            decorators were given. Empty if there are none.
-        memories: functions of decorators that hold more than plain values, such as a dictionary of what they
-            gave before: a trace must not run them.
+        bindings: a digest of the names that hold functions and classes of other names, of default values,
+            and of the values that decorators were given. Empty if there are none.
+        memories: functions of decorators that hold more than plain values, such as a dictionary of earlier
+            results: a trace must not run them.
         followed: the functions and classes that were followed, by ``id``.
     """
 
@@ -78,8 +73,7 @@ class CodeSlice(NamedTuple):
     followed: Mapping[int, Any]
 
     def holds(self) -> bool:
-        """Whether every name that holds code still holds the same, none has been added, and functions still
-        have the same default values."""
+        """Whether the slice is still valid."""
         return (
             all(slot.namespace.get(slot.name, ABSENT) is slot.held for slot in self.fixed)
             and all(len(names) == count for names, count in self.sizes)
@@ -91,15 +85,10 @@ class CodeSlice(NamedTuple):
         )
 
     def state(self, given: Mapping[str, str]) -> dict[str, Value]:
-        """The ``state`` of a request, as it is now.
+        """The ``state`` of a request, from the present values; :class:`Outdated` if they hold new code.
 
-        Args:
-            given: environment variables with the values by which packages are told of the request's target;
-                those with these values are left out, so that a program which asks the GPU itself makes the
-                same request.
-
-        Raises:
-            Outdated: if a value holds functions or classes that have not been followed.
+        ``given`` are environment variables that tell packages the request's target. They are left out if they
+        have these values, so that a program which asks the GPU itself makes the same request.
         """
         state: dict[str, Value] = {}
         for slot in self.plain:
@@ -127,17 +116,11 @@ class CodeSlice(NamedTuple):
 
 
 class Outdated(RequestError):
-    """A slice does not have all that follows from the values of today."""
+    """Values have come to hold functions or classes that the slice does not have."""
 
 
 class SliceBuilder:
-    """A slice that is being made.
-
-    Attributes:
-        followed: the functions and classes that were met, by ``id``.
-        layers: functions and those that their decorators made of them, by ``id``.
-        variables, memories: those of the slice.
-    """
+    """Collects the parts of a slice; ``layers`` are functions and what decorators made of them, by ``id``."""
 
     def __init__(self) -> None:
         self.followed: dict[int, Any] = {}
@@ -154,48 +137,48 @@ class SliceBuilder:
         self._bindings: list[list[Value]] = []
 
     def note_module(self, module: types.ModuleType) -> bool:
-        """Have the slice name where a module comes from, and say whether its code may decide kernels."""
+        """Add a module's origin; returns whether its code may decide kernels."""
         origin = deciding_origin_of(module)
         if origin is not None:
             self._origins.setdefault(origin.name, set()).add(origin)
         return origin is not None
 
     def note_script(self, name: str, thing: Any) -> None:
-        """Have the slice name the source of a function or class of ``__main__``."""
+        """Add the source of a function or class of ``__main__``."""
         self._scripts[name] = script_source(thing)
 
     def fix(self, slot: Slot) -> bool:
-        """Have the slice be made anew once a name holds something else, and say whether the name is new."""
+        """Make the slice invalid once the name holds something else; returns whether the name is new."""
         return self._fixed.setdefault((id(slot.namespace), slot.name), slot) is slot
 
     def fix_all(self, namespace: Mapping[str, Any], label: str) -> None:
-        """Have the slice be made anew once one of the names of a namespace holds something else."""
+        """Make the slice invalid once one of the names of a namespace holds something else."""
         for name, value in list(namespace.items()):
             self.fix(Slot(namespace, name, f"{label}({name})", value))
 
     def watch(self, names: Sized) -> None:
-        """Have the slice be made anew once something has been added to some names."""
+        """Make the slice invalid once the number of names changes."""
         self._sizes[id(names)] = names
 
     def fix_cells(self, function: types.FunctionType, variables: Iterable[str]) -> None:
-        """Have the slice be made anew once one of a function's own variables holds something else."""
+        """Make the slice invalid once one of these closure variables holds something else."""
         cells = cells_of(function)
         self._cells += [(cells[name], cells[name].cell_contents) for name in variables]
 
     def describe(self, slot: Slot) -> bool:
-        """Have what a name holds be described with each request, and say whether the name is new."""
+        """Describe the name's value with each request; returns whether the name is new."""
         return self._plain.setdefault((id(slot.namespace), slot.name), slot) is slot
 
     def describe_made(self, slot: Slot) -> None:
-        """Have code that no module has under its name be described with each request."""
+        """Describe code that no module has under its name with each request."""
         self._made[id(slot.namespace), slot.name] = slot
 
     def bind(self, *told: Value) -> None:
-        """Have the digest of the bindings tell something."""
+        """Add values to the digest of the bindings."""
         self._bindings.append(list(told))
 
     def build(self) -> CodeSlice:
-        """The slice of what was noted."""
+        """Make the slice."""
         code = {name: joined(o.fingerprint for o in origins) for name, origins in self._origins.items()}
         code |= {name: f"- {digest(text.encode())[:32]}" for name, text in self._scripts.items()}
         return CodeSlice(

@@ -1,5 +1,4 @@
-"""Where functions and classes are defined: under which name of which module, within which decorators, and
-their source."""
+"""Where functions and classes are defined: their modules and names, their decorators and their source."""
 
 from __future__ import annotations
 
@@ -27,25 +26,24 @@ def qualified_name(thing: Any) -> str:
 
 
 _HEAP_TYPE = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``: a class that was made as a program ran."""
+"""``Py_TPFLAGS_HEAPTYPE``: a class that was made at run time."""
 
 
 def is_reachable_by_name(thing: Any) -> bool:
-    """Whether its module has this very class or function under its qualified name, in another module than
-    ``__main__``.
+    """Whether a module other than ``__main__`` has this very class or function under its qualified name.
 
-    Such a thing is described by its name: its module's source decides what it is.
+    Its name describes it then: the module's source decides what it is.
     """
     if thing.__module__ == "__main__" or not _is_under_its_name(thing):
         return False
-    # What a decorator's function closes over is found with the code that is reached from it.
+    # The variables that a decorator's function closes over are followed with its code.
     return hasattr(thing, "__wrapped__") or not closes_over_values(thing)
 
 
 def is_made(kind: type) -> bool:
-    """Whether a class is made as a program runs: no module has it under its name.
+    """Whether a class is made at run time, so that no module has it under its name, and not by the DSL.
 
-    It is described by what it is made of. The DSL's own are not: it makes them by their names.
+    It is described by its members; the DSL makes its own classes by their names.
     """
     module = kind.__module__ or ""
     if module == "builtins" and not kind.__flags__ & _HEAP_TYPE:
@@ -54,16 +52,17 @@ def is_made(kind: type) -> bool:
 
 
 def is_described_whole(thing: Any) -> bool:
-    """Whether it is a class that is described by its members. Classes within a function of ``__main__`` have
-    source of their own."""
+    """Whether it is a class that is described by its members.
+
+    Those within a function of ``__main__`` are not: they have source of their own.
+    """
     return (
         isinstance(thing, type) and is_made(thing) and (thing.__module__ != "__main__" or is_in_main(thing))
     )
 
 
 def is_in_main(thing: Any) -> bool:
-    """Whether ``__main__`` has this function or class under its name; closures are described with the
-    request."""
+    """Whether ``__main__`` has it under its name. Closures do not count: the request describes them."""
     name = thing.__qualname__
     return "<locals>" not in name and "<lambda>" not in name and not closes_over_values(thing)
 
@@ -82,42 +81,46 @@ def _is_under_its_name(thing: Any) -> bool:
 
 
 def is_generated(thing: Any) -> bool:
-    """Whether a function was made from text, in a namespace other than a module: its code is what it is."""
+    """Whether a function was made from text outside any module, so that only its byte code describes it."""
     if not isinstance(thing, types.FunctionType) or sys.modules.get(thing.__module__ or "") is not None:
         return False
-    # What Python makes for a named tuple follows from its fields.
+    # Python's functions of a named tuple follow from its fields.
     return not (thing.__module__ or "").startswith("namedtuple_")
 
 
 def closes_over_values(thing: Any) -> bool:
-    """Whether a function has values of the function that made it, as a decorator's has: its name does not
-    tell them. A method that calls ``super()`` has its class alone."""
+    """Whether a function closes over values, as a decorator's does, which its name does not tell.
+
+    The ``__class__`` of a method that calls ``super()`` does not count.
+    """
     return isinstance(thing, types.FunctionType) and not {"__class__"}.issuperset(thing.__code__.co_freevars)
 
 
 def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
-    """The variables that a function closes over; without those that nothing was put into yet."""
+    """The variables that a function closes over, except empty cells."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell for name, cell in cells if cell != types.CellType()}
 
 
 def unwrapped(function: Any) -> Any:
-    """What a function's decorators were given, without those of the DSL, of frameworks and of Python's own
-    library. Those of the program are part of what a trace runs."""
+    """The function within the decorators of the DSL, of frameworks and of Python's own library.
+
+    Decorators of the program stay: a trace runs them.
+    """
     while hasattr(function, "__wrapped__") and not _is_by_program(function):
         function = function.__wrapped__
     return function
 
 
 def layers(function: Any) -> Iterator[types.FunctionType]:
-    """A function, and those that its decorators made of it, from the outermost inwards."""
+    """A decorated function and those within it, from the outermost inwards."""
     while isinstance(function, types.FunctionType):
         yield function
         function = getattr(function, "__wrapped__", None)
 
 
 def _is_by_program(function: Any) -> bool:
-    """Whether a decorator that the program brings made this function."""
+    """Whether a decorator of the program's own code made this function."""
     if not isinstance(function, types.FunctionType):
         return False
     # Its `__module__` is that of what it wraps.
@@ -126,15 +129,15 @@ def _is_by_program(function: Any) -> bool:
 
 
 def is_own(thing: Any) -> bool:
-    """Whether the program brings a class or function: its code decides kernels."""
+    """Whether a class or function is the program's own code, which may decide kernels."""
     module = sys.modules.get(thing.__module__ or "")
     return is_generated(thing) if module is None else is_of_program(module)
 
 
 def is_of_dataclasses(member: Any) -> bool:
-    """Whether a member of a class is a method that ``dataclasses`` wrote: the fields decide what it does.
+    """Whether ``dataclasses`` generated a member of a class, so that the fields decide what it does.
 
-    Python 3.10 does not tell it from other code without a file, which is refused.
+    On Python 3.10 it cannot be told from other code without a file, which is refused.
     """
     code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
     name = getattr(code, "co_qualname", "")
@@ -142,14 +145,14 @@ def is_of_dataclasses(member: Any) -> bool:
 
 
 def source_lines(function: types.FunctionType) -> range:
-    """The lines of a function in its file, its decorators among them, numbered from 1.
+    """The lines of a function and its decorators in its file, numbered from 1.
 
-    The DSL replaces the code of what it has traced by one that begins at another line of the same function:
-    what decides is the function of this name that has the line.
+    The DSL replaces the code of functions that it has traced by code that begins at another line of the same
+    function, so the innermost function of this name around that line is taken.
 
     Raises:
         OSError: if there is no source, or no such function in it.
-        SyntaxError: if the source has changed since, and is none any more.
+        SyntaxError: if the source was edited since and cannot be parsed.
     """
     lines, _ = inspect.findsource(function)
     first = function.__code__.co_firstlineno
@@ -161,7 +164,7 @@ def source_lines(function: types.FunctionType) -> range:
 
 
 def is_defined_at(file: str, name: str, line: int) -> bool:
-    """Whether the source of a file defines a function of a name around a line, numbered from 1."""
+    """Whether a file's source has a function of this name around a line, numbered from 1."""
     try:
         return any(line in own for own in _definitions("".join(linecache.getlines(file))).get(name, ()))
     except SyntaxError:
@@ -169,12 +172,9 @@ def is_defined_at(file: str, name: str, line: int) -> bool:
 
 
 def source_of(function: types.FunctionType) -> str:
-    """The source of a function or a lambda, without the indentation and the rest of the line it stands in.
+    """The source of a function or a lambda, without indentation and the rest of a lambda's line.
 
-    Raises:
-        OSError: if there is no source.
-        ValueError: if it cannot be told which of several lambdas of a line it is.
-        SyntaxError: if the source has changed since, and is none any more.
+    Raises as :func:`source_lines`, and ValueError if a line has several lambdas that it could be.
     """
     if function.__code__.co_name != "<lambda>":
         own = source_lines(function)
@@ -201,7 +201,7 @@ def script_source(thing: Any) -> str:
 
 
 def first_line(thing: Any) -> int:
-    """Where a function begins in its file, also if a trace has replaced its code; 0 for a class."""
+    """The first line of a function, even if a trace has replaced its code; 0 for a class."""
     code = getattr(thing, "_original_code", None) or getattr(thing, "__code__", None)
     return code.co_firstlineno if code is not None else 0
 
@@ -219,7 +219,6 @@ def _definitions(text: str) -> Mapping[str, list[range]]:
 
 @functools.lru_cache(maxsize=64)
 def _lambdas(text: str) -> Mapping[int, list[ast.Lambda]]:
-    """The lambdas of a file, by their lines."""
     found: dict[int, list[ast.Lambda]] = {}
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.Lambda):
@@ -233,7 +232,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _compiles_to(text: str, function: types.FunctionType) -> bool:
-    """Whether the text of a lambda, in a function that has its free variables, gives its code."""
+    """Whether the text of a lambda compiles to the function's code; both have the same free variables."""
     names = function.__code__.co_freevars
     inner = f"def outer({', '.join(names)}):\n return ({text})"
     outer = next(c for c in compile(inner, "<lambda>", "exec").co_consts if isinstance(c, types.CodeType))
@@ -249,7 +248,7 @@ def _constants(code: types.CodeType) -> list[Any]:
 
 
 def code_values(code: types.CodeType) -> Value:
-    """Byte code as a value of a request: another one by the minor version of Python."""
+    """Byte code as a value of a request; it differs between minor versions of Python."""
     return [
         importlib.util.MAGIC_NUMBER, code.co_code, list(code.co_names), list(code.co_varnames),
         list(code.co_freevars), code.co_argcount, code.co_kwonlyargcount, code.co_flags,

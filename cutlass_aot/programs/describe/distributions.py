@@ -1,7 +1,7 @@
 """Which distribution a module comes from, and a digest of the Python sources that it installed.
 
-A digest is of the files as they are, not of what the distribution says of them, so that an edit of an
-installed file counts. Files are read once a process.
+The files themselves are digested, not the distribution's list of hashes, so that an edit of an installed file
+counts. Files are read once a process.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ NEUTRAL = frozenset(
         "typing-extensions",
     }
 )  # fmt: skip
-"""Distributions that frameworks and the DSL itself consist of: they run beside a trace and write no kernels
-into it. The DSL has an entry of its own in every request; what another release of the others would change is
-in the arguments."""
+"""Distributions of frameworks and the DSL, whose code writes nothing into kernels. Every request has an entry
+for the DSL; what another release of the others would change is in the arguments."""
 
 DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
-"""Of the modules that were looked up; Python makes a module another one when it is reloaded."""
+"""``__spec__`` of the modules that were looked up, by which a reload is noticed: it makes a new one."""
 _IN_PLACE_OF_THE_DSL = "cutlass_aot.programs.without_dsl"
 OWN_FOLDER = f"{Path(cutlass_aot.__file__).resolve().parent}/"
-"""This package, which answers for the GPU and stands before ``cute.compile``: none of it decides kernels."""
+"""The folder of this package, whose code decides nothing about kernels."""
 
 
 class Origin(NamedTuple):
     """Where a module comes from.
 
     Attributes:
-        name: distribution, in the form of PEP 503; of code that no distribution installed, the name of its
+        name: of the distribution, normalized as in PEP 503; for code that no distribution installed, of its
             outermost package or module.
         version: of the distribution, ``-`` without one.
-        root: directory that the paths of ``files`` start in.
+        root: directory that ``files`` are relative to.
         files: Python sources, sorted.
     """
 
@@ -58,21 +57,17 @@ class Origin(NamedTuple):
 
     @property
     def is_neutral(self) -> bool:
-        """Whether code of it decides nothing about kernels."""
+        """Whether its code decides nothing about kernels."""
         return self.name in NEUTRAL or self.name.startswith(f"{DSL}-")
 
     @property
     def fingerprint(self) -> str:
-        """Version and digest of the sources, as a request has it."""
+        """Version and digest of the sources, as in a request."""
         return f"{self.version} {_digest(self.root, self.files)[:32]}"
 
 
 def joined(fingerprints: Iterable[str]) -> str:
-    """The fingerprint of several origins that have one name: a namespace package may lie in several folders.
-
-    Args:
-        fingerprints: at least one.
-    """
+    """The fingerprint of one or more origins of one name: a namespace package may have several folders."""
     found = sorted(set(fingerprints))
     if len(found) == 1:
         return found[0]
@@ -83,13 +78,13 @@ def joined(fingerprints: Iterable[str]) -> str:
 def origin_of(module: ModuleType) -> Origin | None:
     """Where a module comes from; None for the standard library and for modules without a file.
 
-    ``__main__`` has none either: what is defined in a program's own script is described by its source. Nor
-    has what stands for the DSL where it is not: a request has the DSL's own entry for it.
+    Also None for ``__main__``, whose functions are described by their source, and for placeholders of the
+    DSL, which has its own entry in a request.
     """
     file = getattr(module, "__file__", None)
     spec = getattr(module, "__spec__", None)
     if _specs.setdefault(module.__name__, spec) is not spec:
-        # It was reloaded, and its file may be another one since.
+        # After a reload, the file may have changed.
         _specs[module.__name__] = spec
         _digest.cache_clear()
     if module.__name__ == "__main__" or not file or module.__name__.startswith(_IN_PLACE_OF_THE_DSL):
@@ -98,18 +93,17 @@ def origin_of(module: ModuleType) -> Origin | None:
 
 
 def deciding_origin_of(module: ModuleType) -> Origin | None:
-    """Where a module comes from whose code may decide kernels; None for others, and as above."""
+    """:func:`origin_of` a module whose code may decide kernels; None for other modules."""
     return _unless_neutral(origin_of(module))
 
 
 def is_of_program(module: ModuleType) -> bool:
-    """Whether the program brings a module, as its script or by a package: its code may decide kernels."""
+    """Whether a module is the program's script or of a package whose code may decide kernels."""
     return module.__name__ == "__main__" or deciding_origin_of(module) is not None
 
 
 def deciding_origin_of_file(file: str) -> Origin | None:
-    """Where a source file comes from whose code may decide kernels, as far as a module that has been imported
-    from it tells; None for others, and as above."""
+    """As :func:`deciding_origin_of`, for a source file; its module is found among those imported."""
     name = _module_names(len(sys.modules)).get(file, "")
     return None if name == "__main__" else _unless_neutral(_origin_of_file(file, name or Path(file).stem))
 
@@ -119,7 +113,7 @@ def _unless_neutral(origin: Origin | None) -> Origin | None:
 
 
 def in_standard_library(file: str) -> bool:
-    """Whether a file is of Python's own library."""
+    """Whether a file is of the standard library."""
     return (
         any(file.startswith(f"{folder}/") for folder in _standard_library()) and "/site-packages/" not in file
     )
@@ -134,7 +128,7 @@ def _standard_library() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=2)
 def _module_names(_count: int) -> dict[str, str]:
-    """File to module, as long as no further module is imported."""
+    """File to module name; the count of modules is the cache key, so that imports renew it."""
     return {
         file: name
         for name, module in list(sys.modules.items())
@@ -155,7 +149,7 @@ def _origin_of_file(file: str, module: str) -> Origin | None:
 
 
 def _local(file: str, module: str) -> Origin:
-    """Code that no distribution installed: its outermost package, or the file alone."""
+    """The origin of code that no distribution installed: its outermost package, or the file alone."""
     path = Path(file)
     parts = module.split(".")
     steps = len(parts) - (path.stem != "__init__")
@@ -168,8 +162,7 @@ def _local(file: str, module: str) -> Origin:
 
 @functools.lru_cache(maxsize=4096)
 def _owner(root: str, path: str) -> Origin | None:
-    """The distribution that says that it has installed a file, by its path from a directory of the search
-    path."""
+    """The distribution whose ``RECORD`` lists a file, by its path from ``root``, a folder of ``sys.path``."""
     line = f"{path},".encode()
     for folder, record in _records(root):
         if record.startswith(line) or b"\n" + line in record:
@@ -179,8 +172,7 @@ def _owner(root: str, path: str) -> Origin | None:
 
 @functools.lru_cache(maxsize=64)
 def _records(root: str) -> tuple[tuple[str, bytes], ...]:
-    """What is installed in a directory, each with its list of files. Read as bytes: there are megabytes of
-    it."""
+    """The distributions in a directory with their ``RECORD``, in bytes because it can be megabytes."""
     found = []
     for folder in sorted(Path(root).glob("*.dist-info")):
         try:
@@ -200,15 +192,14 @@ def _installed(root: str, folder: str) -> Origin:
 
 
 def dsl_fingerprint() -> str:
-    """Version and digest of the DSL that is imported, as a request has it."""
+    """Version and digest of the imported DSL, as in a request."""
     return dsl_origin().fingerprint
 
 
 def dsl_origin() -> Origin:
-    """The DSL: its version, and the Python sources of the package ``cutlass``, whichever distributions wrote
-    them.
+    """The DSL: its version, and the Python sources of the package ``cutlass`` from all its distributions.
 
-    Two of its distributions install files of the same names, so that none of their lists says what is there.
+    Two of them install files of the same names, so that neither ``RECORD`` says which are there.
     """
     package = sys.modules.get("cutlass")
     if package is None or not package.__file__:
@@ -223,8 +214,8 @@ def _dsl(folder: str) -> Origin:
     except metadata.PackageNotFoundError:
         raise ToolchainError(f"no distribution {DSL} is installed: pip install {DSL}") from None
     files = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.py"))
-    # `cutlass.operators` is another distribution's, in the same package. What says which build of the
-    # libraries is installed differs between the wheels of two versions of Python.
+    # `cutlass.operators` is of another distribution. `_cutlass_ir_version`, which names the build of the
+    # libraries, differs between the wheels for two versions of Python.
     foreign = ("operators/", "jax/", "_mlir/_mlir_libs/_cutlass_ir_version")
     own = sorted(file for file in files if not file.startswith(foreign))
     return Origin(DSL, version, folder, tuple(own))

@@ -1,11 +1,11 @@
 """Follow a request's code: every function and class that a trace can reach by name, and what they read.
 
-From what a request passes, functions are followed through the global names that their code has, and classes
-through their members. The slice has where each comes from (its distribution, or its file), and which values
-its names hold (:mod:`~cutlass_aot.programs.describe.module_values`).
+Functions are followed through the global names in their code, and classes through their members. The slice
+has the origin of each (its distribution, or its file), and the values of the names
+(:mod:`~cutlass_aot.programs.describe.module_values`).
 
-Names are taken from the code, not from a trace, so that the slice is known before anything is compiled. What
-a trace does beyond it is found when a request is recorded (:mod:`cutlass_aot.programs.record.audit`).
+Names are taken from the code, not from a trace, so that the slice is known before anything is compiled. A
+trace that goes beyond it is refused when a request is recorded (:mod:`cutlass_aot.programs.record.audit`).
 """
 
 from __future__ import annotations
@@ -43,40 +43,35 @@ from cutlass_aot.programs.describe.value_kinds import is_pythons_own
 from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
-"""What may be the name of an environment variable; only those that are set count."""
+"""Texts in code that may name an environment variable; only those that are set count."""
 _MAX_SLICES = 1024
 _IMPORTERS = {"__import__", "import_module"}
-"""By these, code imports modules whose names it has as texts."""
+"""Functions by which code imports modules whose names it has as texts."""
 _DESCRIPTORS = (
     types.MemberDescriptorType, types.GetSetDescriptorType, type(vars(namedtuple("_", "x"))["x"]),
 )  # fmt: skip
-"""What Python makes for slots and for the fields of a named tuple."""
+"""Descriptors of slots and of a named tuple's fields."""
 
 _known: OrderedDict[tuple[int, ...], tuple[CodeSlice, list[Any]]] = OrderedDict()
 
 
 def slice_of(roots: Mapping[int, Any], *, anew: bool = False) -> CodeSlice:
-    """The slice of some functions and classes; remembered while it holds.
-
-    Args:
-        roots: functions and classes, by anything.
-        anew: whether it is known not to hold any more.
-    """
+    """The slice of the functions and classes in ``roots``; cached while it is valid, unless ``anew``."""
     things = [thing for root in roots.values() for thing in _told_apart_by(root)]
     key = tuple(sorted({id(thing) for thing in things}))
     known = _known.get(key)
     if known is None or anew or not known[0].holds():
-        # The roots are kept: what is gone could have its number taken by another.
+        # The roots are kept, so that no other object gets their ids.
         known = _known[key] = (_Follower().run(roots.values()), things)
         if len(_known) > _MAX_SLICES:
-            with contextlib.suppress(KeyError):  # Another thread has.
+            with contextlib.suppress(KeyError):  # Another thread has removed it.
                 _known.popitem(last=False)
     return known[0]
 
 
 def _told_apart_by(root: Any) -> tuple[Any, ...]:
-    # A lambda that is made anew has the same code; its closure is described with the request. What a
-    # decorator has made of two functions has the same code too.
+    # A lambda that is made again has the same code; its closure is described with the request. Functions of
+    # one decorator have the same code too, so those are told apart by themselves.
     if isinstance(root, types.FunctionType) and not hasattr(root, "__wrapped__"):
         return root.__code__, root.__globals__
     return (root,)
@@ -104,7 +99,7 @@ class _Follower:
         return self._notes.build()
 
     def _reach(self, thing: Any) -> bool:
-        """Follow a thing, and say whether it is code that can be followed."""
+        """Follow an object; returns whether it is code that can be followed."""
         if isinstance(thing, (functools.partial, functools.cached_property, functools.partialmethod)):
             return self._reach(thing.func)
         if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
@@ -123,7 +118,7 @@ class _Follower:
         outer = thing
         thing = unwrapped(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)):
-            return self._reach(thing)  # A function around an object that can be called.
+            return self._reach(thing)  # A function that wraps a callable object.
         if isinstance(thing, types.FunctionType) and is_own(thing):
             for layer in layers(outer):
                 self._notes.layers[id(layer)] = layer
@@ -136,7 +131,7 @@ class _Follower:
         return True
 
     def _reach_callable(self, thing: Any) -> bool:
-        """Follow an object that a decorator has put around a function."""
+        """Follow a callable object that wraps a function."""
         wrapped = getattr(thing, "__wrapped__", None) if callable(thing) else None
         if not isinstance(wrapped, types.FunctionType):
             return False
@@ -150,7 +145,6 @@ class _Follower:
         return self._reach(wrapped)
 
     def _note_home(self, thing: Any) -> None:
-        """Note where a function or class comes from."""
         module = sys.modules.get(thing.__module__ or "")
         if module is not None and module.__name__ != "__main__":
             self._notes.note_module(module)
@@ -185,7 +179,7 @@ class _Follower:
     def _function(self, function: types.FunctionType) -> None:
         self._values.note_defaults(function)
         if function.__module__ != "__main__":
-            # The source of its file, which the request follows from, may define the name more than once.
+            # The source of its file may define the name more than once.
             self._notes.bind(qualified_name(function), first_line(function))
         if hasattr(function, "__wrapped__"):
             self._values.note_decorator(function)
@@ -204,14 +198,14 @@ class _Follower:
             if name in variables:
                 modules += self._name(variables, name, f"{module}:")
             elif module == "__main__" and not hasattr(builtins, name):
-                # What a script does not have yet. Its names grow from line to line.
+                # A script may define the name later.
                 self._notes.fix(Slot(variables, name, f"{module}:{name}", ABSENT))
         if module != "__main__":
             self._notes.watch(variables)
         modules += self._imports(function)
         for cell in cells_of(function).values():
             self._reach(cell.cell_contents)
-        # Modules that are named, and what is named in them: `utils.scale` has both names in its code.
+        # Names in the modules that are named: the code of `utils.scale` has both names.
         seen = set()
         while modules:
             inner = modules.pop()
@@ -224,14 +218,14 @@ class _Follower:
                     modules += self._name(vars(inner), name, f"{inner.__name__}:")
 
     def _name(self, namespace: Mapping[str, Any], name: str, owner: str) -> Iterable[types.ModuleType]:
-        """Follow what a name holds; gives it if it is a module in which names are to be followed."""
+        """Follow a name's value; returns it if it is a module in which names are to be followed."""
         slot = Slot(namespace, name, f"{owner}{name}", namespace[name])
         if is_pythons_own(name, slot.held):
             return ()
         if isinstance(slot.held, types.ModuleType):
             if self._notes.fix(slot):
                 self._notes.bind(slot.label, slot.held.__name__)
-            # Also for a constant alone: what its source says is left out of the state.
+            # Even if only a constant is read: the state leaves out one that equals its source's literal.
             return (slot.held,) if self._notes.note_module(slot.held) else ()
         if self._reach(slot.held):
             self._values.note_code(slot)
@@ -240,8 +234,11 @@ class _Follower:
         return ()
 
     def _imports(self, function: types.FunctionType) -> Iterator[types.ModuleType]:
-        """Modules that the function imports itself. Those of packages at hand are imported now, so that the
-        slice does not depend on what ran before."""
+        """Modules that the function imports itself.
+
+        Those of already imported packages are imported now, so that the slice does not depend on what ran
+        before.
+        """
         package = function.__globals__.get("__package__") or ""
         imported = imported_by(function.__code__)
         names, texts = names_in(function.__code__)
@@ -259,13 +256,15 @@ class _Follower:
             nearest = next((module for path in paths if (module := sys.modules.get(path))), None)
             if nearest is None or deciding_origin_of(nearest) is None:
                 continue
-            with contextlib.suppress(Exception):  # A trace that imports it fails, or goes another way.
+            with contextlib.suppress(Exception):  # A trace that imports it fails too, or catches the error.
                 importlib.import_module(full)
             yield from filter(self._notes.note_module, filter(None, map(sys.modules.get, paths)))
 
     def _attributes(self) -> bool:
-        """Follow what code reads of functions and of modules that are values: ``tile.n`` in one that calls
-        ``tile``, ``self.config.n`` where the field is a module. Says whether there was something new."""
+        """Follow attributes of functions and modules that code reads; returns whether there were new ones.
+
+        Such as ``tile.n`` of a function ``tile``, and ``self.config.n`` where ``config`` is a module.
+        """
         owners = [(vars(layer), f"{qualified_name(layer)}.") for layer in self._notes.layers.values()]
         owners += [(vars(module), f"{module.__name__}:") for module in self._modules.values()]
         is_new = False
@@ -281,7 +280,7 @@ class _Follower:
 
 
 def _is_of_enum(name: str, member: Any) -> bool:
-    """Whether something in an enumeration's class is a member, or of what Python makes members by."""
+    """Whether an attribute of an enumeration is a member, or one that ``enum`` itself adds."""
     if isinstance(member, enum.Enum):
         return True
     return name.startswith("_") and not (isinstance(member, types.FunctionType) and is_own(member))

@@ -1,4 +1,4 @@
-"""Values that the source of a module gives by a literal, and which the source therefore decides."""
+"""Values that are literals in the source of their module, which therefore decides them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _NO_LITERAL = object()
 
 
 def is_as_written(label: str, value: Any) -> bool:
-    """Whether a value is what the source of its module says by a literal, so that the source decides it.
-
-    Args:
-        label: module and name of what holds the value, ``module:name`` or ``module:Class.name``.
-        value: what it holds now.
-    """
+    """Whether a value equals the literal in the source for ``module:name`` or ``module:Class.name``."""
     module, _, name = label.partition(":")
     literal = _literal(module, name)
     return literal is not _NO_LITERAL and type(literal) is type(value) and repr(literal) == repr(value)
@@ -26,9 +21,9 @@ def is_as_written(label: str, value: Any) -> bool:
 
 @functools.lru_cache(maxsize=8192)
 def _literal(module: str, name: str) -> Any:
-    """What the source of a module assigns to a name of it or of a class, once and by a literal."""
+    """The literal that a module's source assigns to a name, if it does so exactly once."""
     if module == "__main__":
-        return _NO_LITERAL  # Of a script, the request has its functions' source alone.
+        return _NO_LITERAL  # A request has only the source of a script's functions.
     *classes, attribute = name.split(".")
     body = _text(module)
     if re.search(rf"^\s+global\b.*\b{re.escape(attribute)}\b", body, re.MULTILINE):

@@ -1,7 +1,7 @@
-"""What names hold beside the code that is followed: values, default values, and what decorators were given.
+"""The values that code reads: of module-level names, of defaults, and of decorators' arguments.
 
-A value that a program may change is described with each request. What is computed when a module is imported,
-and not changed after it, has one digest in the slice: its bindings.
+A value that a program may change is described with each request. Values that are computed when a module is
+imported, and not changed later, have one digest in the slice: its bindings.
 """
 
 from __future__ import annotations
@@ -48,23 +48,18 @@ _DESCRIBED = (
     complex, range, slice, bytearray, types.BuiltinFunctionType, types.MethodType, functools.partial,
 )  # fmt: skip
 _MEMORY = object()
-"""Stands for what a function changes itself, such as a count of its calls."""
+"""Stands for a variable that a function assigns to, such as a count of its calls."""
 
 
 class ModuleValues:
-    """Notes what names hold.
-
-    Args:
-        notes: takes it.
-        reach: follows a thing, and says whether it is code that can be followed.
-    """
+    """Adds values to ``notes``; ``reach`` follows an object, and returns whether it is code."""
 
     def __init__(self, notes: SliceBuilder, reach: Callable[[Any], bool]) -> None:
         self._notes = notes
         self._reach = reach
 
     def note_value(self, slot: Slot) -> None:
-        """A name holds something else than code."""
+        """Note a name that holds something other than code."""
         if is_data(slot.held):
             if self._notes.describe(slot) and type(slot.held) not in SCALARS:
                 self._reach_within(slot)
@@ -72,12 +67,12 @@ class ModuleValues:
             self._notes.bind(slot.label, self._told(slot.held))
 
     def note_code(self, slot: Slot) -> None:
-        """A name holds code: which, is told by the source of its module only if nothing has replaced it."""
+        """Note a name that holds code, and which code it is where the module's source does not say so."""
         if not self._notes.fix(slot):
             return
         _, _, label, value = slot
         if isinstance(value, (functools.partial, types.MethodType)):
-            # With arguments, or an instance, of its own.
+            # Its arguments, or its instance, are values.
             self._notes.describe(slot)
             self._reach_within(slot)
             return
@@ -112,7 +107,7 @@ class ModuleValues:
             self._notes.bind(label, qualified_name(thing))
 
     def _note_registry(self, label: str, thing: Any) -> None:
-        """The functions among which ``functools.singledispatch`` and its like choose by the class."""
+        """Note the functions among which ``functools.singledispatch`` and the like choose by class."""
         registry: Any = None
         if isinstance(thing, functools.singledispatchmethod):
             registry = thing.dispatcher.registry
@@ -124,8 +119,7 @@ class ModuleValues:
                 self._notes.bind(label, qualified_name(kind), self._told(function))
 
     def note_members(self, kind: type[enum.Enum]) -> None:
-        """The members of an enumeration."""
-        # Values are computed when the module is imported, and never changed.
+        """Note the members of an enumeration. Their values never change after the import."""
         members = [[name, self._told(member.value)] for name, member in kind.__members__.items()]
         self._notes.bind(qualified_name(kind), members)
         for name, member in kind.__members__.items():
@@ -135,14 +129,14 @@ class ModuleValues:
                 self.note_value(Slot(vars(member), field, label, vars(member)[field]))
 
     def note_fields(self, kind: type) -> None:
-        """What instances of a dataclass get that a trace makes, where the class does not have it."""
+        """Note default values and metadata of a dataclass's fields that are no attributes of the class."""
         for field in vars(kind)["__dataclass_fields__"].values():
             for value in (field.default, field.default_factory, dict(field.metadata)):
                 if value not in (dataclasses.MISSING, {}) and vars(kind).get(field.name) is not value:
                     self._note_default(f"{qualified_name(kind)}({field.name})", value)
 
     def note_defaults(self, function: types.FunctionType) -> None:
-        """The default values of a function."""
+        """Note the default values of a function."""
         by_name = function.__kwdefaults__ or {}
         values: list[Value] = []
         for name, value in [*enumerate(function.__defaults__ or ()), *by_name.items()]:
@@ -161,7 +155,7 @@ class ModuleValues:
             self._notes.bind(label, self._told(value))
 
     def note_decorator(self, function: types.FunctionType) -> None:
-        """What a decorator made: its name and its module are those of the function inside."""
+        """Note a decorator's function, which has the name and the module of the function it wraps."""
         name = f"{qualified_name(function)} as decorated by {function.__code__.co_name}"
         module = sys.modules.get(function.__globals__.get("__name__", ""))
         if module is not None and module.__name__ == "__main__":
@@ -174,7 +168,7 @@ class ModuleValues:
         self.note_given(name, function.__code__, given | dict.fromkeys(rebound, _MEMORY))
 
     def note_given(self, name: str, code: types.CodeType | None, given: Mapping[str, Any]) -> None:
-        """What a decorator was given, beside the function: the values are those of this moment."""
+        """Note the arguments of a decorator beside the function, with their present values."""
         values: list[Value] = []
         for variable, value in sorted(given.items()):
             if is_pythons_own(variable, value):
@@ -188,9 +182,9 @@ class ModuleValues:
         self._notes.bind(name, values)
 
     def _told(self, value: Any) -> Value:
-        """What is told of a value that is computed when a module is imported, and not changed after it.
+        """Describe a value for the bindings.
 
-        Of what has no description that is the same in every process, such as a logger, the class alone.
+        By its class alone if it has no description that is the same in every process, such as a logger.
         """
         if isinstance(value, types.ModuleType):
             self._reach(value)
@@ -233,7 +227,7 @@ def _described_or_none(value: Any) -> Value:
 
 
 def _where(function: Any) -> Value:
-    """Which function it is, without the decorators of the DSL; the lines of a script may move."""
+    """Name and line of the function within the DSL's decorators; line 0 in a script, whose lines may move."""
     function = unwrapped(function)
     is_in_script = function.__module__ == "__main__"
     return [qualified_name(function), 0 if is_in_script else first_line(function)]

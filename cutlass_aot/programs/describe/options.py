@@ -17,13 +17,13 @@ _REFUSED_OPTIONS = {
     "host-target": "code for another host", "link-libraries": "libraries to link",
 }  # fmt: skip
 _SELECTORS = ("FrontendNext", "DisableCuteExtCompile")
-"""Options that hold beside those of ``options=``."""
+"""Options that ``options=`` does not replace."""
 _OTHER_OPTIONS = ("dump-dir", "dump-ptx-path", "dump-cubin-path", "dump-sass-path", "generate-line-info")
 """Options that change no instruction. Line numbers are never compiled in, since they name files by path."""
 _DEFAULT_SETTINGS = {"tolerate_m2m": True, "compiler_backend": "legacy"}
-"""Settings of the DSL that are on or named if nothing is said; all others are off or empty."""
+"""Settings of the DSL whose default is not off or empty."""
 _NO_SETTINGS = frozenset({"arch", "enable_tvm_ffi", "shared_libs"})
-"""Settings that a request has elsewhere, or that name files of the machine."""
+"""Settings that a request has elsewhere, or that are file names."""
 
 
 def options_of(compiler: Any, call: Call) -> tuple[dict[str, Value], str]:

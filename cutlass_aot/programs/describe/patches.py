@@ -1,4 +1,4 @@
-"""What others than the DSL have put into its modules: it is part of every trace."""
+"""Patches: functions that other code has put into the DSL's modules, and which every trace may run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from cutlass_aot.programs.describe.distributions import OWN_FOLDER, deciding_ori
 
 
 class Patches(NamedTuple):
-    """Functions of others than the DSL that its modules have, and where they come from."""
+    """Foreign functions in the DSL's modules, and the fingerprints of their distributions, by name."""
 
     functions: tuple[types.FunctionType, ...]
     code: Mapping[str, str]
-    """Distributions and their fingerprints."""
 
 
 def patches() -> Patches:
-    """The patches of now."""
+    """The patches in the modules imported so far."""
     return _patches_of(len(sys.modules))
 
 
@@ -33,7 +32,7 @@ def _patches_of(_modules: int) -> Patches:
     if package is None:
         return Patches((), {})
     file = getattr(package, "__file__", None)
-    # What stands for the DSL where it is not has no file, and is of this package.
+    # Placeholders of the DSL have no file, and are of this package.
     home = f"{Path(file).parent}/" if file else OWN_FOLDER
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     functions: dict[int, types.FunctionType] = {}
@@ -44,7 +43,7 @@ def _patches_of(_modules: int) -> Patches:
             continue
         if not (getattr(module, "__file__", None) or home).startswith(home):
             continue  # Another distribution's, such as `cutlass.operators`.
-        # A patch may be decorated by the DSL's, and may itself decorate what the DSL has.
+        # A decorator of the DSL may wrap a patch, and a patch may wrap a function of the DSL.
         for function in (layer for own in _functions_of(module, seen) for layer in layers(own)):
             file = function.__code__.co_filename
             if file == main:
@@ -61,9 +60,9 @@ def _patches_of(_modules: int) -> Patches:
 
 
 def _functions_of(module: types.ModuleType, seen: set[int]) -> Iterator[types.FunctionType]:
-    """Functions that a module has, and those of its classes, but those that were seen in another module.
+    """Functions of a module and its classes that are not in ``seen``.
 
-    The DSL's modules have a hundred thousand names, of most functions several.
+    The DSL's modules have a hundred thousand names, several for most functions.
     """
     for value in list(vars(module).values()):
         kind = type(value)

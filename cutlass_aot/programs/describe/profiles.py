@@ -1,4 +1,4 @@
-"""Device profiles as requests have them: numbers of a GPU that code generation may ask for."""
+"""The device numbers of a request: those of a GPU that code generation may ask for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from cutlass_aot.schema.targets import Target
 
 
 def device_numbers(profile: DeviceProfile | int) -> dict[str, int]:
-    """What a request has of a GPU.
-
-    Args:
-        profile: of the GPU, or its streaming multiprocessors alone, where no profile is at hand.
-    """
+    """The numbers in a request, from a profile or, without one, from the SM count alone."""
     if isinstance(profile, int):
         return {"sm_count": profile}
     clusters = {f"max_active_clusters_{size}": count for size, count in profile.max_active_clusters.items()}
@@ -21,12 +17,7 @@ def device_numbers(profile: DeviceProfile | int) -> dict[str, int]:
 
 
 def profile_of(target: str, sm_count: int | None = None) -> str:
-    """The name of the profile that comes with this package for a target's GPUs; ``""`` if there is none.
-
-    Args:
-        target: GPU code target.
-        sm_count: streaming multiprocessors that it must have; None for any number.
-    """
+    """The name of this package's profile for a target and SM count (None: any); ``""`` if there is none."""
     parsed = Target.parse(target)
     for name in builtin_profiles():
         profile = load_profile(name)
@@ -37,8 +28,9 @@ def profile_of(target: str, sm_count: int | None = None) -> str:
 
 
 def profile_at_hand(target: str) -> DeviceProfile | int:
-    """The profile of the first GPU of this machine; its streaming multiprocessors where none comes with this
-    package. Where there is no GPU, and so nothing is launched, the first profile for the target.
+    """The profile of GPU 0, or its SM count if this package has no profile for it.
+
+    Without a GPU, where nothing is launched, the first profile for the target.
     """
     count = sm_count_at_hand()
     name = profile_of(target, count)
@@ -53,7 +45,7 @@ def profile_at_hand(target: str) -> DeviceProfile | int:
 
 
 def sm_count_at_hand() -> int | None:
-    """Streaming multiprocessors of the first GPU; None where there is none, and nothing can be launched."""
+    """SM count of GPU 0; None without a GPU."""
     try:
         return cuda_driver.sm_count(0)
     except DeviceError:

@@ -23,8 +23,8 @@ class Surroundings(NamedTuple):
 
     Attributes:
         device: target to :attr:`~cutlass_aot.schema.requests.request.Request.device`.
-        given: environment variables that say no more than target and device do, with the values that say it.
-        dsl: fingerprint of the DSL. Where it is not installed, the bundles know by which they were built.
+        given: target and device to the environment variables that say no more than these two.
+        dsl: fingerprint of the DSL, or, where it is not installed, of the DSL that built the bundles.
     """
 
     device: Callable[[str], Mapping[str, int]]
@@ -35,20 +35,13 @@ class Surroundings(NamedTuple):
 def request_of(
     compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], surroundings: Surroundings
 ) -> Request:
-    """The request of ``compiler(*arguments, **keywords)``.
-
-    Args:
-        compiler: ``cute.compile``, or ``cute.compile[...]``.
-        arguments: the callable, then its arguments.
-        keywords: arguments by name and options.
-        surroundings: what else it follows from.
-    """
+    """The request of ``compiler(*arguments, **keywords)``, with ``cute.compile`` or ``cute.compile[...]``."""
     try:
         return _request_of(compiler, arguments, keywords, surroundings)
     except RequestError:
         raise
     except Exception as error:
-        # Properties and comparisons of the program's own classes raise what they like.
+        # Properties and comparisons of the program's own classes may raise anything.
         subject = arguments[0] if inspect.isroutine(arguments[0]) else type(arguments[0])
         raise RequestError(
             f"{qualified_name(subject)} could not be described: {type(error).__name__}: {error}"
@@ -91,12 +84,12 @@ def _request_of(
 
 
 def code_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> CodeSlice:
-    """The code that a call follows from, as :func:`request_of` finds it."""
+    """The code that a call's request follows from."""
     return slice_of(_described(call_of(arguments, keywords)).code)
 
 
 class _Described(NamedTuple):
-    """What a call passes, and the functions and classes that the request follows from, by anything."""
+    """The described call, and the functions and classes that its request follows from, by ``id``."""
 
     configuration: Value
     arguments: Mapping[str, Value]
@@ -112,6 +105,6 @@ def _described(call: Call) -> _Described:
 
 
 def _fingerprints(code: CodeSlice) -> dict[str, str]:
-    """Fingerprints of a slice, and of what patches the DSL."""
+    """Fingerprints of a slice and of patches to the DSL."""
     both = (patches().code, code.code)
     return {name: joined(own[name] for own in both if name in own) for name in {*both[0], *both[1]}}

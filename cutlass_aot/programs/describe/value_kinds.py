@@ -1,4 +1,4 @@
-"""Kinds of values that modules and classes have under their names."""
+"""Kinds of values that names of modules and classes hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_ITEMS = 64
 _MAX_LEVELS = 3
 _TEXTS = (*TEXTS, operator.attrgetter, operator.itemgetter, operator.methodcaller)
 _TEXTS_OF_TORCH = ("torch:dtype", "torch:device", "torch:layout", "torch:memory_format")
-"""Values that their text tells all of."""
+"""Classes whose text describes a value completely."""
 _CONTAINERS = (
     tuple, list, dict, set, frozenset, deque, array.array, types.MappingProxyType, ChainMap, UserDict,
     UserList, UserString, types.SimpleNamespace, argparse.Namespace, ContextVar,
@@ -35,12 +35,12 @@ def is_data(value: Any) -> bool:
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value is a container, or an object of a class that the program brings."""
+    """Whether a value is a container, or an object of a class of the program's own."""
     return isinstance(value, _CONTAINERS) or is_own(type(value))
 
 
 def is_plain(value: Any, level: int = 0) -> bool:
-    """Whether a value is a scalar, or a small container of such."""
+    """Whether a value is a scalar, or a small container of scalars."""
     if isinstance(value, (*SCALARS, enum.Enum)):
         return True
     if level > _MAX_LEVELS or type(value) not in (tuple, list, frozenset, set, dict):
@@ -55,12 +55,12 @@ def is_array(value: Any) -> bool:
 
 
 def array_digest(value: Any) -> Value:
-    """What is told of an array or a number of NumPy."""
+    """Describe an array or a number of NumPy by a digest."""
     return [foreign_name(type(value)), f"{value.dtype} {value.shape}", digest(value.tobytes())]
 
 
 def is_told_by_text(value: Any) -> bool:
-    """Whether the text of a value tells all of it."""
+    """Whether the text of a value describes it completely."""
     return (
         isinstance(value, _TEXTS)
         or foreign_name(type(value)) in _TEXTS_OF_TORCH
@@ -69,28 +69,30 @@ def is_told_by_text(value: Any) -> bool:
 
 
 def is_of_dsl(value: Any) -> bool:
-    """Whether a value is a number of the DSL, or an object of it that has fields."""
+    """Whether a value is a number of the DSL, or one of its objects with fields."""
     return _package(value) == "cutlass" and (
         hasattr(value, "__dict__") or hasattr(type(value), "width") or isinstance(value, Structure)
     )
 
 
 def _package(value: Any) -> str:
-    """The package that a value's class is of."""
     return type(value).__module__.partition(".")[0]
 
 
 def is_pythons_own(name: str, value: Any) -> bool:
-    """Whether a name is one of Python's or of a package's machinery; a number under such a name is not."""
+    """Whether it is a ``__name__`` with Python's meaning. One that holds a number is not."""
     is_number = type(value) in (bool, int, float) and name != "__firstlineno__"
     return name.startswith("__") and name.endswith("__") and not is_number
 
 
 def foreign_name(thing: Any) -> str:
-    """The name of a class or function that is not part of the code: of the DSL's with its module, of others
-    with the package alone, since they move among its modules from version to version."""
+    """The name of a class or function outside the program's code.
+
+    With its module if it is the DSL's; else with the package alone, since versions of a package move it
+    between modules.
+    """
     module = getattr(thing, "__module__", None) or ""
     package = module.partition(".")[0]
-    # Python's own modules are named after those that are written in C, or the other way round.
+    # C and Python versions of a module differ in a leading underscore.
     home = module if package == "cutlass" else package.removesuffix("_extensions").lstrip("_")
     return f"{home}:{getattr(thing, '__qualname__', '')}"

@@ -1,9 +1,8 @@
-"""Check a trace against the key of its request: what it ran, and which environment variables it read.
+"""Check a trace against the key of its request: the code it ran, and the environment variables it read.
 
-A request names the code it follows from before anything is traced (:mod:`~.code_slice`), by
-names that code has. A trace that goes another way, through ``getattr`` or a table of modules, would run code
-that the request does not name: such a request is refused when it is recorded, so that no bundle has a kernel
-whose key says too little.
+A request finds the code it follows from by name, before the trace (:mod:`~.code_slice`). A trace may reach
+further code, through ``getattr`` or a table of modules. Such a request is refused when it is recorded, so
+that no bundle has a kernel whose key says too little.
 """
 
 from __future__ import annotations
@@ -30,16 +29,11 @@ from cutlass_aot.programs.describe.distributions import (
 )
 
 _TOOLS = (4, 3, 5, 2, 1, 0)
-"""Numbers of tools of ``sys.monitoring``, those first that no debugger or profiler has by agreement."""
+"""Tool numbers of ``sys.monitoring``, first those that are not reserved for debuggers or profilers."""
 
 
 class Trace:
-    """What a trace has done.
-
-    Attributes:
-        code: code that was run.
-        variables: environment variables that were read, to the file that read them.
-    """
+    """The code that a trace ran, and the environment variables it read, with the file that read each."""
 
     def __init__(self) -> None:
         self.code: set[CodeType] = set()
@@ -48,7 +42,7 @@ class Trace:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Within the block: write down what this thread runs and which environment variables are read."""
+        """Within the block: note the code and environment variables of this thread."""
         environment = os.environ
         kind = type(environment)
         original = kind.__getitem__
@@ -68,9 +62,9 @@ class Trace:
 
     @contextmanager
     def _without_collections(self) -> Iterator[None]:
-        """Within the block: leave out what runs because garbage is collected, which may happen anywhere.
+        """Within the block: leave out code that garbage collection runs, which may happen anywhere.
 
-        These are finalizers, and other packages' callbacks, which run between our first and our last one.
+        It runs finalizers and other packages' callbacks, between this package's first and last callback.
         """
 
         def begin(phase: str, information: Mapping[str, int]) -> None:
@@ -96,8 +90,7 @@ class Trace:
         if monitoring is not None:
             thread = threading.get_ident()
 
-            # Events are those of all threads. Each code of this one is told of once, and costs nothing
-            # afterwards.
+            # Events come from all threads. DISABLE ends those of a code object after the first.
             def started(code: CodeType, _offset: int) -> Any:
                 if self._collecting or threading.get_ident() != thread:
                     return None
@@ -111,7 +104,7 @@ class Trace:
             try:
                 monitoring.register_callback(tool, monitoring.events.PY_START, started)
                 monitoring.set_events(tool, monitoring.events.PY_START)
-                # Code that an earlier trace has been told of is told of again.
+                # Enables code again that an earlier trace has disabled.
                 monitoring.restart_events()
                 yield
             finally:
@@ -133,7 +126,7 @@ class Trace:
 
 
 def _reader() -> str:
-    """The file of the code that reads a variable, past Python's own library."""
+    """The file of the innermost caller outside the standard library; ``""`` if there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (
         in_standard_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")
@@ -143,13 +136,10 @@ def _reader() -> str:
 
 
 def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[str, Any]) -> None:
-    """Refuse a trace that went beyond the code that its request names.
+    """Refuse a trace that ran code, or read variables, which its request does not cover.
 
-    Args:
-        trace: what it did.
-        code: what the request was made from.
-        keyed: names of the distributions and modules that the request names.
-        known: environment variables that say no more than the request's target does.
+    ``keyed`` are the distributions and modules that the request names, ``known`` environment variables that
+    say no more than its target does.
     """
     names = {*code.code, *keyed}
     followed = _followed(trace, code)
@@ -186,7 +176,7 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
 
 
 def _followed(trace: Trace, code: CodeSlice) -> set[CodeType]:
-    """What a trace ran that is of functions which its request names."""
+    """The traced code that is of functions which the request names."""
     lines: dict[str, dict[int, str]] = {}
     for thing in code.followed.values():
         if isinstance(thing, FunctionType):
@@ -198,7 +188,7 @@ def _followed(trace: Trace, code: CodeSlice) -> set[CodeType]:
         item = work.pop()
         if item not in found:
             found.add(item)
-            # What is defined within has, where the DSL made it, lines of no function.
+            # Inner functions that the DSL has rewritten have line numbers of no function.
             work.extend(constant for constant in item.co_consts if isinstance(constant, CodeType))
     return found
 
@@ -211,17 +201,17 @@ def _lines(function: FunctionType) -> Iterable[int]:
 
 
 def _is_followed(item: CodeType, lines: Mapping[int, str]) -> bool:
-    """Whether code is of the functions that have some lines of its file."""
+    """Whether code is of a followed function; ``lines`` of its file map to the functions' names."""
     if item.co_firstlineno in lines:
         return True
-    # What the DSL makes of a function that closes over something is numbered from 1.
+    # The DSL numbers the lines of a rewritten closure from 1.
     return item.co_name in lines.values() and not is_defined_at(
         item.co_filename, item.co_name, item.co_firstlineno
     )
 
 
 def _decides_nothing(file: str) -> bool:
-    """Whether the code of a file is the DSL's, a framework's or this package's, or made without a file."""
+    """Whether a file's code decides no kernels: it is of the DSL, a framework or this package."""
     if file.startswith(("<", OWN_FOLDER)) or in_standard_library(file):
         return True
     package = getattr(sys.modules.get("cutlass"), "__file__", None)

@@ -1,8 +1,8 @@
-"""Tensors on a GPU that is not there: they have a shape, strides, a dtype and ``device="cuda"``, and no data.
+"""GPU tensors without a GPU: they have a shape, strides, a dtype and ``device="cuda"``, but no data.
 
-torch's FakeTensorMode makes them. Tensors on the CPU are real, except what is computed from or copied from
-those on the GPU. What asks a fake tensor for data ends in torch's own exception, which
-:func:`explain_data_dependence` puts in words.
+torch's FakeTensorMode makes them. Tensors on the CPU are real, except those computed or copied from GPU
+tensors. Reading a fake tensor's data raises torch's own exception, which :func:`explain_data_dependence`
+explains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tens
 
 
 class _Absent:
-    """An attribute that a base class has and that this class has not."""
+    """Hides an attribute of a base class."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         raise AttributeError
@@ -28,25 +28,25 @@ _ALIGNMENT_SHIFT = 9
 
 
 def make_tensors_fake(torch: Any) -> None:
-    """Enter a FakeTensorMode for as long as the process lives."""
+    """Enter a FakeTensorMode until the process ends."""
     from torch._subclasses import fake_tensor
 
-    # A mode asks whether there is a GPU that it has to start; there is, by the answers above, and it cannot.
+    # The mode would initialize the GPU, which torch.cuda reports to be there.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)
     fake_tensor.init_gpu_context = lambda device: None
 
     def data_ptr(tensor: Any) -> int:
-        """An address that nothing is at: aligned as torch's allocator does, and another for each storage."""
+        """A made-up address, different for each storage and aligned as by torch's allocator."""
         storage = tensor.untyped_storage()._cdata >> 4 << _ALIGNMENT_SHIFT
         return int(_ADDRESSES + storage + tensor.storage_offset() * tensor.element_size())
 
     fake_tensor.FakeTensor.data_ptr = data_ptr
     fake_tensor.FakeTensor.__dlpack__ = lambda tensor, **options: _dlpack(torch, tensor)
     fake_tensor.FakeTensor.__dlpack_device__ = lambda tensor: _dlpack_device(tensor)
-    # The exchange by functions of C would look for data; without it, consumers ask for the capsule.
+    # The exchange through C functions would read data; without it, consumers use the capsule.
     fake_tensor.FakeTensor.__dlpack_c_exchange_api__ = _Absent()
     _register_device_guard(torch)
-    # On this thread alone is the mode active; autograd's own threads would run without it.
+    # The mode is active on this thread alone: autograd's own threads would run without it.
     torch._C._set_multithreading_enabled(False)
     torch.Tensor.pin_memory = lambda tensor, *args: tensor
     torch.Tensor.record_stream = lambda tensor, stream: None
@@ -58,10 +58,10 @@ _GPU_KEYS = ("CUDA", "CompositeExplicitAutograd")
 
 
 def _registered_kernels(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Name of every operator that is registered from now on to its implementation for a GPU, where in Python.
+    """Map every operator that is registered from now on to its Python implementation for GPUs, if it has one.
 
-    Of a package's operator, torch would run with fake tensors what is said of its results, and nothing else.
-    It is the implementation that asks ``cute.compile``.
+    With fake tensors, torch would only run an operator's shape function. It is the implementation that calls
+    ``cute.compile``.
     """
     kernels: dict[str, Callable[..., Any]] = {}
     impl = torch.library.Library.impl
@@ -77,11 +77,11 @@ def _registered_kernels(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _mode(torch: Any, fake_tensor: Any, kernels: Mapping[str, Callable[..., Any]]) -> Any:
-    """The class of FakeTensorMode in which tensors on the CPU are real, and packages' operators are run."""
+    """A FakeTensorMode class with real CPU tensors, which runs the operators in ``kernels``."""
 
     class FakeOnGpu(fake_tensor.FakeTensorMode):  # type: ignore[misc]
         is_of_pretended_gpu = True
-        inside = False  # An operator on fake tensors may be made of others, which are all fake.
+        inside = False  # Operators that an operator on fake tensors is made of are all fake.
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -101,7 +101,7 @@ def _mode(torch: Any, fake_tensor: Any, kernels: Mapping[str, Callable[..., Any]
                 if (device is None or device.type == "cpu") and all(map(_is_on_cpu, tensors)):
                     return func(*args, **options)
             elif any(map(_is_real, _written(func, args, options))):
-                # What is written into a tensor of the CPU is not known, and may not be read as if it were.
+                # The real CPU tensor would keep its old values, which must not be read as the result.
                 raise fake_tensor.DataDependentOutputException(func)
             self.inside = True
             try:
@@ -144,9 +144,9 @@ _CUDA_DEVICE, _LAZY_DEVICE = 1, 17
 def _register_device_guard(torch: Any) -> None:
     """Let autograd record operations on fake CUDA tensors with a build of torch that has no CUDA.
 
-    It asks which device is current, of a table in which such a build has nothing for CUDA, and ends the
-    process. A build with CUDA has an entry there, and torch puts one that does nothing in its place where it
-    reports no device. The entry of lazy tensors, which reports none either, stands in for it until then.
+    Autograd gets the current device from a table of device guards; without an entry for CUDA, it ends the
+    process. torch replaces a CUDA entry that reports no device by one that does nothing. So the entry for
+    lazy tensors, which reports none, is put there for torch to replace.
     """
     if torch.cuda._is_compiled():
         return
@@ -167,7 +167,7 @@ def _register_device_guard(torch: Any) -> None:
 
 _DL_CPU, _DL_CUDA = 1, 2
 _described: list[Any] = []
-"""What capsules point to: their consumers may keep it, and none of them gives it back."""
+"""Keeps alive what capsules point to: their consumers may keep it, and none of them releases it."""
 
 
 def _dlpack_device(tensor: Any) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def _dlpack(torch: Any, tensor: Any) -> Any:
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
-        # The type as torch itself gives it, which knows every one of its dtypes.
+        # torch itself gives the DLPack type, for any dtype.
         real = torch.empty(0, dtype=tensor.dtype).__dlpack__()
     rank = tensor.dim()
     sizes, strides = (ctypes.c_int64 * rank)(*tensor.shape), (ctypes.c_int64 * rank)(*tensor.stride())
@@ -212,7 +212,7 @@ _NO_BACKWARD = "Cannot access accelerator device when none is available"
 
 
 def explain_data_dependence(error: BaseException) -> str | None:
-    """Why a program cannot go on with tensors that are not there, in one sentence; None for another error."""
+    """In one sentence, why a program failed with fake tensors; None for another error."""
     for cause in _causes(error):
         needed = _needed_data(cause)
         if needed is not None:
@@ -239,7 +239,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _needed_data(error: BaseException) -> str | None:
-    """What the program needed, in words; None where the error has another reason."""
+    """The data that the program needed; None if the error has another cause."""
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     if not kinds.isdisjoint(_DATA_DEPENDENT):
         return str(getattr(error, "func", None) or error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""What torch says of a GPU, for the GPU of a device profile."""
+"""torch's properties of a GPU, for the GPU of a device profile."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cutlass_aot.generators.device_profiles import DeviceProfile
 
 
 class _Chip(NamedTuple):
-    """Numbers of a compute capability that a device profile does not have.
+    """Numbers of a compute capability, in bytes, that a device profile does not have.
 
-    Source of all but the memory and the second-level cache: CUDA Programming Guide, "Technical Specifications
-    per Compute Capability". Those two depend on the model; they are of A100 80GB, A40, L40S, H200, B200,
-    GB300 and RTX PRO 6000, by their data sheets.
+    From the CUDA Programming Guide, "Technical Specifications per Compute Capability". Memory and L2 cache
+    depend on the model: they are from the data sheets of A100 80GB, A40, L40S, H200, B200, GB300 and RTX PRO
+    6000.
     """
 
     shared_memory_per_block_optin: int
@@ -38,7 +38,7 @@ _CHIPS = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """What ``torch.cuda.get_device_properties`` gives, with the names that builds of torch with CUDA have."""
+    """The result of ``torch.cuda.get_device_properties``, with the names in builds of torch with CUDA."""
 
     name: str
     major: int
@@ -62,7 +62,7 @@ class GpuProperties:
 
     @classmethod
     def of(cls, profile: DeviceProfile, seen: tuple[int, int]) -> GpuProperties:
-        """The GPU of a profile; of a compute capability that is not in the table, as the next older one."""
+        """The GPU of a profile. A compute capability that is not in the table is taken for the next older."""
         older = [known for known in _CHIPS if known <= seen]
         chip = _CHIPS[max(older) if older else min(_CHIPS)]
         return cls(profile.gpu, *seen, profile.sm_count, **chip._asdict())

@@ -1,8 +1,7 @@
-"""Keep what a program compiles on a GPU: its requests and the compiled objects, for a bundle that answers
-them.
+"""Keep the requests of a program on a GPU and their compiled objects, for a bundle that answers them.
 
-Each process of the program writes what it compiled into a private folder, at once, so that nothing is lost
-however it ends; :func:`gathered` makes recordings of it.
+Each process of the program writes them to a private folder at once, so that nothing is lost however it ends;
+:func:`gathered` makes recordings of them.
 """
 
 from __future__ import annotations
@@ -31,16 +30,12 @@ from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, C
 
 MODULE = "cutlass_aot.programs.record.keep"
 _log = logging.getLogger("cutlass_aot")
-# By name: programs are not of the build side, and nobody else needs it.
+# Imported by name: this package is not of the build side, and only a Keeper needs it.
 _EXPORT = "cutlass_aot.builder.compile.export"
 
 
 def begin(plan: Mapping[str, Any]) -> None:
-    """Keep what this process compiles.
-
-    Args:
-        plan: with the ``folder`` that takes it.
-    """
+    """Keep what this process compiles, in the ``folder`` of the plan."""
     os.environ.update(cache_environment())
     keeper = Keeper(Path(plan["folder"]))
 
@@ -62,11 +57,7 @@ def begin(plan: Mapping[str, Any]) -> None:
 
 
 class Keeper:
-    """Keeps what is compiled in a folder. May be used from several threads.
-
-    Args:
-        folder: private, there already.
-    """
+    """Keeps what is compiled in a private folder, which must exist. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,11 +65,7 @@ class Keeper:
     def compile(
         self, request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
-        """Compile a request and keep it. What cannot be kept is noted, and never raised into the program.
-
-        Raises:
-            Exception: whatever the compiler raises.
-        """
+        """Compile a request and keep it. Only the compiler's errors are raised, other problems noted."""
         problems: list[Exception] = []
         known = known_variables(request.target, request.device)
         try:
@@ -87,14 +74,14 @@ class Keeper:
                 keep_unsound=problems.append,
             )  # fmt: skip
         except Exception as error:
-            # It may be what this package does with it; if it is the compiler, it says so again.
+            # The error may be this package's; one of the compiler's is raised again here.
             self.refuse(f"{request.callable}: {error}")
             return compile(*arguments, **keywords)
         try:
             if problems:
                 raise problems[0]
             self._keep(request, compiled.function, compiled.call)
-        except Exception as error:  # Whatever it is: the program has its function, and goes on.
+        except Exception as error:  # The program has its function, and goes on.
             self.refuse(f"{request.callable}: {error}")
         return as_requested(request, compiled.function)
 
@@ -116,17 +103,14 @@ class Keeper:
             raise RequestError(f"its code has {len(data)} bytes, more than a recording takes")
         write_whole(path.with_suffix(".object"), data)
         write_whole(path.with_suffix(".request"), request.encoded())
-        # The last of the three says that they are whole.
+        # Written last: it says that the other two are complete.
         write_whole(path.with_suffix(".result"), encode({"call": to_plain(call)}))
 
 
 def gathered(folder: Path, most: int = MAX_OBJECT_BYTES) -> Iterator[tuple[Recording, dict[str, bytes]]]:
-    """What all processes of a program kept: recordings, at least one, each with the objects by the digests of
-    their requests.
+    """One or more recordings of what a program's processes kept, with objects by their requests' digests.
 
-    Args:
-        folder: where they kept it.
-        most: bytes of objects in a recording; one that is larger has a recording of its own.
+    A recording has at most ``most`` bytes of objects; a larger object has a recording of its own.
     """
     requests: list[CompiledRequest] = []
     objects: dict[str, bytes] = {}

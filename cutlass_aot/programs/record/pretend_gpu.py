@@ -1,7 +1,7 @@
-"""Run a program where there is no GPU as if there were one: questions are answered from a device profile.
+"""Run a program without a GPU as if there were one, whose properties come from a device profile.
 
-:func:`install` is called in the process that is to run the program, before the program's first line. It
-imports neither torch nor the DSL: their answers are put in place when the program imports them.
+:func:`install` is called in the program's process before its first line. It imports neither torch nor the
+DSL: they are patched when the program imports them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ from cutlass_aot.schema.targets import Target
 
 
 def environment(profile: DeviceProfile, target: str) -> dict[str, str]:
-    """The environment variables that are required in the process of the program besides those it is given.
-
-    Raises:
-        ValueError: if ``target`` is not a target.
-    """
+    """The environment variables that the program's process needs besides its own."""
     return {
         **target_environment(target, profile.sm_count),
         **cache_environment(),
-        # A GPU that is there is not to be used: the program has to see the one of the profile.
+        # The program must see the GPU of the profile, not a real one.
         "CUDA_VISIBLE_DEVICES": "",
     }
 
 
 def capability(profile: DeviceProfile, target: str) -> tuple[int, int]:
-    """The compute capability that the program sees: the profile's, if the target's code runs on that.
+    """The compute capability that the program sees: the profile's if it runs the target, else the target's.
 
-    A profile may stand in for a GPU of another kind, of which no profile exists; then it is the target's own.
+    The second is for GPUs without a profile, for which another GPU's profile is used.
     """
     parsed = Target.parse(target)
     same = parsed.major == profile.compute_capability[0] and parsed.runs_on(profile.compute_capability)
@@ -44,19 +40,10 @@ def capability(profile: DeviceProfile, target: str) -> tuple[int, int]:
 
 
 def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> AfterImport:
-    """Have torch and the DSL answer what the profile says, in this process and from their import on.
+    """Make torch and the DSL describe the profile's GPU in this process, once they are imported.
 
-    Args:
-        profile: the GPU that the program sees.
-        target: GPU code target that is compiled for.
-        fake_tensors: whether tensors are fake. If not, what the program does with tensors is left to torch,
-            and only questions about the GPU are answered.
-
-    Returns:
-        What sees to it; :meth:`~AfterImport.end` stops it for what is not imported by then.
-
-    Raises:
-        ValueError: if ``target`` is not a target.
+    Without ``fake_tensors``, only questions about the GPU are answered, and tensors are left to torch.
+    :meth:`~AfterImport.end` of the result leaves alone what is imported later.
     """
     gpu = GpuProperties.of(profile, capability(profile, target))
 
@@ -81,21 +68,21 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
 
 
 def _no_launches(kernel: Any) -> None:
-    """Have kernels of Triton run nothing: there is neither a driver to compile them for nor data."""
+    """Make Triton's kernels run nothing: there is neither a driver nor data for them."""
     kernel.run = lambda self, *args, **options: None
 
 
 def _pretend_context(driver: Any) -> None:
-    """Have the driver say that there is a context, as there is one after the first tensor on a GPU."""
+    """Make the driver report a context, as it would after the first tensor on a GPU."""
     success = driver.CUresult.CUDA_SUCCESS
     driver.cuCtxGetCurrent = lambda: (success, driver.CUcontext(1))
     driver.cuCtxGetDevice = lambda: (success, driver.CUdevice(0))
 
 
 def _pretend_memory(module: Any) -> None:
-    """Have NVIDIA's operators take tensors of the pretended GPU for ones with memory: to run, they need them.
+    """Make NVIDIA's operators accept fake tensors of the pretended GPU as real: else they would not run.
 
-    Fake tensors of a mode that the program has entered itself remain what they are.
+    Fake tensors of a mode that the program has entered itself stay fake to them.
     """
     is_fake = module.is_torch_fake_tensor
     module.is_torch_fake_tensor = lambda tensor: (
@@ -104,7 +91,7 @@ def _pretend_memory(module: Any) -> None:
 
 
 def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: GpuProperties) -> None:
-    """Have ``HardwareInfo`` answer. Its methods are replaced, since programs import the class by name."""
+    """Replace the methods of ``HardwareInfo``, not the class, which programs import by name."""
 
     def begin(self: Any, device_id: int = 0) -> None:
         self.device_id = device_id
@@ -118,7 +105,7 @@ def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: GpuProperties)
 
 
 def _pretend_attributes(runtime: Any, gpu: GpuProperties) -> None:
-    """Have the DSL's own questions answered: it has one of kernels with several blocks a multiprocessor."""
+    """Answer the DSL's own queries, which it makes for kernels with several blocks a multiprocessor."""
     attributes = {
         "COMPUTE_CAPABILITY_MAJOR": gpu.major,
         "COMPUTE_CAPABILITY_MINOR": gpu.minor,

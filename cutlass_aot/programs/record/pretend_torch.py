@@ -1,4 +1,4 @@
-"""``torch.cuda`` where there is no GPU: questions are answered for the GPU of a profile, and nothing runs."""
+"""``torch.cuda`` without a GPU: it describes the GPU of a profile, and runs nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
 
 CUDA_VERSION = "13.0"
-"""What ``torch.version.cuda`` is where torch is a build without CUDA."""
+"""``torch.version.cuda`` for a build of torch without CUDA."""
 
 
 class _Idle:
-    """Does nothing: as a context manager, as a decorator, and as a function."""
+    """A context manager, decorator and function that does nothing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class _Idle:
 
 
 class Stream(_Idle):
-    """A stream on which nothing runs. The default stream is the one whose handle is zero."""
+    """A stream on which nothing runs. The default stream has the handle 0."""
 
     device_index = 0
 
@@ -45,7 +45,7 @@ class Stream(_Idle):
 
     @property
     def device(self) -> Any:
-        """The device that is not there."""
+        """The pretended GPU."""
         import torch
 
         return torch.device("cuda", 0)
@@ -55,7 +55,7 @@ class Stream(_Idle):
         return Event() if event is None else event
 
     def query(self) -> bool:
-        """Whether everything is done: it is."""
+        """True: nothing is pending."""
         return True
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -69,21 +69,21 @@ class Stream(_Idle):
 
 
 class Event(_Idle):
-    """An event that has happened. No time passes between two of them."""
+    """An event that has happened."""
 
     record = wait = synchronize = _Idle.do_nothing
 
     def query(self) -> bool:
-        """Whether it has happened: it has."""
+        """True: it has happened."""
         return True
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds: more than none, since a program may divide by it."""
+        """Milliseconds; not 0, since a program may divide by it."""
         return 1e-3
 
 
 class Graph(_Idle):
-    """A CUDA graph of nothing."""
+    """An empty CUDA graph."""
 
     capture_begin = capture_end = replay = reset = _Idle.do_nothing
     enable_debug_mode = debug_dump = instantiate = _Idle.do_nothing
@@ -120,7 +120,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 
 def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
-    """Name in ``torch.cuda`` to what stands there instead: an object each, since torch looks them up."""
+    """Names in ``torch.cuda`` with their replacements: a separate object each, since torch looks them up."""
 
     def streams(*args: Any, **options: Any) -> Stream:
         return Stream()
@@ -153,10 +153,10 @@ def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
 
 
 def answer_for(torch: Any, gpu: GpuProperties) -> None:
-    """Have ``torch.cuda`` answer for a GPU."""
+    """Make ``torch.cuda`` describe a GPU."""
     cuda = torch.cuda
     for name, answer in _answers(torch, gpu).items():
-        # torch.cuda hands on what its modules define, and programs know both names.
+        # torch.cuda re-exports names of its modules, and programs use both.
         for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
             if hasattr(module, name):
                 setattr(module, name, answer)
@@ -168,7 +168,7 @@ def answer_for(torch: Any, gpu: GpuProperties) -> None:
 
 
 def _generator(real: Any) -> Any:
-    """torch's class of random number generators, all of which are of the CPU."""
+    """torch's class of random number generators, always for the CPU."""
 
     class Generator(real):  # type: ignore[misc]
         def __new__(cls, device: Any = "cpu") -> Any:

@@ -1,8 +1,8 @@
-"""Record what a program asks ``cute.compile`` for, in the program's own process.
+"""Record a program's calls of ``cute.compile``, in the program's own process.
 
-Each distinct request is compiled in a fork, in which the trace may do what it likes and a crash ends that
-request alone; the program gets a function that does nothing and goes on. What is found lies in a private
-folder as soon as it is known, so that nothing is lost however the program ends::
+Each distinct request is compiled in a fork, so that a trace's side effects or a crash concern that request
+alone; the program gets a function that does nothing and goes on. Results are written to a private folder at
+once, so that nothing is lost however the program ends::
 
     <digest>.claim      made by the process that compiles the request
     <digest>.request    the request
@@ -11,9 +11,9 @@ folder as soon as it is known, so that nothing is lost however the program ends:
     <digest>.failure    why it did not compile, instead of the two
     <digest>.log        what the compiler printed
     <digest>.refusal    why a call makes no request; the digest is that of the reason
-    <process>.imported  files that the process has imported, once its program has come to its end
-    <process>.error     instead, if that end was an error that nothing has caught
-    <process>.status    there if the program has requested an exit status other than 0
+    <process>.imported  files that the process has imported; written when its program ends
+    <process>.error     the same, if an uncaught error ended the program
+    <process>.status    exists if the program has requested an exit status other than 0
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ _Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 
 
 def begin(plan: Mapping[str, Any]) -> None:
-    """Record the requests of this process, and of those that it forks.
-
-    Args:
-        plan: see :func:`plan_of`.
-    """
+    """Record the requests of this process and of its forks; :func:`plan_of` makes the plan."""
     if os.getppid() == plan["builder"]:
         _end_with_parent()
     profile = from_plain(DeviceProfile, plan["device"], "the device profile of the plan")
@@ -94,14 +90,12 @@ def plan_of(
     jobs: int,
     timeout: float,
 ) -> dict[str, Any]:
-    """What a program has to know to be recorded.
+    """The plan with which a program is recorded, with results in a private ``folder``.
 
     Args:
-        folder: private; takes what is found.
-        target: GPU code target to compile for.
         device: record of the device profile.
         known: digests of requests that need not be compiled.
-        fake_tensors: whether tensors on a GPU have shapes alone.
+        fake_tensors: whether tensors on a GPU have shapes but no data.
         compiler: the module whose function ``compile_request`` compiles.
         jobs: how many forks may compile at once.
         timeout: seconds that one of them may take.
@@ -114,8 +108,7 @@ def plan_of(
 
 
 class Nothing:
-    """What a program gets in place of a compiled function where there is no GPU: it takes everything and does
-    nothing."""
+    """Stands for a compiled function where there is no GPU: takes any arguments and does nothing."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
@@ -126,16 +119,13 @@ class Nothing:
 
 @dataclass(slots=True)
 class Recorder:
-    """Answers ``cute.compile`` by noting the request.
+    """Answers ``cute.compile`` by noting the request. Most fields are as :func:`plan_of` takes them.
 
     Attributes:
-        folder, known, compiler, jobs, timeout: as :func:`plan_of` takes them.
-        device: numbers of the GPU that is pretended.
-        erred: whether an error that nothing has caught has ended the program.
-        status: exit status other than 0 that the program has requested last; another function of it may have
-            caught that.
-        read: files that the program was started with, and those that it has read in the folder that it was
-            started in.
+        erred: whether an uncaught error has ended the program.
+        status: the exit status that the program requested last, None for 0. The program may have caught the
+            ``SystemExit``.
+        read: files named on the command line, and those read in the working directory of the start.
     """
 
     folder: Path
@@ -155,7 +145,7 @@ class Recorder:
     def answer(
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
-        """Note a call of ``cute.compile``, and compile it in a fork unless that was done."""
+        """Note a call of ``cute.compile``, and compile a new request in a fork."""
         surroundings = Surroundings(lambda target: self.device, known_variables)
         try:
             request = request_of(compiler, arguments, keywords, surroundings)
@@ -170,7 +160,7 @@ class Recorder:
         return Nothing()
 
     def finish(self) -> None:
-        """Wait until everything is compiled."""
+        """Wait for the forks, then write the files that say how this process ended."""
         with self._lock:
             self._own_process()
             self._wait_for_forks(0)
@@ -189,7 +179,7 @@ class Recorder:
     def _note(self, request: Request, compile: Compile, call: _Call) -> None:
         path = self.folder / request.digest
         try:
-            # Whoever makes this file first compiles it: another process of the program may ask for the same.
+            # The process that makes this file compiles: another one of the program may make the same request.
             with path.with_suffix(".claim").open("xb"):
                 pass
         except FileExistsError:
@@ -206,7 +196,7 @@ class Recorder:
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
     def _compile(self, request: Request, compile: Compile, call: _Call) -> None:
-        """In the fork: compile, and end the process."""
+        """Compile in the fork, and end it."""
         path = self.folder / request.digest
         status = 1
         try:
@@ -236,14 +226,13 @@ class Recorder:
             os._exit(status)
 
     def _wait_for_forks(self, most: int) -> None:
-        """Wait until at most so many forks run: take note of those that have ended, kill those past their
-        time."""
+        """Wait until at most ``most`` forks run, and kill those past their deadline."""
         while len(self._running) > most:
             for pid, (name, deadline) in list(self._running.items()):
                 try:
                     ended, status = os.waitpid(pid, os.WNOHANG)
                 except ChildProcessError:
-                    # The program waits for whatever child ends: the files tell what became of it.
+                    # The program itself has waited for this child: the files say how it ended.
                     ended, status = pid, 0
                 if ended:
                     del self._running[pid]
@@ -266,8 +255,7 @@ class Recorder:
 
 
 def imported_files() -> list[str]:
-    """Files of the modules that this process has imported, but Python's own; and of the lists of their
-    distributions."""
+    """Files of imported modules, except Python's own, and every distribution's ``RECORD``."""
     files = {
         str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
@@ -281,18 +269,20 @@ def imported_files() -> list[str]:
 
 
 def _note_what_is_read(recorder: Recorder) -> None:
-    """Have the recorder know the files that decide what the program does, beside the modules that it imports:
-    its script, whose module has lost its file when exit handlers run, and data in its folder."""
+    """Note files that the program depends on beside modules: data in its working directory, and its script.
+
+    The script's module no longer has its file when exit handlers run.
+    """
     folder = f"{Path.cwd()}/"
     recorder.read.update(os.path.abspath(word) for word in sys.orig_argv[1:] if Path(word).is_file())  # noqa: PTH100
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[1], str):
             return
-        with contextlib.suppress(OSError):  # What is raised here would be raised into the program.
+        with contextlib.suppress(OSError):  # An audit hook's error is raised into the program.
             path = os.path.abspath(arguments[0])  # noqa: PTH100
             is_read = not set(arguments[1]) & set("wax+")
-            # What Python keeps of a module's source is written by whichever run is the first.
+            # Byte code is written by whichever run is the first.
             is_kept = "/site-packages/" in path or "/__pycache__/" in path
             if is_read and path.startswith(folder) and not is_kept:
                 recorder.read.add(path)
@@ -301,17 +291,16 @@ def _note_what_is_read(recorder: Recorder) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when the builder ends, however that comes."""
+    """Have the kernel kill this process when the builder ends, even by a crash."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _watch_the_end(recorder: Recorder) -> None:
-    """Take note of how the program ends, and have its last error say what is missing, where it is data that a
-    tensor without memory does not have.
+    """Note how the program ends, and explain an uncaught error that comes from a fake tensor's missing data.
 
-    A process may still crash after its program's end, while the interpreter takes down what packages hold:
-    then its exit status does not say how the program ended.
+    The exit status of the process is not enough: it may crash after the program's end, while the interpreter
+    tears packages down.
     """
     shown = sys.excepthook
     exit_class = builtins.SystemExit
@@ -324,7 +313,7 @@ def _watch_the_end(recorder: Recorder) -> None:
             print(f"cutlass-aot: {explained}", file=sys.stderr)
 
     class SystemExit(exit_class):  # type: ignore[misc, valid-type]
-        """The exception of the same name, which notes its status: no hook is told of it."""
+        """``SystemExit`` that notes its status: ``sys.excepthook`` is not called for it."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)

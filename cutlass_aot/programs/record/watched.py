@@ -1,5 +1,4 @@
-"""Compile a request and watch it: what its key does not cover is refused, and how its function is called is
-noted."""
+"""Compile a request, refuse it if its key does not cover the trace, and note how its function is called."""
 
 from __future__ import annotations
 
@@ -18,12 +17,11 @@ from cutlass_aot.programs.without_tvm_ffi import compiling_with
 from cutlass_aot.schema.requests.request import CallByName, Request, Value
 
 _lock = threading.RLock()
-"""Held while a request is compiled: parts of the DSL and of ``os.environ`` are replaced meanwhile, for all
-threads."""
+"""Held during a compilation, which replaces parts of the DSL and of ``os.environ`` for all threads."""
 
 
 def _renew_lock() -> None:
-    """In a child that was forked while another thread held it."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock
     _lock = threading.RLock()
 
@@ -32,12 +30,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Compiled(NamedTuple):
-    """What a request compiled to.
-
-    Attributes:
-        function: what ``cute.compile`` gave.
-        call: how it takes arguments by name; None if it takes them in order alone.
-    """
+    """The function of ``cute.compile``; ``call`` is None if it takes no arguments by name."""
 
     function: Any
     call: CallByName | None
@@ -52,18 +45,11 @@ def compile_watched(
     *,
     keep_unsound: Callable[[Exception], None] | None = None,
 ) -> Compiled:
-    """Compile a request.
+    """Compile a request, which a call with these arguments (the callable first) and keywords made.
 
     Args:
-        request: what is compiled.
-        compile: compiles it.
-        arguments: of the call that made the request, the callable first.
-        keywords: likewise.
         known: environment variables that say no more than the request's target does.
-        keep_unsound: called with the error where the key does not cover what was compiled; raised if None.
-
-    Raises:
-        Exception: whatever the compiler raises.
+        keep_unsound: called with the error if the key does not cover the trace; None to raise it.
     """
     # Before the trace, which replaces the code of the functions that it goes through.
     code = code_of(arguments, keywords)
@@ -89,7 +75,7 @@ def compile_watched(
 
 @contextmanager
 def _calling_conventions() -> Iterator[dict[int, Mapping[str, Any]]]:
-    """Within the block: what the DSL tells the wrapper of each function that is compiled."""
+    """Within the block: collect the keywords with which the DSL wraps compiled functions, by their ``id``."""
     found: dict[int, Mapping[str, Any]] = {}
     provider: Any = importlib.import_module("cutlass.cutlass_dsl.tvm_ffi_provider")
     kind = provider.TVMFFIJitCompiledFunctionWithKwargs
@@ -108,10 +94,10 @@ def _calling_conventions() -> Iterator[dict[int, Mapping[str, Any]]]:
 
 @contextmanager
 def _without_line_numbers() -> Iterator[None]:
-    """Within the block: compile without line numbers of the source, also where a program asks for them.
+    """Within the block: compile without line numbers of the source, even if the program asks for them.
 
-    They name files by their paths on the machine that compiles. The instructions are the same, so that a
-    request does not say whether they were requested.
+    They contain file paths of the compiling machine. The instructions are the same, so a request does not
+    have this option.
     """
     kind: Any = importlib.import_module("cutlass.base_dsl.compiler").GenerateLineInfo
     kind._value = property(lambda option: False, lambda option, value: None)
@@ -134,7 +120,7 @@ def _call(keywords: Mapping[str, Any]) -> CallByName:
 
 
 def _default(name: str, value: Any) -> Value:
-    """A default value as a runtime without the DSL can give it: numbers, text, None, and tuples of them.
+    """A default value in a form that needs no DSL: numbers, text, None, and tuples of them.
 
     Compiled code takes named tuples and dataclasses field by field.
     """

@@ -1,4 +1,4 @@
-"""Say why no bundle answers a request: the nearest one that they have, what differs, and what to do."""
+"""Explain why no bundle answers a request: the nearest request in them, what differs, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutlass_aot.schema.requests.request import Difference, Request
 from cutlass_aot.schema.words import few
 
 _SHOWN = 4
-"""Differences in a message."""
+"""The most differences in a message."""
 _ADVICE = {
     "target": "Add {target} to the targets of the manifest, and build again",
     "device": "The bundle was built for another GPU of this target: name the profile of this one as `device` "
@@ -19,7 +19,7 @@ _ADVICE = {
     "state": "Give these the values that they had when the program was recorded, or record it again with "
     "these (variables: `environment` in its table), and build again",
 }
-"""What to do, by the first part of the path of a difference; the most general first."""
+"""What to do, by the field of the request that differs; the most general first."""
 _NO_GPU = (
     "There is no GPU here, so that the DSL has taken {target}: run it on the GPU, or set CUTE_DSL_ARCH to a "
     "target of the bundle, to try it without one"
@@ -28,7 +28,7 @@ _CALL = "Add this call to the program that is recorded, and build again"
 
 
 def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
-    """Why none of some bundles answers a request, in a few sentences."""
+    """Why none of the bundles answers a request, in a few sentences."""
     names = ", ".join(f"{bundle.name} {bundle.version}" for bundle in bundles) or "no bundle"
     text = f"no kernel for {request.callable} ({request.digest[:12]}, {request.target}) in {names}"
     found = [near for bundle in bundles if (near := bundle.requests.nearest(request)) is not None]
@@ -38,7 +38,7 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     order = list(_ADVICE)
     differences.sort(key=lambda item: order.index(_field(item)) if _field(item) in order else len(order))
     shown = few(map(_in_words, differences), _SHOWN, separator="; ")
-    # One for another target is the nearest also where the callable was not recorded for this one.
+    # The nearest may be for another target because this callable was not recorded for this one.
     is_built = any(request.target in bundle.requests.targets for bundle in bundles)
     is_call = is_built and other.target != request.target
     field = _field(differences[0]) if differences and not is_call else ""
@@ -61,5 +61,4 @@ def _in_words(difference: Difference) -> str:
 
 
 def _field(difference: Difference) -> str:
-    """The field of the request that a difference is in."""
     return difference.path.partition(".")[0].partition("[")[0]

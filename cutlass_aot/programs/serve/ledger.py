@@ -1,4 +1,4 @@
-"""What became of a program's requests: answered, missed, and which requests of its bundles nobody made."""
+"""Counts of a program's requests, answered and missed, and the requests in its bundles that nobody made."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cutlass_aot.schema.encoding import decode_json
 from cutlass_aot.schema.requests.request import Request
 
 MAX_BYTES = 1 << 26
-"""Of the file of a ledger."""
+"""Largest file of a ledger that is read."""
 
 _SECONDS = 0.45
 _SECONDS_A_BYTE = 1.64e-5
 
 
 def estimated_seconds(code_bytes: int) -> float:
-    """About how long the DSL takes to compile a kernel with this much GPU code, in bytes.
+    """About how many seconds the DSL takes to compile a kernel with this many bytes of GPU code.
 
-    A bundle does not say how long its kernels took, as it would be another one each time it is built. The
-    line is fitted to the 120 kernels of ``manifests/quack.toml``, each compiled on one core. For all kernels
-    of a target together it gives 0.8 to 1.2 times what was measured there, 1.0 to 1.1 times for FlashInfer's
-    and 0.5 to 0.6 times for FlashAttention-4's (``tools/bench/programs.py --part table``).
+    A bundle has no compile times, with which each build of it would differ. The line is fitted to the 120
+    kernels of ``manifests/quack.toml``, each compiled on one core. For all kernels of a target together it
+    gives 0.8 to 1.2 times the measured time there, 1.0 to 1.1 times for FlashInfer's and 0.5 to 0.6 times for
+    FlashAttention-4's (``tools/bench/programs.py --part table``).
     """
     return _SECONDS + _SECONDS_A_BYTE * code_bytes
 
@@ -36,14 +36,11 @@ class Entry:
 
     Attributes:
         callable: what was to be compiled; ``""`` for what could not be described.
-        target: GPU code target.
-        bundle: what answered it, ``""`` if nothing ever did.
-        count: how often it was made.
-        seconds: looking it up, all times that it was answered together.
-        saved: seconds that compiling it would have taken once in each process, by estimate; 0 for a miss.
-        missed: how often nothing answered it. Another process may have had an answer, or a later time.
-        compiling: seconds that it took to compile, all times that it was missed together.
-        reason: why nothing answered it.
+        bundle: the bundle that answered it, ``""`` if none ever did.
+        seconds: total time to look it up when it was answered.
+        saved: estimated seconds to compile it once in each process; 0 for a miss.
+        missed: how often nothing answered it; it may have been answered in another process, or later.
+        compiling: total seconds to compile it when it was missed.
     """
 
     callable: str
@@ -59,11 +56,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Ledger:
-    """Requests of a program, by their digests.
+    """The requests of a program, by their digests, or by the reason where they could not be described.
 
-    Attributes:
-        entries: what was requested; what could not be described stands under the reason.
-        unused: digests of requests that the bundles have and nobody made.
+    ``unused`` are digests of requests that the bundles have and nobody made.
     """
 
     entries: Annotated[dict[str, Entry], Key("requests")] = field(default_factory=dict)
@@ -71,7 +66,7 @@ class Ledger:
     _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def answered(self, request: Request, bundle: str, code_bytes: int, seconds: float) -> None:
-        """Count an answer, which took ``seconds``; ``code_bytes`` is the size of its GPU code."""
+        """Count an answer that took ``seconds`` to find; ``code_bytes`` is the size of its GPU code."""
         with self._lock:
             entry = self.entries.setdefault(request.digest, Entry(request.callable, request.target))
             entry.bundle = bundle
@@ -80,7 +75,7 @@ class Ledger:
             entry.seconds += seconds
 
     def missed(self, request: Request | None, reason: str, seconds: float) -> None:
-        """Count a request that no bundle answered; ``seconds`` is what compiling it took."""
+        """Count a request that no bundle answered and that took ``seconds`` to compile."""
         with self._lock:
             name, target = (request.callable, request.target) if request is not None else ("", "")
             key = request.digest if request is not None else reason
@@ -91,7 +86,7 @@ class Ledger:
             entry.reason = reason
 
     def with_unused(self, held: Iterable[str]) -> Ledger:
-        """A copy that knows which requests the bundles hold."""
+        """A copy with ``unused``, given the digests that the bundles hold."""
         with self._lock:
             return Ledger(dict(self.entries), tuple(sorted(set(held) - set(self.entries))))
 
@@ -110,7 +105,7 @@ class Ledger:
         self.unused = tuple(sorted(unused - set(self.entries)))
 
     def to_record(self) -> dict[str, Any]:
-        """Plain data for JSON, with times of six decimals."""
+        """Plain data for JSON, with times rounded."""
         rounded = {
             key: replace(
                 entry, seconds=round(entry.seconds, 6), saved=round(entry.saved, 1),

@@ -1,7 +1,7 @@
-"""Answer ``cute.compile`` from bundles, in a program that knows nothing of it.
+"""Answer ``cute.compile`` from bundles, in a program that was not written for it.
 
-:func:`serve` stands before ``cute.compile`` from when it is called: what a program asks for is looked up in
-the bundles, the newest first, and only what none of them has is compiled, if the policy lets it.
+Once :func:`serve` has been called, each request is looked up in the bundles, those of the latest call first.
+What none of them has is compiled if the policy allows it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _lock = threading.Lock()
 
 
 class CompileWarning(UserWarning):
-    """A program compiled what no bundle at hand has."""
+    """A program compiled what none of its bundles has."""
 
 
 def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
-    """Answer what this process asks ``cute.compile`` for from bundles, from now on.
+    """Answer this process's calls of ``cute.compile`` from bundles, from now on.
 
-    Call it before the packages that compile are imported: their own caches of compiled kernels would answer
-    first. They are turned off for the process by environment variables, which are read at import.
+    Call it before importing the packages that compile. Their own caches of compiled kernels would answer
+    first; environment variables, which the packages read at import, turn them off for the process.
 
     ::
 
@@ -71,7 +71,7 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
             those of an earlier one; within a call they are searched in the order given.
 
     Returns:
-        What answers: how many requests it has answered, and which it could not.
+        The server, whose ledger counts the requests that were answered and those that were not.
 
     Raises:
         BundleError: if a bundle is missing or incomplete.
@@ -99,10 +99,9 @@ def serve(*bundles: str | os.PathLike[str] | Bundle) -> Server:
 def begin(plan: Mapping[str, Any]) -> None:
     """Serve a program that was started for it; an error ends the program.
 
-    Args:
-        plan: ``bundles`` to serve from, those of the environment variable if there are none; ``policy``;
-            ``ledger``, the folder that the ledger of each process is written to; and ``without_dsl``, whether
-            names alone stand for the DSL.
+    ``plan`` may have ``bundles`` (those of the environment variable if empty), ``policy``, ``without_dsl``
+    (whether placeholders replace the DSL), and two folders: ``ledger`` for the ledgers of the processes, and
+    ``keep`` for what they compile.
     """
     names = list(plan.get("bundles") or _bundles_of_environment())
     where = "" if plan.get("bundles") else f"{SERVE_VARIABLE}: "
@@ -115,8 +114,7 @@ def begin(plan: Mapping[str, Any]) -> None:
             raise ProgramError("it names no bundle: name one, or unset it")
         server = serve(*names)
     except CutlassAotError as error:
-        # What goes wrong as the interpreter starts is shown and forgotten: a server must not go on without
-        # its kernels.
+        # Python prints exceptions of its startup and goes on: a server must not run without its kernels.
         print(f"error: {where}{error}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
     if plan.get("keep"):
@@ -126,7 +124,7 @@ def begin(plan: Mapping[str, Any]) -> None:
 
 
 def _bundles_of_environment() -> list[str]:
-    """Bundles by the environment variable. Processes that are started elsewhere find the directories too."""
+    """Bundles of the environment variable, whose directories are made absolute for child processes."""
     names = [name for name in os.environ.get(SERVE_VARIABLE, "").split(os.pathsep) if name]
     names = [str(Path(name).absolute()) if is_directory(name) else name for name in names]
     os.environ[SERVE_VARIABLE] = os.pathsep.join(names)
@@ -148,12 +146,7 @@ def _write_ledger(server: Server, folder: Path) -> None:
 
 
 def opened(bundle: str | os.PathLike[str] | Bundle) -> Bundle:
-    """A bundle by its directory, or by its name if it is installed.
-
-    Raises:
-        BundleError: if it is missing or incomplete.
-        Incompatible: if this machine cannot load it.
-    """
+    """A bundle by its directory, or by its name if it is installed."""
     if isinstance(bundle, Bundle):
         return bundle
     text = os.fspath(bundle)
@@ -166,18 +159,16 @@ def is_directory(bundle: str) -> bool:
 
 
 class Server:
-    """Answers ``cute.compile`` from bundles; made by :func:`serve`. May be used from several threads.
+    """Answers ``cute.compile`` from ``bundles``, in this order; made by :func:`serve`. Thread-safe.
 
-    Attributes:
-        bundles: those that it searches, in this order.
-        keeper: keeps what is compiled under policies ``warn`` and ``jit``, if set.
+    ``keeper``, if set, keeps what is compiled under policies ``warn`` and ``jit``.
     """
 
     def __init__(self) -> None:
         self.bundles: tuple[Bundle, ...] = ()
         self.keeper: Keeper | None = None
         self._ledger = Ledger()
-        # What the parent has noted is the parent's, and its lock may be held.
+        # The parent writes its own entries, and another thread of it may hold the lock.
         os.register_at_fork(after_in_child=self._renew_ledger)
         self._surroundings = Surroundings(self._device, known_variables, self._dsl)
         self._devices: dict[str, Mapping[str, int]] = {}
@@ -185,39 +176,29 @@ class Server:
         self._hardware = AfterImport({"cutlass.utils.hardware_info": self._answer_hardware})
 
     def begin(self) -> None:
-        """Stand before ``cute.compile``."""
+        """Intercept ``cute.compile``."""
         self._interception.begin()
         self._hardware.begin()
         without_dsl.take_fingerprint(self._bundles_dsl)
 
     def forget_devices(self) -> None:
-        """Have the numbers of the GPU looked for again: further bundles may have its profile."""
+        """Look the GPU's numbers up again when they are needed: new bundles may have its profile."""
         self._devices.clear()
 
     def _renew_ledger(self) -> None:
         self._ledger = Ledger()
 
     def ledger(self) -> Ledger:
-        """What was answered and what was missed until now, and which requests of the bundles nobody made."""
+        """The requests answered and missed so far, and those in the bundles that nobody made."""
         held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
         return self._ledger.with_unused(held)
 
     def request(self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Request:
-        """The request that a call of ``cute.compile`` makes here.
-
-        Raises:
-            RequestError: if it cannot be described soundly.
-        """
+        """The request that a call of ``cute.compile`` makes; :class:`RequestError` if it makes none."""
         return request_of(compiler, arguments, keywords, self._surroundings)
 
     def find(self, request: Request) -> Any | None:
-        """The prebuilt function for a request; None if no bundle has it. It is called as the compiled one is.
-
-        Raises:
-            Incompatible: if this machine cannot load a bundle's libraries.
-            CorruptFile: if a file is truncated, altered or foreign.
-            BundleError: if a file cannot be read, or a library mapped.
-        """
+        """The prebuilt function for a request, called as the compiled one is; None if no bundle has it."""
         found = self._found(request)
         return None if found is None else as_requested(request, found[1].function)
 
@@ -227,8 +208,6 @@ class Server:
             if found is not None:
                 return bundle, found
         return None
-
-    # -- one call ---------------------------------------------------------------------------------------
 
     def _answer(
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
@@ -275,11 +254,8 @@ class Server:
         _log.warning("compiled %s in %.1f s", name, seconds)
         return compiled
 
-    # -- the GPU ----------------------------------------------------------------------------------------
-
     def _device(self, target: str) -> Mapping[str, int]:
-        """The numbers of the GPU at hand: those of the bundles' profile for it, where they agree with what it
-        says."""
+        """The GPU's numbers, from the bundles' profile for the target whose SM count agrees with it."""
         known = self._devices.get(target)
         if known is None:
             profiles = self._profiles(target)
@@ -290,7 +266,7 @@ class Server:
         return known
 
     def _dsl(self) -> str:
-        """The fingerprint of the DSL: of the one at hand, or of the one that the bundles were built by."""
+        """The fingerprint of the imported DSL; without it, of the DSL that the bundles were built with."""
         return without_dsl.fingerprint() if without_dsl.is_active() else dsl_fingerprint()
 
     def _bundles_dsl(self) -> str:
@@ -301,7 +277,7 @@ class Server:
         return ""
 
     def _profiles(self, target: str) -> list[Mapping[str, int]]:
-        """The profiles that requests of the bundles were recorded with: one for each target of a bundle."""
+        """The device numbers that requests for a target were recorded with: one set for each bundle."""
         found = []
         for bundle in self.bundles:
             for request in bundle.requests.requests():
@@ -311,7 +287,7 @@ class Server:
         return found
 
     def _answer_hardware(self, module: ModuleType) -> None:
-        """Have the DSL count clusters by the profile: it would compile a kernel to ask the driver."""
+        """Make the DSL take cluster counts from the profile: it would compile a kernel to ask the driver."""
         kind = module.HardwareInfo
         original = kind.get_max_active_clusters
 

@@ -1,4 +1,4 @@
-"""Python imports it at the start of a program that is recorded, captured or served, before the site's own."""
+"""Imported by Python at the start of a recorded, captured or served program, before the site's own module."""
 
 import importlib
 import sys
@@ -8,14 +8,14 @@ _HERE = Path(__file__).resolve().parent
 
 
 def _begin() -> None:
-    # The program is not to find this folder; what it starts itself finds it by the environment.
+    # Hide this folder from the program; its child processes find it through the environment.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
     try:
         importlib.import_module("cutlass_aot.programs.start.start").begin()
     except Exception as error:
-        # An interpreter that this package is not for, maybe: the program runs as it would.
+        # Such as an interpreter without this package: the program runs all the same.
         print(f"cutlass-aot is not active in {sys.executable}: {error}", file=sys.stderr)
-    # The module of the same name that this one stands before, if there is one.
+    # Import the module of the same name that this one hides, if there is one.
     this = sys.modules.pop(__name__, None)
     try:
         importlib.import_module("sitecustomize")

@@ -1,4 +1,4 @@
-"""Call functions with modules that a program imports, at once where it has imported them already."""
+"""Call functions with modules once a program has imported them, or at once if it has already."""
 
 from __future__ import annotations
 
@@ -13,34 +13,30 @@ Seen = Callable[[ModuleType], None]
 
 
 class AfterImport:
-    """A finder that finds nothing itself: it has functions called with modules that were imported.
-
-    Args:
-        hooks: full name of each module to the function that is called with it, once it has been executed.
-    """
+    """A finder that adds hooks to imports: by full module name, functions called with the executed module."""
 
     def __init__(self, hooks: Mapping[str, Seen]) -> None:
         self._hooks = dict(hooks)
         self._finding: set[str] = set()
 
     def begin(self) -> None:
-        """Look at every import from now on, and at what was imported before."""
+        """Call hooks for modules imported so far, and for later imports."""
         sys.meta_path.insert(0, self)
         for name, seen in self._hooks.items():
             module = sys.modules.get(name)
-            # One that is being imported right now is seen when it is complete: it has this loader or none.
+            # Not for one that is being imported right now: its loader, if it is this one, calls the hook.
             if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
                 seen(module)
 
     def end(self) -> None:
-        """Look at no further import."""
+        """Call no hooks for later imports."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification that the other finders give, with a loader that calls the module's function."""
+        """The spec of the other finders, with a loader that calls the module's hook."""
         if name not in self._hooks or name in self._finding:
             return None
         self._finding.add(name)
@@ -54,7 +50,7 @@ class AfterImport:
 
 
 class _Loader:
-    """A loader that calls a function with the module it has executed; all else is the other loader's."""
+    """Wraps a loader to call a function with the executed module."""
 
     def __init__(self, loader: Any, seen: Seen) -> None:
         self._loader = loader

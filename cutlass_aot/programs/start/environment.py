@@ -1,4 +1,4 @@
-"""The environment of a program that is recorded or served: its variables, and the plan that one names."""
+"""The environment variables of a program that is recorded or served, one of which names its plan."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from typing import Any
 from cutlass_aot.programs import site
 
 PLAN_VARIABLE = "CUTLASS_AOT_PROGRAM"
-"""Names the plan: a JSON file whose ``begin`` names the module to begin with, and what it is to know."""
+"""Names the plan: a JSON file for the function ``begin`` of the module that it names as ``begin``."""
 
 SERVE_VARIABLE = "CUTLASS_AOT_SERVE"
-"""Names bundles to answer a program from, where no plan does: the same as :func:`cutlass_aot.serve`."""
+"""Names bundles to serve a program from if there is no plan, as :func:`cutlass_aot.serve` does."""
 
 
 def program_environment(
     plan: Mapping[str, Any] | None, folder: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a program that is to begin with a plan.
-
-    Args:
-        plan: with ``begin``, the module whose function ``begin`` takes the plan.
-        folder: private; takes the plan.
-        environment: what the program would see.
-    """
+    """``environment`` with what a program needs to begin with a plan, which is written into ``folder``."""
     path = folder / "plan.json"
     path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
     paths = [str(Path(site.__file__).resolve().parent), environment.get("PYTHONPATH", "")]

@@ -1,4 +1,4 @@
-"""Files by which the processes of a program hand on what they found, in a private folder."""
+"""Files in a private folder in which the processes of a program leave their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ _MAX_REFUSAL_BYTES = 1 << 20
 
 
 class RequestResult(NamedTuple):
-    """What the file ``.result`` says of a request that a fork has compiled.
-
-    Attributes:
-        artifact: of the object, which is a file of its own.
-        call: how arguments are passed by name; None for a function that takes them in order alone.
-    """
+    """A ``.result`` file; ``call`` is None if the function takes no arguments by name."""
 
     artifact: Artifact
     call: CallByName | None
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """A file that a process of a program wrote."""
+    """Read a file of at most ``limit`` bytes that a process of a program wrote."""
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -37,7 +32,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically."""
     new = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
     new.write_bytes(data)
     new.replace(path)
@@ -50,7 +45,7 @@ def note_refusal(folder: Path, reason: str) -> None:
 
 
 def refusals(folder: Path) -> list[str]:
-    """What was noted, sorted."""
+    """The reasons that were noted, sorted."""
     data = (read_whole(path, _MAX_REFUSAL_BYTES) for path in sorted(folder.glob("*.refusal")))
     try:
         return sorted({str(decode(item, "a refusal")["reason"]) for item in data})
@@ -59,5 +54,5 @@ def refusals(folder: Path) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text that UTF-8 can encode, which one with parts of a file's name may not be."""
+    """Escape what UTF-8 cannot encode, such as undecodable parts of a file name."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Stand before ``cute.compile``: whatever a program compiles by it goes through one function first."""
+"""Intercept ``cute.compile``: a program's calls of it go to one function instead."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import Any
 from cutlass_aot.programs.start.after_import import AfterImport
 
 Compile = Callable[..., Any]
-"""The compilation that would have been, with the same arguments: ``compile(*arguments, **keywords)``."""
+"""The original ``cute.compile``, called as ``compile(*arguments, **keywords)``."""
 
 Answer = Callable[[Any, Sequence[Any], Mapping[str, Any], Compile], Any]
-"""Called with the compiler (``cute.compile``, or ``cute.compile[...]``), its arguments and keywords, and the
-compilation."""
+"""Called with the compiler (``cute.compile`` or ``cute.compile[...]``), its arguments and keywords, and the
+original."""
 
 
 class Interception:
-    """Between :meth:`begin` and :meth:`end`, calls of ``cute.compile`` go to a function instead.
+    """Between :meth:`begin` and :meth:`end`, calls of ``cute.compile`` go to ``answer`` instead.
 
-    Calls from within such a call, which are part of the compilation, and those by which the DSL's
-    ``HardwareInfo`` asks the driver, go to the compiler as ever. The DSL is not imported for it.
-
-    Args:
-        answer: called in place of the compiler.
+    Nested calls, which are part of a compilation, and those by which the DSL's ``HardwareInfo`` asks the
+    driver, still go to the compiler. The DSL is not imported for it.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -34,11 +31,11 @@ class Interception:
         self._undo: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """Stand before the compiler, as soon as it is there."""
+        """Intercept calls as soon as the compiler is imported."""
         self._hook.begin()
 
     def end(self) -> None:
-        """Leave everything as it was."""
+        """Restore the compiler."""
         self._hook.end()
         self._undo()
 
@@ -62,7 +59,7 @@ class Interception:
 
 
 def _is_the_dsls_own(arguments: Sequence[Any]) -> bool:
-    """Whether it is the empty kernel by which ``HardwareInfo`` has the driver count clusters."""
+    """Whether it is the empty kernel that ``HardwareInfo`` compiles to count clusters."""
     owner = type(getattr(arguments[0], "__self__", None)) if arguments else None
     return (
         owner is not None

@@ -1,4 +1,4 @@
-"""Run a program with a plan, and hand on its signals and its exit status."""
+"""Run a program with a plan, forward signals to it, and return its exit status."""
 
 from __future__ import annotations
 
@@ -18,18 +18,13 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, sig
 
 
 class Ran(NamedTuple):
-    """What came of a program.
-
-    Attributes:
-        status: its exit status, negative if a signal ended it.
-        interrupted: whether it was interrupted from here, and so ended early.
-    """
+    """A program's exit status, negative if a signal ended it, and whether it was interrupted from here."""
 
     status: int
     interrupted: bool
 
     def problem(self) -> str:
-        """Why it did not come to a good end, in words; ``""`` if it did."""
+        """Why the program failed, in words; ``""`` if it did not."""
         if self.interrupted:
             return "the program was interrupted"
         if self.status < 0:
@@ -40,10 +35,8 @@ class Ran(NamedTuple):
 def run_program(command: Sequence[str], plan: Mapping[str, Any], folder: Path) -> Ran:
     """Run a program to its end, or until it is interrupted.
 
-    Args:
-        command: the program and its arguments.
-        plan: what its processes begin with (:mod:`cutlass_aot.programs.start.start`).
-        folder: private; takes the plan, and whatever the program's processes write.
+    Its processes begin with ``plan`` (:mod:`cutlass_aot.programs.start.start`) and write into the private
+    ``folder``.
     """
     with _handed_on() as started:
         try:
@@ -59,8 +52,10 @@ def run_program(command: Sequence[str], plan: Mapping[str, Any], folder: Path) -
 
 @contextmanager
 def _handed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Within the block: the program gets the signals by which servers are ended and told of changes, and ends
-    in its own time. Gives what takes the program once it has started, with the signals until then."""
+    """Within the block: forward the signals that end a server or notify it to the program.
+
+    Yields a function to call with the started program: it gets the signals that came earlier.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda process: None
         return
@@ -87,10 +82,10 @@ def _handed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Wait for an interrupted program, which may take its time: a server answers what it has begun.
+    """Wait for an interrupted program without a limit: a server may finish its open requests first.
 
-    From a terminal the program was interrupted too, else it is told here. Another interrupt sends the next
-    stronger signal.
+    A terminal interrupts the program too; otherwise SIGINT is sent here. Each further interrupt sends the
+    next stronger signal.
     """
     if not _is_on_terminal():
         process.send_signal(signal.SIGINT)
@@ -105,7 +100,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _is_on_terminal() -> bool:
-    """Whether an interrupt comes from a terminal, which sends it to all processes in its foreground."""
+    """Whether this process is in a terminal's foreground, all of whose processes an interrupt reaches."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

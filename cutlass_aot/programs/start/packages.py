@@ -1,8 +1,7 @@
-"""Packages whose programs are known: how they are told the GPU they compile for, and not to use their caches.
+"""Known packages: the environment variables that tell them their GPU and turn their kernel caches off.
 
-A package that calls ``cute.compile`` often keeps what it compiled in a cache of its own. A hit there never
-reaches ``cute.compile``, so that nothing would be recorded, and nothing answered. The variables here turn
-such caches off.
+A package that calls ``cute.compile`` often has its own cache of compiled kernels. A hit there never reaches
+``cute.compile``, so that nothing would be recorded or answered.
 
 Another package adds its own description by an entry point::
 
@@ -28,7 +27,7 @@ from cutlass_aot.schema.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class ProgramPackage:
-    """What a package reads from its environment.
+    """The environment variables that a package reads.
 
     Attributes:
         name: of the distribution.
@@ -60,7 +59,7 @@ KNOWN_PACKAGES = (
     ProgramPackage(
         "quack-kernels",
         target={"QUACK_ARCH": "{major}{minor}"},
-        # Read when the module is imported; the variable of the module is looked at by every call.
+        # The environment is read when the module is imported, the module's variable at every call.
         caches_off={"QUACK_CACHE_ENABLED": "0"},
         cache_switches=("quack.cache:CACHE_ENABLED",),
     ),
@@ -71,7 +70,7 @@ KNOWN_PACKAGES = (
             # Both are read at every call.
             "FLASHINFER_CUTE_DSL_DISABLE_CACHE": "1",
             "B12X_COMPILE_DISK_CACHE": "0",
-            # Its block-sparse attention carries the cache of FlashAttention-4 with it.
+            # Its block-sparse attention has a copy of FlashAttention-4's cache.
             "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
         },
         cache_switches=("flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:CUTE_DSL_CACHE_ENABLED",),
@@ -81,7 +80,7 @@ KNOWN_PACKAGES = (
 
 
 def packages() -> tuple[ProgramPackage, ...]:
-    """Every known package, sorted by name: those above, and those of entry points, which come before them."""
+    """Every known package, sorted by name. One of an entry point replaces one of the same name above."""
     found = {package.name: package for package in KNOWN_PACKAGES}
     claimed: dict[str, str] = {}
     entry_points = metadata.entry_points(group=PROGRAMS)
@@ -108,15 +107,7 @@ def cache_environment() -> dict[str, str]:
 
 
 def target_environment(target: str, sm_count: int) -> dict[str, str]:
-    """The environment variables that tell the DSL and the packages what they compile for.
-
-    Args:
-        target: GPU code target, such as ``sm_90a``.
-        sm_count: multiprocessors of the GPU.
-
-    Raises:
-        ValueError: if ``target`` is not a target.
-    """
+    """The environment variables that tell the DSL and the packages their target; ValueError if it is none."""
     parsed = Target.parse(target)
     values = {"target": target, "sm_count": sm_count, **parsed._asdict()}
     environment = {"CUTE_DSL_ARCH": target}
@@ -133,13 +124,9 @@ def target_environment(target: str, sm_count: int) -> dict[str, str]:
 
 
 def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]:
-    """The switches, as ``module:NAME``, of caches that imported packages use although they were to be off.
+    """The switches, as ``module:NAME``, of caches that are on because their package was imported too early.
 
-    A package that was imported before its variable was set keeps its cache, and answers from it before
-    ``cute.compile`` is called.
-
-    Args:
-        modules: the imported modules by name; those of this process if left out.
+    ``modules`` are those of this process if left out.
     """
     imported = sys.modules if modules is None else modules
     found = []
@@ -152,11 +139,11 @@ def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]
 
 
 def known_variables(target: str, numbers: Mapping[str, int]) -> dict[str, str]:
-    """Environment variables, with the values by which packages are told of a target and of their caches."""
+    """The environment variables that tell packages their target and turn their caches off."""
     return dict(_known_variables(target, numbers["sm_count"]))
 
 
 @functools.lru_cache(maxsize=16)
 def _known_variables(target: str, sm_count: int) -> Mapping[str, str]:
-    # Every request asks for it, and to look for entry points takes milliseconds.
+    # Every request needs it, and looking for entry points takes milliseconds.
     return {**cache_environment(), **target_environment(target, sm_count)}

@@ -1,8 +1,8 @@
-"""Begin what a program was started for, in each of its Python processes and before its first line.
+"""Begin recording or serving in each Python process of a program, before its first line.
 
-Whoever starts a program writes a plan into a private folder and names it by an environment variable;
-processes that the program starts itself inherit it. Where nobody does, and the environment names bundles,
-``cutlass_aot.pth``, which is installed beside this package, has the process begin to serve them.
+The parent writes a plan into a private folder and names it in an environment variable, which child processes
+inherit. Without a plan, if the environment names bundles, ``cutlass_aot.pth``, which is installed beside this
+package, makes the process serve them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _MAX_BYTES = 1 << 24
 def begin_after_site() -> None:
     """Have :func:`begin` called once Python's search path is complete, and before the program's first line.
 
-    Called while Python still goes through the ``.pth`` files, of which a later one may add directories.
+    This function is called from a ``.pth`` file, and later ``.pth`` files may add directories to the path.
     """
     sys.meta_path.insert(0, _AfterSite())
 
 
 class _AfterSite:
-    """A finder that finds nothing: it waits for ``sitecustomize``, which Python looks for when it has gone
-    through all ``.pth`` files, whether there is one or not."""
+    """A finder that finds nothing: it calls :func:`begin` when Python looks for ``sitecustomize``.
+
+    Python does so after all ``.pth`` files, whether the module exists or not.
+    """
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        """Begin, if it is the time for it."""
         if name == "sitecustomize":
             sys.meta_path.remove(self)
             begin()
@@ -44,7 +45,7 @@ _begun = False
 
 
 def begin() -> None:
-    """Do what the plan of this process says; nothing without one."""
+    """Carry out the plan of this process, or serve the bundles of the environment, if there are any."""
     global _begun
     if _begun:
         return  # The environment names both a plan and bundles.
@@ -58,7 +59,7 @@ def begin() -> None:
 
 
 def _is_own_command() -> bool:
-    """Whether this process runs ``cutlass-aot``, which compiles, and starts programs, itself."""
+    """Whether this process runs ``cutlass-aot``, which compiles and starts programs itself."""
     return Path(sys.argv[0]).name == "cutlass-aot" or sys.orig_argv[1:3] == ["-m", "cutlass_aot"]
 
 

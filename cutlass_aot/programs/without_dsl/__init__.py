@@ -1,8 +1,8 @@
-"""Run a program that is written for the CuTe DSL where the DSL is not: bundles answer it.
+"""Run a program that is written for the CuTe DSL without installing the DSL: bundles answer it.
 
-Once :func:`activate` is called, ``import cutlass`` gives placeholders: the DSL's names, with which a program
-can be imported and describe what it asks ``cute.compile`` for. The description has the same digest as with
-the DSL, so that a bundle has the kernel. Any other use of a placeholder raises
+After :func:`activate`, ``import cutlass`` gives placeholders of the DSL's names. With them a program can be
+imported, and its calls of ``cute.compile`` be described. The description has the same digest as with the DSL,
+so that a bundle has the kernel. Any other use of a placeholder raises
 :class:`~cutlass_aot.errors.DslNeeded`, which says what it was::
 
     import cutlass_aot
@@ -30,12 +30,12 @@ _fingerprint: Callable[[], str] | None = None
 
 
 def activate(fingerprint: str = "") -> None:
-    """Put placeholders in the place of the DSL in this process, whether it is installed or not.
+    """Replace the DSL by placeholders in this process, whether it is installed or not.
 
     Call it before anything imports the DSL, and before or after :func:`cutlass_aot.serve`.
 
     Args:
-        fingerprint: of the DSL, as requests have it; that of the bundles which are served if left out.
+        fingerprint: of the DSL, as in requests; that of the served bundles if left out.
     """
     global _active
     if _active:
@@ -49,25 +49,25 @@ def activate(fingerprint: str = "") -> None:
 
     if fingerprint:
         take_fingerprint(lambda: fingerprint)
-    # Before Python's own finders, which are classes, and after those that look on as modules are imported.
+    # Before Python's own finders, which are classes, and after AfterImport, which has to see the imports.
     places = (index for index, item in enumerate(sys.meta_path) if isinstance(item, type))
     sys.meta_path.insert(next(places, len(sys.meta_path)), Finder())
     _active = True
 
 
 def is_active() -> bool:
-    """Whether placeholders are in the place of the DSL."""
+    """Whether placeholders replace the DSL."""
     return _active
 
 
 def take_fingerprint(of_bundles: Callable[[], str]) -> None:
-    """Have :func:`fingerprint` ask a function: the bundles that are served know it."""
+    """Set the function from which :func:`fingerprint` gets the fingerprint of the served bundles."""
     global _fingerprint
     _fingerprint = of_bundles
 
 
 def fingerprint() -> str:
-    """Version and digest of the DSL by which the bundles were built: a request follows from its code too."""
+    """Version and digest of the DSL that the bundles were built with, for requests."""
     found = _fingerprint() if _fingerprint is not None else ""
     if not found:
         raise DslNeeded(

@@ -1,6 +1,6 @@
-"""``cute.compile``, its options and settings, and the DSL's decorators, as far as a request tells of them.
+"""``cute.compile``, its options and settings, and the DSL's decorators, as far as requests describe them.
 
-``cute.compile`` itself only raises: :func:`cutlass_aot.serve` stands before it, and has a bundle answer.
+``cute.compile`` itself only raises: :func:`cutlass_aot.serve` intercepts it and answers from a bundle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TVM_FFI_VARIABLE = "CUTE_DSL_ENABLE_TVM_FFI"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _ADAPTERS = "cutlass.base_dsl.runtime.jit_arg_adapters:JitArgAdapterRegistry"
 _NO_GPU = (10, 0)
-"""What the DSL takes a machine without a GPU for."""
+"""The compute capability that the DSL assumes without a GPU."""
 _FLAGS: Mapping[str, Mapping[str, Any]] = {
     "bool": {"action": "store_true"}, "int": {"nargs": "?", "type": int},
 }  # fmt: skip
@@ -41,8 +41,6 @@ def options() -> Mapping[str, Any]:
     known = names.options()
 
     class CompileOption:
-        """An option."""
-
         _option_name: str | None = None
         _cli_flag: str | None = None
         _default: Any = ""
@@ -61,11 +59,7 @@ def options() -> Mapping[str, Any]:
     kinds = {option.class_name: made(option) for option in known}
 
     class CompileOptions:
-        """The options of a compiler.
-
-        Attributes:
-            options: class of each option to the option.
-        """
+        """The options of a compiler, by their classes."""
 
         enable_tvm_ffi = property(lambda self: self.options[kinds["EnableTVMFFI"]].value)
 
@@ -117,22 +111,18 @@ def options() -> Mapping[str, Any]:
 
 
 def _words(text: str) -> list[str]:
-    """The words of an options text, as the DSL takes them apart."""
+    """The words of an options text, split as the DSL splits them."""
     words = shlex.split(text)
     for index, word in enumerate(words):
         if _NOT_A_FLAG.match(word) and not (index and words[index - 1].startswith("--")):
             refuse(f"the compile option {word!r} was passed")
         if index and words[index - 1] == "--ptxas-options":
-            words[index] = f"'{word}'"  # So that its hyphen begins no flag; it stays part of the value.
+            words[index] = f"'{word}'"  # So that its hyphen begins no flag. The quotes stay in the value.
     return words
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value of an option.
-
-    Raises:
-        ValueError: if the DSL would refuse it.
-    """
+    """The value of an option; ValueError if the DSL would refuse it."""
     if name == "OptLevel" and not (isinstance(value, int) and 0 <= value <= 3):
         raise ValueError(f"opt-level {value} is none of 0, 1, 2 and 3")
     if name == "GPUArch" and value:
@@ -141,13 +131,13 @@ def _checked(name: str, value: Any) -> Any:
 
 
 class Settings:
-    """What the DSL takes from the environment."""
+    """The DSL's settings, from the environment."""
 
     prefix = "CUTE_DSL"
 
     @property
     def arch(self) -> str:
-        """GPU code target: of the environment, or of the GPU at hand."""
+        """GPU code target, of the environment or of GPU 0."""
         given = os.environ.get(_ARCH_VARIABLE)
         if given:
             return given
@@ -167,7 +157,7 @@ class Settings:
 
     @property
     def _ENV_VAR_SPEC(self) -> tuple[Any, ...]:
-        """Nothing: a variable that decides what is compiled is refused."""
+        """Empty; refuses if an environment variable is set that decides what is compiled."""
         for name in names.settings():
             if name not in (_ARCH_VARIABLE, _TVM_FFI_VARIABLE) and os.environ.get(name, "").strip():
                 refuse(f"the environment variable {name} was set")
@@ -178,7 +168,7 @@ _settings = Settings()
 
 
 def _decorator(word: str) -> Callable[..., Any]:
-    """A decorator of the DSL: what it gives raises when it is called, and has the function for a request."""
+    """A decorator of the DSL. Decorated functions raise when called; requests use their ``__wrapped__``."""
 
     def decorate(*given: Any, **options: Any) -> Any:
         if len(given) == 1 and callable(given[0]) and not options:
@@ -190,7 +180,7 @@ def _decorator(word: str) -> Callable[..., Any]:
 
 
 def _wrapped(function: Any, word: str) -> Any:
-    """A function around another, which closes over and reads what the DSL's does.
+    """Wrap a function in one that closes over and reads what the DSL's wrapper does.
 
     Programs that digest their functions, as quack does, digest these names too.
     """
@@ -201,7 +191,7 @@ def _wrapped(function: Any, word: str) -> Any:
 
 
 def _set_name_prefix(*arguments: Any, **keywords: Any) -> None:
-    """Do nothing: a name is the compiler's business, and in no request."""
+    """Do nothing: no request has the prefix."""
 
 
 @functools.lru_cache(maxsize=3)
@@ -211,7 +201,7 @@ def _maker(word: str) -> Callable[[Any], Any]:
     variables["__name__"] = known.module
     function = next(name for name, (kind, *_) in known.closure.items() if kind == "function")
     constants = {name: what[0] for name, (kind, *what) in known.closure.items() if kind == "constant"}
-    # The only names that it has beside the DSL's are Python's own.
+    # Its only names beside the DSL's are builtins.
     text = f"""
 def outer({", ".join([function, *constants])}):
     def wrapper(*args, **kwargs):
@@ -230,7 +220,7 @@ def _refuse_call(function: Any) -> None:
 
 
 def _named(kind: str, what: Any) -> Any:
-    """What a name holds that a wrapper reads; of what is in no module here, a placeholder of the name."""
+    """The value of a name that a wrapper reads; a placeholder if the table has no such name."""
     if kind == "constant":
         return names.as_tuples(what)
     if kind == "module":
@@ -244,7 +234,7 @@ def _named(kind: str, what: Any) -> Any:
 
 
 def dsl() -> Mapping[str, Any]:
-    """``BaseDSL``, which knows the settings."""
+    """``BaseDSL``, which has the settings."""
     return by_name(_dsl_class("cutlass.base_dsl.dsl", "BaseDSL"))
 
 
@@ -285,7 +275,7 @@ def _dsl_class(module: str, name: str) -> type:
 
 
 def cute() -> Mapping[str, Any]:
-    """The names of ``cutlass.cute`` that a program calls as it is imported, and ``cute.compile``."""
+    """``cute.compile``, and the names of ``cutlass.cute`` that programs call while they are imported."""
     return {
         "compile": find(f"{_COMPILER}:CompileCallable")(),
         "jit": _decorator("cute.jit"),
@@ -300,11 +290,9 @@ def experimental() -> Mapping[str, Any]:
 
 
 def adapters() -> Mapping[str, Any]:
-    """What registers how values of a type are passed to a trace: there is none."""
+    """The registry of argument adapters, which does nothing: there is no trace to pass arguments to."""
 
     class JitArgAdapterRegistry:
-        """The adapters."""
-
         @staticmethod
         def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
             return lambda adapter: adapter
@@ -318,10 +306,9 @@ def operations() -> Mapping[str, Any]:
 
 
 def expressions() -> Mapping[str, Any]:
-    """What says that a condition is one of Python's: it is, outside of a trace."""
+    """``const_expr``, which marks an expression as one of Python's: outside of a trace, all are."""
 
     def const_expr(expression: Any) -> Any:
-        """The expression itself, a value of Python's."""
         if type(expression) not in (bool, int, float, str, type(None)):
             refuse(f"const_expr of a {type(expression).__qualname__} was called")
         return expression
@@ -330,17 +317,14 @@ def expressions() -> Mapping[str, Any]:
 
 
 def arguments() -> Mapping[str, Any]:
-    """What holds arguments, for measurements."""
+    """``JitArguments``, with which programs measure kernels."""
 
     class JitArguments:
-        """Arguments of a call."""
-
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.args, self.kwargs = args, kwargs
             self.references: list[Any] = []
 
         def add_to_scope(self, references: Any) -> None:
-            """Keep what they refer to."""
             self.references.extend(references)
 
     return by_name(JitArguments)

@@ -1,4 +1,4 @@
-"""Modules that stand for the DSL's: a name is made when it is first used, by the table."""
+"""Placeholder modules for the DSL's, whose names are made from the table on first use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WRITTEN: Mapping[str, str] = {
     "cutlass.memory": "machine:shared_memory",
     "cutlass.utils.hardware_info": "machine:hardware",
 }
-"""Module to what makes those of its names that do more than raise: a function of a module beside this one."""
+"""Module to ``file:function`` of this package, which makes those of its names that do more than raise."""
 
 
 _SAME = {
@@ -59,11 +59,11 @@ _WITH_CUTE = (
     "cutlass.base_dsl.dsl", "cutlass.base_dsl.compiler", "cutlass.base_dsl.typing", "cutlass.cute.typing",
     "cutlass.cute.runtime",
 )  # fmt: skip
-"""Modules that are imported with ``cutlass.cute``: what describes a request looks for them."""
+"""Modules to import with ``cutlass.cute``, since describing a request needs them."""
 
 
 class Module(ModuleType):
-    """A module of the DSL's name."""
+    """A placeholder module."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -87,7 +87,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of a module of the DSL's; None for any other."""
+        """The spec of a module of the DSL's; None for any other."""
         if name.partition(".")[0] != "cutlass":
             return None
         if names.is_left_out(name):
@@ -99,7 +99,7 @@ class Finder:
         return Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give it the names that do more than raise."""
+        """Make the names that do more than raise."""
         module.__path__ = []
         written = _WRITTEN.get(module.__name__)
         if written is not None:
@@ -118,7 +118,7 @@ class Finder:
 
 
 def _named(module: str, made: Mapping[str, Any]) -> None:
-    """Give functions and classes the names that the DSL's have, by which requests tell them."""
+    """Give functions and classes the modules and names of the DSL's, which requests contain."""
     for name, thing in made.items():
         kind, where = names.names_of(module).get(name, ("", ""))
         if kind in ("class", "function") and thing.__module__.startswith("cutlass_aot."):
@@ -126,7 +126,7 @@ def _named(module: str, made: Mapping[str, Any]) -> None:
 
 
 def find(where: str) -> Any:
-    """What has a name of the table, ``module:qualified.name``."""
+    """The object with a name of the table, ``module:qualified.name``."""
     module, _, name = where.partition(":")
     if not names.is_module(module):
         return foreign(where)
@@ -137,7 +137,6 @@ def find(where: str) -> Any:
 
 
 def _made(module: str, name: str, known: names.Name) -> Any:
-    """What a name of a module holds, made when it is first used."""
     kind, what = known
     own = f"{module}:{name}"
     if name in _SAME and _SAME[name] != own:
@@ -149,7 +148,7 @@ def _made(module: str, name: str, known: names.Name) -> Any:
     if kind == "foreign":
         try:
             return foreign(what)
-        except (ImportError, AttributeError):  # Of another version, or not installed.
+        except (ImportError, AttributeError):  # The package is not installed, or of another version.
             return Unknown(dotted(own))
     if kind == "annotation":
         return Annotation(dotted(own))
@@ -170,5 +169,5 @@ def _made(module: str, name: str, known: names.Name) -> Any:
 
 
 def _has(module: str, qualified: str) -> bool:
-    """Whether the table has a name in the module that it is of."""
+    """Whether the table has a name in its own module."""
     return qualified.partition(".")[0] in names.names_of(module)

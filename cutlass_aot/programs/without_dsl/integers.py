@@ -9,19 +9,17 @@ from cutlass_aot.programs.without_dsl.placeholders import by_name, refuse
 
 
 def integers() -> Mapping[str, Any]:
-    """Divisions that are rounded up."""
+    """``ceil_div`` and ``round_up``."""
 
     def checked(name: str, *values: Any) -> None:
         if not all(type(value) is int for value in values) or values[1] < 1:
             refuse(f"cutlass.cute.{name} of {', '.join(map(repr, values))} was called")
 
     def ceil_div(input: int, tiler: int) -> int:
-        """The least number of tiles that hold so many."""
         checked("ceil_div", input, tiler)
         return -(-input // tiler)
 
     def round_up(a: int, b: int) -> int:
-        """The least multiple of ``b`` that is at least ``a``."""
         checked("round_up", a, b)
         return -(-a // b) * b
 

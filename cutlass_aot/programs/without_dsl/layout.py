@@ -1,4 +1,4 @@
-"""The layout of a framework's tensor, which the DSL makes dynamic and writes as text."""
+"""The layout of a framework tensor, which the DSL makes dynamic and writes as text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from cutlass_aot.programs.without_dsl.placeholders import refuse
 
 
 class _Extent(NamedTuple):
-    """An extent or a stride: static, or a multiple of something that is known at each call."""
+    """An extent or a stride, static or dynamic; a dynamic one is a multiple of its divisibility."""
 
     value: int
     dynamic: bool = False
     divisibility: int = 1
 
     def text(self, width: int = 32) -> str:
-        """As the DSL writes it."""
         if not self.dynamic:
             return str(self.value)
         said = [f"i{width}"] * (width != 32) + [f"div={self.divisibility}"] * (self.divisibility != 1)
@@ -24,7 +23,7 @@ class _Extent(NamedTuple):
 
 
 class Layout:
-    """The layout of a framework's tensor, static until a part of it is said to be dynamic."""
+    """The layout of a framework tensor, at first all static."""
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int], space: str, stride_bits: int) -> None:
         self._sizes, self._steps = tuple(shape), tuple(strides)
@@ -39,7 +38,7 @@ class Layout:
         return f"{self._space} o ({shape}):({strides})"
 
     def all_dynamic(self, leading: int | None) -> None:
-        """Extents are known at each call, and strides but that of the leading dimension, which is 1."""
+        """Make all extents dynamic, and all strides but the leading dimension's, which is 1."""
         if self._is_compact or (0 in self._sizes and self._bits == 32):
             refuse(f"mark_layout_dynamic of {self}")
         if leading is None:
@@ -65,12 +64,9 @@ class Layout:
         return ones[0] if ones else None
 
     def compact_dynamic(self, mode: int, order: Sequence[int] | None, divisibility: int) -> None:
-        """One extent is known at each call, and the strides follow from the extents.
+        """Make the extent of dimension ``mode`` dynamic; the strides follow from the extents.
 
-        Args:
-            mode: the dimension.
-            order: dimensions, the outermost first; None to take it from the strides.
-            divisibility: of the extent.
+        ``order`` has the dimensions, the outermost first; None to take it from the strides.
         """
         if not 0 <= mode < len(self._sizes):
             raise RuntimeError(f"there is no mode {mode} of {len(self._sizes)}")
@@ -87,17 +83,17 @@ class Layout:
             extent = self._shape[index]
             alone = not extent.dynamic and extent.value == 1
             self._strides[index] = _Extent(0) if alone else step
-            # Of a static extent its value is known to divide, of a dynamic one what was said.
+            # A static extent's own value divides the stride, a dynamic one's given divisibility.
             known = extent.divisibility if extent.dynamic else extent.value
             before = step.divisibility if step.dynamic else step.value
             dynamic = step.dynamic or extent.dynamic
             step = _Extent(step.value * extent.value, dynamic, before * known if dynamic else 1)
 
     def _order(self, mode: int) -> Sequence[int]:
-        """Dimensions by their strides, which have to be those of a compact layout.
+        """Dimensions in the order of their strides, which must be those of a compact layout.
 
-        An extent of 1 that stays static takes no part, wherever it stands. The DSL finds no order if its
-        stride is 1, or there are two of them and strides that are the same.
+        Static extents of 1 are ignored. The DSL finds no order if one of them has stride 1, or if there are
+        two of them and any equal strides.
         """
         ones = [index for index, size in enumerate(self._sizes) if size == 1]
         order = sorted(
@@ -127,7 +123,7 @@ class Layout:
             if self._sizes[index] > 1 and self._steps[index] != step:
                 raise RuntimeError("The stride_order is not consistent with the layout")
             if self._steps[index] != step:
-                # What the DSL makes of the stride of an extent of 1 depends on the others.
+                # The DSL's stride for an extent of 1 depends on the other dimensions.
                 refuse(f"mark_compact_shape_dynamic of shape {self._sizes} and strides {self._steps}")
             step *= self._sizes[index]
         if any(size < 1 for size in self._sizes):

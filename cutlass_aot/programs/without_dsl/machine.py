@@ -1,4 +1,4 @@
-"""What the DSL says of GPUs and of its own libraries."""
+"""The DSL's functions about GPUs and CUDA versions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from cutlass_aot.runtime.machine import cuda_driver
 
 
 def versions() -> Mapping[str, Any]:
-    """The class of CUDA versions, and what compares with the DSL's."""
+    """``DSLCudaVersion``, and ``target_version``, which compares the DSL's with another."""
 
     @functools.total_ordering
     class DSLCudaVersion:
-        """A CUDA version."""
-
         def __init__(self, version: str) -> None:
             self.major, self.minor = map(int, version.split(".")[:2])
 
@@ -42,7 +40,7 @@ def versions() -> Mapping[str, Any]:
     def target_version(
         exact_version: Any = None, *, min_version: Any = None, max_version: Any = None
     ) -> bool:
-        """Whether the DSL's CUDA version is one, or within bounds that belong to them."""
+        """Whether the DSL's CUDA version is the exact one, or within the inclusive bounds."""
         bounds = min_version is not None or max_version is not None
         if bounds == (exact_version is not None):
             refuse("target_version without a version, or with both one and bounds, was called")
@@ -63,10 +61,10 @@ def cuda() -> Mapping[str, Any]:
 
 
 def shared_memory() -> Mapping[str, Any]:
-    """How much shared memory a block may have."""
+    """``get_smem_capacity_in_bytes``: how much shared memory a block may have."""
 
     def get_smem_capacity_in_bytes(compute_capability: str | None = None) -> int:
-        """Of a compute capability, or of the target that is compiled for."""
+        """For a compute capability such as ``sm_90``; None for the target's."""
         if compute_capability is None:
             arch = find("cutlass.base_dsl.dsl:BaseDSL")._get_dsl().get_arch_enum()
             compute_capability = f"sm_{arch.major}{arch.minor}"
@@ -79,24 +77,20 @@ def shared_memory() -> Mapping[str, Any]:
 
 
 def hardware() -> Mapping[str, Any]:
-    """``HardwareInfo``: where a bundle is served, its device profile answers for the clusters."""
+    """``HardwareInfo``; a server replaces its cluster counts by those of the bundle's device profile."""
 
     class HardwareInfo:
-        """The GPU at hand."""
-
         def __init__(self, device_id: int = 0) -> None:
             self.device_id = device_id
 
         def get_max_active_clusters(self, cluster_size: int, stream: Any = None) -> int:
-            """Of the driver: the DSL compiles a kernel to ask it."""
+            """Refused: the DSL compiles a kernel to ask the driver."""
             refuse(f"the maximum number of active clusters of {cluster_size} was requested")
 
         def get_device_multiprocessor_count(self) -> int:
-            """Of the driver."""
             return cuda_driver.sm_count(self.device_id)
 
         def get_l2_cache_size_in_bytes(self) -> int:
-            """Of the driver."""
             return cuda_driver.l2_bytes(self.device_id)
 
     return by_name(HardwareInfo)
@@ -111,11 +105,9 @@ def tensor_memory() -> Mapping[str, Any]:
         return found[compute_capability]
 
     def get_min_tmem_alloc_cols(compute_capability: str) -> int:
-        """The fewest columns."""
         return columns(names.tensor_memory()[0], compute_capability)
 
     def get_max_tmem_alloc_cols(compute_capability: str) -> int:
-        """The most columns."""
         return columns(names.tensor_memory()[1], compute_capability)
 
     return by_name(get_min_tmem_alloc_cols, get_max_tmem_alloc_cols)

@@ -1,4 +1,4 @@
-"""The names that the DSL has: a table, written by ``tools/check/dsl_names.py``, of one release."""
+"""The table of the names in one release of the DSL, which ``tools/check/dsl_names.py`` writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RELEASE = "4.8.1"
-"""Of nvidia-cutlass-dsl."""
+"""Version of nvidia-cutlass-dsl."""
 
 _LISTED = {
     "classes": "class", "functions": "function", "modules": "module", "values": "value",
@@ -20,13 +20,12 @@ _FILE = Path(__file__).with_name(f"names-{RELEASE}.json")
 
 
 class Name(NamedTuple):
-    """What a name of a module is.
+    """A name in a module.
 
     Attributes:
         kind: ``class``, ``function``, ``module``, ``member`` of an enumeration, ``constant``, ``annotation``,
             ``foreign`` (of another package), or ``value`` for whatever else the DSL makes.
-        what: of classes and functions the name that their own module has them under,
-            ``module:qualified.name``; of modules theirs, of constants the value.
+        what: of classes and functions ``module:qualified.name``, of modules the name, of constants the value.
     """
 
     kind: str
@@ -38,11 +37,10 @@ class Option(NamedTuple):
 
     Attributes:
         class_name: of its class in ``cutlass.base_dsl.compiler``.
-        option_name: how the compiler calls it; None for one that it does not see.
-        flag: of the text that ``options=`` takes, without the hyphens before it; None without one.
-        kind: of the value: ``bool``, ``int`` or ``str``.
-        default: the value if nothing is said.
-        is_left_out: whether text without the flag leaves it as it was.
+        option_name: the compiler's name for it; None if it is not passed to the compiler.
+        flag: in the text of ``options=``, without the leading hyphens; None without one.
+        kind: type of the value: ``bool``, ``int`` or ``str``.
+        is_left_out: whether text without the flag leaves its value unchanged.
     """
 
     class_name: str
@@ -60,18 +58,18 @@ def _table() -> Mapping[str, Any]:
 
 
 def is_module(name: str) -> bool:
-    """Whether the DSL has a module."""
+    """Whether the DSL has a module of this name."""
     return name in _table()["modules"]
 
 
 def is_left_out(name: str) -> bool:
-    """Whether the table says nothing of a module, though the DSL may have it."""
+    """Whether the table omits a module, which the DSL may have."""
     return name.startswith(tuple(_table()["left out"]))
 
 
 @functools.lru_cache(maxsize=1024)
 def names_of(module: str) -> Mapping[str, Name]:
-    """What a module has."""
+    """The names in a module."""
     found: dict[str, Name] = {}
     entry = _table()["modules"][module]
     for listed, kind in _LISTED.items():
@@ -90,29 +88,29 @@ def names_of(module: str) -> Mapping[str, Name]:
 
 
 def file_of(module: str) -> str:
-    """A file that is named where the DSL's would be: programs tell installed code from their own by it."""
+    """A file name under ``site-packages``, by which programs tell installed code from their own."""
     return f"<without the DSL>/site-packages/{module.replace('.', '/')}.py"
 
 
 def exported(module: str) -> list[str]:
-    """What ``from module import *`` gives."""
+    """The names that ``from module import *`` gives."""
     listed = _table()["modules"][module].get("all")
     return listed.split() if listed is not None else [n for n in names_of(module) if not n.startswith("_")]
 
 
 def class_entry(where: str) -> Mapping[str, Any] | None:
-    """What the table has of a class, ``module:qualified.name``."""
+    """The table's entry of a class, ``module:qualified.name``; None if it has none."""
     found: Mapping[str, Any] | None = _table()["classes"].get(where)
     return found
 
 
 def classes_of(module: str) -> list[str]:
-    """Names of the classes that a module has itself."""
+    """Names of the classes that a module defines itself."""
     return [name for name, item in names_of(module).items() if item == Name("class", f"{module}:{name}")]
 
 
 def options() -> list[Option]:
-    """The compile options, in the order in which the DSL has them."""
+    """The compile options, in the DSL's order."""
     return [Option(*item) for item in _table()["options"]]
 
 
@@ -122,19 +120,18 @@ def settings() -> list[str]:
 
 
 def cuda_version() -> tuple[int, int]:
-    """CUDA version by which the DSL's libraries were built, where the table was written."""
+    """CUDA version (major, minor) of the DSL's libraries from which the table was written."""
     major, minor = _table()["cuda"]
     return major, minor
 
 
 class Wrapper(NamedTuple):
-    """What a decorator of the DSL makes.
+    """The function that a decorator of the DSL makes.
 
     Attributes:
-        module: that the function is of.
-        closure: variable to ``["function"]`` for what is decorated, or ``["constant", value]``.
-        names: name that the function reads from its module, to the kind of what it has there and where
-            that is.
+        module: its module.
+        closure: variable to ``["function"]`` for the decorated function, or ``["constant", value]``.
+        names: each name that it reads from its module, to ``[kind, what]`` as in :class:`Name`.
     """
 
     module: str
@@ -143,7 +140,7 @@ class Wrapper(NamedTuple):
 
 
 def wrapper(decorator: str) -> Wrapper:
-    """What one of the decorators makes: ``cute.jit``, ``cute.kernel`` or ``dsl_user_op``."""
+    """The function that ``cute.jit``, ``cute.kernel`` or ``dsl_user_op`` makes."""
     return Wrapper(**_table()["wrappers"][decorator])
 
 
@@ -154,12 +151,12 @@ def tensor_memory() -> tuple[Mapping[str, int], Mapping[str, int]]:
 
 
 def shared_memory() -> Mapping[str, int]:
-    """Bytes of shared memory that a block may have, by ``sm_`` and compute capability."""
+    """Bytes of shared memory that a block may have, by target such as ``sm_90``."""
     return dict(_table()["shared memory"])
 
 
 def parameters(where: str) -> inspect.Signature | None:
-    """Of a function that programs are known to inspect; of a default is known that there is one."""
+    """The signature of a function that programs inspect, with None for every default; None if not listed."""
     listed = _table()["parameters"].get(where)
     if listed is None:
         return None

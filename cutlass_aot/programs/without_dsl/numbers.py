@@ -1,6 +1,6 @@
 """The DSL's numeric types, and its enumerations of GPUs and address spaces: programs make keys of them.
 
-A number that a program makes keeps the Python value it was made of; nothing is computed with it.
+A number keeps the Python value it was made from, and supports no arithmetic.
 """
 
 from __future__ import annotations
@@ -40,20 +40,17 @@ class _Arch(enum.Enum):
 
     @classmethod
     def from_string(cls, arch_str: str) -> Any:
-        """The target of a name."""
         return cls[arch_str]
 
     def to_string(self) -> str:
-        """Its name."""
         return self.name
 
     def is_family_of(self, arch: Any) -> bool:
-        """Whether what is specific to the family of another target can be used here."""
+        """Whether this target can use features that are specific to the family of ``arch``."""
         return bool(self.major == arch.major and self.minor >= arch.minor and self.suffix in ("a", "f"))
 
     @classmethod
     def filter(cls, criterion: Any) -> list[Any]:
-        """The targets that a function says yes to."""
         return [item for item in cls if criterion(item)]
 
     def __lt__(self, other: Any) -> Any:
@@ -74,8 +71,6 @@ class _Arch(enum.Enum):
 
 
 class _AddressSpace(enum.IntEnum):
-    """Where a pointer points to."""
-
     def __str__(self) -> str:
         return self.name
 
@@ -90,21 +85,21 @@ def enumerations() -> Mapping[str, Any]:
 
 
 class DslType(type):
-    """The class of the DSL's types."""
+    """The metaclass of the DSL's types."""
 
     @property
     def is_abstract(cls) -> bool:
-        """Whether values are of derived types alone."""
+        """Whether only derived types have values."""
         return bool(vars(cls)["_is_abstract"])
 
 
 class NumericMeta(DslType):
-    """The class of numeric types."""
+    """The metaclass of numeric types."""
 
     width: int
 
     def __new__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **given: Any) -> Any:
-        """A type of the DSL's."""
+        """Refuse a numeric type of a program's own."""
         if given or not str(attrs.get("__module__")).startswith("cutlass."):
             refuse(f"{name}, a numeric type of the program's own, was defined")
         return super().__new__(cls, name, bases, attrs)
@@ -114,12 +109,12 @@ class NumericMeta(DslType):
 
     @property
     def mlir_type(cls) -> Any:
-        """Of the compiler."""
+        """Refused: only the compiler has it."""
         refuse(f"{dotted(_TYPING)}.{cls.__name__}.mlir_type was requested")
 
     @property
     def numpy_dtype(cls) -> Any:
-        """NumPy's class of scalars; None if it has none."""
+        """NumPy's scalar type; None if there is none."""
         name = cls._np_dtype_name  # type: ignore[attr-defined]
         if name is None:
             return None
@@ -128,16 +123,16 @@ class NumericMeta(DslType):
         return getattr(numpy, name, None)
 
     def n_bytes(cls, n_elements: int) -> int:
-        """Of so many elements."""
+        """Bytes of ``n_elements`` elements."""
         return n_elements * int(cls.bytes)  # type: ignore[attr-defined]
 
     def is_same_kind(cls, other: Any) -> bool:
-        """Whether both are integers or both are not."""
+        """Whether both are integer or both floating-point types."""
         return bool(cls.is_integer == other.is_integer or cls.is_float == other.is_float)  # type: ignore[attr-defined]
 
 
 class IntegerMeta(NumericMeta):
-    """The class of integer types."""
+    """The metaclass of integer types."""
 
     is_integer = property(lambda cls: True)
     is_float = property(lambda cls: False)
@@ -155,7 +150,7 @@ class IntegerMeta(NumericMeta):
 
 
 class FloatMeta(NumericMeta):
-    """The class of floating-point types."""
+    """The metaclass of floating-point types."""
 
     is_integer = property(lambda cls: False)
     is_float = property(lambda cls: True)
@@ -178,7 +173,7 @@ _METACLASSES = {kind.__name__: kind for kind in (DslType, NumericMeta, IntegerMe
 
 
 def numbers() -> Mapping[str, Any]:
-    """The numeric types and their classes."""
+    """The numeric types and their metaclasses."""
     found: dict[str, Any] = {}
     for name, kind in _METACLASSES.items():
         kind.__module__, kind.__qualname__ = _TYPING, name
@@ -228,7 +223,7 @@ def _range(kind: Any) -> tuple[int, int] | None:
 
 
 class _Range:
-    """The values that an integer type holds exactly; None where the DSL has no such cast."""
+    """Least and greatest value of an integer type; None where the DSL has no such cast."""
 
     def __get__(self, instance: Any, owner: Any) -> tuple[int, int] | None:
         return _range(owner)

@@ -1,8 +1,8 @@
-"""What stands for a name of the DSL: it can be imported, passed on and derived from, and raises when used.
+"""Placeholders for the DSL's names: they can be imported, passed on and derived from, and raise when used.
 
-Classes have the bases, the members and the qualified names that the DSL's have, so that a class of a
-program's own that is derived from one is described as it would be. Enumerations have their members.
-Dataclasses whose instances are nothing but their fields can be made.
+Classes have the bases, members and qualified names of the DSL's, so that a program's derived class is
+described as with the DSL. Enumerations have their members. Dataclasses that only hold their fields can be
+instantiated.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Find = Callable[[str], Any]
 """Gives the class that a name of the table stands for."""
 
 _FIELDS_ALONE = frozenset({"cutlass.pipeline.helpers:NamedBarrier"})
-"""Dataclasses of the DSL whose ``__post_init__`` checks what was passed, and changes nothing."""
+"""Dataclasses of the DSL whose ``__post_init__`` only checks its arguments."""
 _DECORATORS = frozenset({"cutlass.cute.core:struct", "cutlass.cute.core:union"})
-"""Classes that decorate classes, which only a trace looks at."""
+"""Class decorators, whose results only a trace uses."""
 _MAKES_MORE = frozenset(
     {"__init__", "__new__", "__post_init__", "__setattr__", "__call__", "__getattribute__"}
 )
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise that only the DSL can do what was requested."""
+    """Raise :class:`~cutlass_aot.errors.DslNeeded`; ``what`` says what was done, as a clause."""
     raise DslNeeded(
         f"{what}: without the DSL a program can describe what it asks cute.compile for, and nothing else; "
         "pip install nvidia-cutlass-dsl, and leave out cutlass_aot.without_dsl"
@@ -47,12 +47,12 @@ def dotted(where: str) -> str:
 
 
 def by_name(*things: Any) -> dict[str, Any]:
-    """Functions and classes under the names by which they are defined."""
+    """Functions and classes by their names."""
     return {thing.__name__: thing for thing in things}
 
 
 class Unknown:
-    """A value that only the DSL makes. Attributes of it are unknown too; every use of it is refused."""
+    """A value that only the DSL makes. Its attributes are unknown too, and every use is refused."""
 
     __slots__ = ("_where",)
 
@@ -83,7 +83,7 @@ class Unknown:
 
 
 class Annotation(Unknown):
-    """A type that only stands in annotations: it may be given parameters."""
+    """A type for annotations alone, which may be given parameters."""
 
     __slots__ = ("arguments",)
 
@@ -93,7 +93,7 @@ class Annotation(Unknown):
 
     @property
     def name(self) -> str:
-        """Of the type itself, without its parameters."""
+        """The name of the type without its parameters."""
         return self._where.removesuffix("[...]").rpartition(".")[2]
 
     def __eq__(self, other: object) -> bool:
@@ -106,12 +106,11 @@ class Annotation(Unknown):
 
 
 def _given(where: str, item: Any) -> Annotation:
-    """A type that was given parameters."""
     return Annotation(f"{where}[...]", item if isinstance(item, tuple) else (item,))
 
 
 class Structure(Unknown):
-    """What the DSL makes of a class whose fields have types alone."""
+    """The result of ``cute.struct`` or ``cute.union``."""
 
     __slots__ = ("_annotations",)
 
@@ -121,7 +120,7 @@ class Structure(Unknown):
 
 
 def _add_refusals() -> None:
-    """Have what Python's operators ask for refused."""
+    """Make every operator on an :class:`Unknown` refuse."""
 
     def refused(name: str) -> Callable[..., Any]:
         words = "called" if name == "call" else f"used ({name})"
@@ -141,7 +140,7 @@ _add_refusals()
 
 
 class UnknownClass(type):
-    """The class of classes of which nothing but the name is known: those that bind the compiler."""
+    """The metaclass of classes that are known by name alone: those that bind the compiler."""
 
     def __getattr__(cls, name: str) -> Unknown:
         if name.startswith("_"):
@@ -149,23 +148,23 @@ class UnknownClass(type):
         return Unknown(f"{cls.__module__}.{cls.__qualname__}.{name}")
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """Refuse."""
+        """Refuse to make an instance."""
         refuse(f"{cls.__module__}.{cls.__qualname__} was called")
 
 
 def is_unknown(kind: UnknownClass) -> bool:
-    """Whether a class is itself one of which nothing is known, and not the program's, derived from one."""
+    """Whether it is such a class itself, and not the program's, derived from one."""
     return "_is_unknown" in vars(kind)
 
 
 def unknown_class(where: str) -> UnknownClass:
-    """A class of which nothing but the name is known."""
+    """A class that is known by name alone."""
     module, _, name = where.partition(":")
     return UnknownClass(name, (), {"__module__": module, "__qualname__": name, "_is_unknown": True})
 
 
 def _called(*arguments: Any, **keywords: Any) -> None:
-    # Both are of the globals that each function has.
+    # Both are in the globals of each function.
     _refuse(_REQUESTED)  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -175,7 +174,7 @@ def _code_in(module: str) -> types.CodeType:
 
 
 def function(where: str) -> types.FunctionType:
-    """A function that raises when it is called. It is the DSL's module that it names as its own."""
+    """A function that raises when it is called, with the module and name of the DSL's."""
     module, _, name = where.partition(":")
     # Not a closure: a request describes a function by its name where nothing else tells what it does.
     variables: dict[str, Any] = {
@@ -200,13 +199,9 @@ def _property(where: str) -> property:
 
 
 def class_for(where: str, entry: Mapping[str, Any], find: Find, metaclass: type = type) -> type:
-    """The class that stands for one of the DSL's.
+    """The placeholder of a class, with the name ``where`` and the ``entry`` of the table.
 
-    Args:
-        where: its name in the table.
-        entry: what the table has of it.
-        find: gives its bases.
-        metaclass: of the class, where the DSL has one of its own; instances of it are not refused.
+    ``find`` gives its bases. With a ``metaclass`` of the DSL's own, the class can be instantiated.
     """
     module, _, name = where.partition(":")
     members: dict[str, Any] = {
@@ -259,7 +254,7 @@ def _base(where: str, find: Find) -> Any:
 
 
 def foreign(where: str) -> Any:
-    """What another package has."""
+    """A name of another package, ``module:qualified.name``, or a module."""
     module, _, name = where.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split(".") if name else ():
@@ -268,7 +263,7 @@ def foreign(where: str) -> Any:
 
 
 def _new(where: str) -> Any:
-    """What refuses to make an instance of the DSL's class itself, and makes those of derived ones."""
+    """A ``__new__`` that refuses for the DSL's class itself, and makes instances of derived classes."""
 
     def new(cls: type, *arguments: Any, **keywords: Any) -> Any:
         if f"{cls.__module__}:{cls.__qualname__}" == where:
@@ -289,12 +284,12 @@ def _new(where: str) -> Any:
 
 @functools.cache
 def _decorated(kind: type) -> type[Structure]:
-    """The class of what a class makes that decorates classes: requests tell it by the name."""
+    """The class of a class decorator's results; requests have its name."""
     return type(kind.__name__, (Structure,), {"__slots__": (), "__module__": kind.__module__})
 
 
 class _Protocol(abc.ABCMeta):
-    """The class of the DSL's protocols: what fits one, only the DSL says."""
+    """The metaclass of the DSL's protocols, whose ``isinstance`` only the DSL can decide."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls.__module__.partition(".")[0] != "cutlass":
@@ -305,7 +300,7 @@ class _Protocol(abc.ABCMeta):
 def _enumeration(
     name: str, bases: tuple[Any, ...], members: Mapping[str, Any], values: Mapping[str, Any], where: str
 ) -> type:
-    # What the DSL mixes in makes values of its own: members have those of the table instead.
+    # Without the DSL's mixins, which compute values: members have those of the table instead.
     mixed_in = [base for base in bases if issubclass(base, enum.Enum) or base.__module__ == "builtins"]
     bases = tuple(mixed_in)
     space = enum.EnumMeta.__prepare__(name, bases)
@@ -341,7 +336,7 @@ def _unknown_default(name: str) -> Callable[[], Any]:
 
 
 def _is_fields_alone(where: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an instance of a dataclass is its fields and nothing else."""
+    """Whether instances of a dataclass only hold their fields."""
     if where in _FIELDS_ALONE:
         return True
     if not _MAKES_MORE.isdisjoint(entry.get("functions", ())) or not all(entry["bases"]):

@@ -9,7 +9,7 @@ from cutlass_aot.programs.without_dsl.placeholders import by_name
 
 
 def streams() -> Mapping[str, Any]:
-    """``make_fake_stream`` and what it makes."""
+    """``make_fake_stream`` and its class, and ``find_runtime_libraries``."""
 
     class _FakeStream:
         """Stands for the stream of a launch."""
@@ -25,7 +25,7 @@ def streams() -> Mapping[str, Any]:
         return _FakeStream(use_tvm_ffi_env_stream=use_tvm_ffi_env_stream)
 
     def find_runtime_libraries(*, enable_tvm_ffi: bool = True) -> list[str]:
-        """TVM-FFI's library; the DSL's own are not at hand."""
+        """TVM-FFI's library; the DSL's own are not installed."""
         if not enable_tvm_ffi:
             return []
         import tvm_ffi
@@ -36,17 +36,15 @@ def streams() -> Mapping[str, Any]:
 
 
 def torch_streams() -> Mapping[str, Any]:
-    """torch's streams, as a kernel takes them."""
+    """torch's streams as ``CUstream``."""
 
     def current_stream() -> Any:
-        """The stream that torch uses now."""
         import torch
         from cuda.bindings import driver
 
         return driver.CUstream(torch.cuda.current_stream().cuda_stream)
 
     def default_stream() -> Any:
-        """The stream that torch uses if nothing is said."""
         import torch
         from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""The DSL's symbolic extents, which stand for what is known at each call."""
+"""The DSL's symbolic extents, which stand for values that are known at each call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from cutlass_aot.programs.without_dsl.placeholders import by_name
 
 
 def symbols() -> Mapping[str, Any]:
-    """``SymInt`` and what makes one."""
+    """``SymInt`` and the functions that make one."""
 
     class SymInt:
-        """An extent that is known at each call."""
-
         def __init__(self, width: int = 32, *, divisibility: int = 1, symbol: str | None = None) -> None:
             if width not in (32, 64):
                 raise ValueError(f"Unsupported width: {width}")
@@ -66,15 +64,12 @@ def symbols() -> Mapping[str, Any]:
         raise TypeError(f"a symbolic extent was computed with a {type(other).__qualname__}")
 
     def sym_int(width: int = 32, *, divisibility: int = 1, symbol: str | None = None) -> SymInt:
-        """An extent of a width."""
         return SymInt(width, divisibility=divisibility, symbol=symbol)
 
     def sym_int32(divisibility: int = 1, symbol: str | None = None) -> SymInt:
-        """An extent of 32 bits."""
         return SymInt(32, divisibility=divisibility, symbol=symbol)
 
     def sym_int64(divisibility: int = 1, symbol: str | None = None) -> SymInt:
-        """An extent of 64 bits."""
         return SymInt(64, divisibility=divisibility, symbol=symbol)
 
     return by_name(SymInt, sym_int, sym_int32, sym_int64)

@@ -1,6 +1,6 @@
-"""The DSL's tensors and pointers, which programs make to ask ``cute.compile``.
+"""The DSL's tensors and pointers, which programs pass to ``cute.compile``.
 
-They have the attributes that a request describes, and what passing them to a prebuilt function takes.
+They have the attributes that a request describes, and those that a prebuilt function needs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DTYPES = {
     (_FLOAT, 16): "Float16", (_FLOAT, 32): "Float32", (_FLOAT, 64): "Float64", (_BFLOAT, 16): "BFloat16",
     (10, 8): "Float8E4M3FN", (12, 8): "Float8E5M2", (14, 8): "Float8E8M0FNU",
 }  # fmt: skip
-"""``DLDataTypeCode`` and bits to the type that the DSL takes them for."""
+"""``DLDataTypeCode`` and bits to the DSL's type."""
 _CPU, _CUDA = 1, 2
 
 
 def tensors() -> Mapping[str, Any]:
-    """Tensors that are fake or a framework's, and pointers."""
+    """Fake tensors, framework tensors and pointers, and the functions that make them."""
     base: Any = find(f"{_CUTE_TYPING}:Tensor")
     pointer_base: Any = find(f"{_CUTE_TYPING}:Pointer")
     extent = find(f"{_CUTE_TYPING}:SymInt")
@@ -85,7 +85,7 @@ def tensors() -> Mapping[str, Any]:
                 self._dlpack_data = self._tvm_ffi_tensor.__dlpack__()
             else:
                 try:
-                    # No other stream is waited for: torch takes -1 for that.
+                    # -1: torch waits for no other stream.
                     self._dlpack_data = tensor.__dlpack__(stream=-1)
                 except Exception:
                     self._dlpack_data = tensor.__dlpack__()
@@ -107,7 +107,7 @@ def tensors() -> Mapping[str, Any]:
 
         @property  # type: ignore[misc]
         def __class__(self) -> Any:
-            # As the DSL's, it says that it is the class of all tensors.
+            # As the DSL's, it reports the base class of all tensors.
             return base
 
         @property
@@ -116,7 +116,6 @@ def tensors() -> Mapping[str, Any]:
 
         @property
         def element_type(self) -> Any:
-            """What it consists of."""
             return self._dtype
 
         @element_type.setter
@@ -129,14 +128,12 @@ def tensors() -> Mapping[str, Any]:
         memspace = property(lambda self: self._space)
 
         def mark_layout_dynamic(self, leading_dim: int | None = None) -> Any:
-            """Have extents and strides be known at each call."""
             self._layout.all_dynamic(leading_dim)
             return self
 
         def mark_compact_shape_dynamic(
             self, mode: int, stride_order: Sequence[int] | None = None, divisibility: int = 1
         ) -> Any:
-            """Have an extent be known at each call."""
             self._layout.compact_dynamic(mode, stride_order, divisibility)
             return self
 
@@ -147,8 +144,6 @@ def tensors() -> Mapping[str, Any]:
             return f"Tensor<{self._layout}>"
 
     class _Pointer(pointer_base):  # type: ignore[misc]
-        """A pointer to something of a dtype."""
-
         def __init__(
             self, pointer: int, dtype: Any, mem_space: Any = spaces.generic, assumed_align: Any = None
         ) -> None:
@@ -169,14 +164,13 @@ def tensors() -> Mapping[str, Any]:
     def make_fake_tensor(
         dtype: Any, shape: Any, stride: Any, *, memspace: Any = spaces.gmem, assumed_align: int | None = None
     ) -> Any:
-        """A tensor of a layout."""
         return _FakeTensor(dtype, shape, stride=stride, memspace=memspace, assumed_align=assumed_align)
 
     def make_fake_compact_tensor(
         dtype: Any, shape: Any, *, stride_order: Sequence[int] | None = None, memspace: Any = spaces.gmem,
         assumed_align: int | None = None, use_32bit_stride: bool = False,
     ) -> Any:  # fmt: skip
-        """A tensor whose strides follow from its shape; in ``stride_order``, 0 is innermost."""
+        """A fake tensor of a compact layout; in ``stride_order``, 0 is innermost."""
         order = tuple(range(len(shape))) if stride_order is None else tuple(stride_order)
         if sorted(order) != list(range(len(shape))):
             raise ValueError(
@@ -216,7 +210,6 @@ def tensors() -> Mapping[str, Any]:
     def make_ptr(
         dtype: Any, value: Any, mem_space: Any = spaces.generic, assumed_align: int | None = None
     ) -> Any:
-        """A pointer to an address."""
         if isinstance(value, ctypes._Pointer):
             value = ctypes.cast(value, ctypes.c_void_p).value
         if not isinstance(value, int):
@@ -224,7 +217,6 @@ def tensors() -> Mapping[str, Any]:
         return _Pointer(value, dtype, mem_space, assumed_align=assumed_align)
 
     def nullptr(dtype: Any, mem_space: Any = spaces.generic, assumed_align: int | None = None) -> Any:
-        """A pointer to nothing."""
         return make_ptr(dtype, 0, mem_space, assumed_align)
 
     return by_name(
@@ -234,7 +226,7 @@ def tensors() -> Mapping[str, Any]:
 
 
 def torch_dtypes() -> Mapping[str, Any]:
-    """torch's dtype of a numeric type."""
+    """``dtype``, which gives torch's dtype of a numeric type."""
     others = {
         "Boolean": "bool", "TFloat32": "float32", "Float8E5M2": "float8_e5m2",
         "Float8E4M3FN": "float8_e4m3fn", "Float8E8M0FNU": "float8_e8m0fnu",
@@ -242,7 +234,6 @@ def torch_dtypes() -> Mapping[str, Any]:
     }  # fmt: skip
 
     def dtype(ty: Any) -> Any:
-        """torch's dtype."""
         import torch
 
         name = ty.__name__.lower()

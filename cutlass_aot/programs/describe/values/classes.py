@@ -1,4 +1,4 @@
-"""Classes as values: by their names, or by what they are made of where no module has them under a name."""
+"""Classes as values: by their names, or by their members where no module has them under a name."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def a_class(description: Description, value: type, passed: Passed = Passed.CONST
 
 
 def class_name(description: Description, kind: type) -> Value:
-    """The class of an object: its name, or what it is made of."""
+    """The class of an object: its name, or its description if no module has it."""
     described = a_class(description, kind)
     return described.get("type", described)
 
 
 def _made_class(description: Description, value: type) -> Value:
-    """A class that its module does not have under its name: described by what it is made of."""
+    """Describe a class that its module does not have under its name, by its members."""
     fields = getattr(value, "_fields", None)
     if issubclass(value, tuple) and fields is not None:
         annotations = {name: str(item) for name, item in vars(value).get("__annotations__", {}).items()}
@@ -81,12 +81,12 @@ def _made_class(description: Description, value: type) -> Value:
         ]
     bases = [description.at(".__bases__", base) for base in value.__bases__ if base is not object]
     description.leave(value)
-    # Without its module, which is another one by the version of Python for what `make_dataclass` makes.
+    # Without its module, which depends on Python's version for classes of `make_dataclass`.
     return {"class": value.__qualname__, "bases": bases, "members": own}
 
 
 def annotation(description: Description, value: Any, passed: Passed) -> Value:
-    """``list[int]``, ``int | None`` and their like: by their text, and the classes that it names."""
+    """``list[int]``, ``int | None`` and the like: by their text, and classes in it made at run time."""
     named = [item for item in typing.get_args(value) if isinstance(item, type) and is_made(item)]
     made = [description.at("[]", item) for item in named]
     return {"type": str(value)} | ({"made": made} if made else {})

@@ -1,11 +1,10 @@
-"""Describe what a program passes to ``cute.compile`` as values of a request; what cannot be described soundly
-is refused.
+"""Describe what a program passes to ``cute.compile``; values that cannot be described soundly are refused.
 
-A value is described by what can decide the code that is compiled from it, and by nothing that cannot: the
-address of a tensor is left out, its dtype and layout are not. Dynamic scalars are described by their type
-alone, since compiled code takes their value at each call; every other scalar by its value.
+A description has only what can decide the compiled code: of a tensor its dtype and layout, not its address.
+Dynamic scalars are described by type alone, since compiled code takes their value at each call; other scalars
+by value.
 
-Here is which function describes which kind of value; the modules beside this one have them.
+The tables here map kinds of values to functions of the modules beside this one.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from cutlass_aot.schema.requests.request import Value
 _DYNAMIC_SCALARS = {bool: "bool", int: "int", float: "float"}
 _INT64 = 2**63
 TEXTS = (PurePath, Fraction, Decimal)
-"""Python's own classes whose text tells all of a value."""
+"""Classes of the standard library whose text describes a value completely."""
 
 
 class Describer(Description):
     """Describes the arguments of one request."""
 
     def value(self, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
-        """Describe a value in the place where the description is."""
-        # Not isinstance: placeholders of the DSL pretend to be of another class.
+        """Describe a value at the current place."""
+        # Not isinstance: placeholders of the DSL report another class.
         kind = type(value)
         if kind in PLAIN:
             if passed is Passed.DYNAMIC and kind in _DYNAMIC_SCALARS:
@@ -62,7 +61,7 @@ class Describer(Description):
 
 
 def _other(description: Description, value: Any, passed: Passed) -> Handler:
-    """What describes a value of no kind above: by what it is derived from, or else by its fields."""
+    """The handler of a value whose class has none: that of a base class, or one for fields."""
     if isinstance(value, enum.Enum):
         return classes.enum_member
     kind = type(value)
@@ -96,7 +95,7 @@ def _set(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def _dict(description: Description, value: Mapping[Any, Any], passed: Passed) -> Value:
-    # In the program's order, in which a trace would go through it.
+    # In insertion order, in which a trace would iterate.
     description.enter(value)
     items = [[description.at("{}", key), description.at(f"[{key!r}]", item)] for key, item in value.items()]
     description.leave(value)

@@ -1,4 +1,4 @@
-"""A description under way: where in an argument it is, what encloses it, and the code that it has met."""
+"""The state of a description: its place in an argument, the enclosing values, and the code it has met."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.schema.requests.request import Value
 
 MAX_DEPTH = 24
-"""Levels of values within values."""
+"""Greatest depth of nested values."""
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Classes whose values stand for themselves."""
 
 
 class Passed(enum.Enum):
-    """How a value gets to compiled code."""
+    """How compiled code gets a value."""
 
     CONSTANT = "compiled in"
-    """Whatever it is, a trace sees it."""
+    """A trace sees the value."""
     DYNAMIC = "passed at each call"
     """A trace sees the type of a scalar, the layout of a tensor."""
     EXTENT = "passed, if the DSL has made a number of it"
-    """As DYNAMIC, but that numbers of Python's own are compiled in, as in what is annotated as a shape."""
+    """As DYNAMIC, but Python's own numbers are compiled in, as in a shape."""
     FIELD = "a field of what is passed"
-    """Of a class that decides itself which of its fields are compiled in: scalars count as if all were."""
+    """Of an object whose class decides which fields are compiled in: scalars are described as if all were."""
 
     @property
     def of_fields(self) -> Passed:
-        """How the fields of an object are passed that is passed in this way."""
+        """How the fields of an object are passed, if the object is passed in this way."""
         return Passed.CONSTANT if self is Passed.CONSTANT else Passed.FIELD
 
 
 class Description(ABC):
-    """Of the arguments of one request. What describes a value of some kind is a :data:`Handler`.
+    """A description of one request's arguments, in which a :data:`Handler` describes each kind of value.
 
-    Attributes:
-        code: functions, classes and modules that were met, of which the request follows from the code.
+    ``code`` has the functions, classes and modules that were met, by ``id``: the request follows from them.
     """
 
     def __init__(self) -> None:
@@ -49,22 +48,16 @@ class Description(ABC):
         self._path: list[str] = []
 
     def argument(self, name: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
-        """Describe one argument.
-
-        Args:
-            name: the parameter's name.
-            value: what is passed.
-            passed: how it gets to compiled code.
-        """
+        """Describe the argument of a parameter."""
         self._path = [name]
         return self.value(value, passed)
 
     @abstractmethod
     def value(self, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
-        """Describe a value in the place where the description is."""
+        """Describe a value at the current place."""
 
     def at(self, step: str, value: Any, passed: Passed = Passed.CONSTANT) -> Value:
-        """Describe a value that is one step further in."""
+        """Describe a value one step further in, such as ``.field`` or ``[0]``."""
         self._path.append(step)
         described = self.value(value, passed)
         self._path.pop()
@@ -75,31 +68,30 @@ class Description(ABC):
         return {name: self.at(f".{name}", item, passed) for name, item in sorted(values.items())}
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise that the value in this place cannot be described."""
+        """Raise :class:`RequestError`: the value at the current place cannot be described."""
         raise RequestError(f"{''.join(self._path)}: {reason}")
 
     def enter(self, value: Any) -> None:
-        """Begin with what is within a value."""
+        """Begin to describe the contents of a value."""
         self._inside[id(value)] = len(self._inside)
 
     def leave(self, value: Any) -> None:
-        """End with what is within a value."""
+        """End the contents of a value."""
         del self._inside[id(value)]
 
     def is_inside(self, value: Any) -> bool:
-        """Whether the description is within a value."""
+        """Whether the contents of a value are being described."""
         return id(value) in self._inside
 
     def enclosing(self, value: Any) -> Value:
-        """What is within itself: by how many levels above it is described."""
+        """Describe a value that contains itself, by the number of levels up to it."""
         return {"enclosing": len(self._inside) - self._inside[id(value)]}
 
     def symbol(self, value: Any) -> int:
-        """The number of a symbolic extent, by identity: one symbol in two places is one extent, but two
-        symbols of one name are two."""
+        """The number of a symbolic extent, by identity: two symbols of one name are two extents."""
         self._kept.append(value)
         return self._symbols.setdefault(id(value), len(self._symbols))
 
 
 Handler = Callable[[Description, Any, Passed], Value]
-"""Describes a value of some kinds, which is passed in some way."""
+"""Describes values of some kinds."""

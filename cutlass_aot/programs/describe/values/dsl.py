@@ -18,12 +18,12 @@ from cutlass_aot.schema.requests.request import Value
 
 _STRUCTURES = "cutlass.cute.core"
 _ADDRESSES = ("_pointer", "_desc", "_c_pointer", "_c_pointers_cache")
-"""Fields by which a pointer of the DSL holds its address. Compiled code takes it at each call."""
+"""Fields in which a pointer of the DSL holds its address, which compiled code takes at each call."""
 
 
 @functools.lru_cache(maxsize=1)
 def handlers() -> Mapping[type, Handler]:
-    """How the DSL's own types are described; it is imported by whoever has such an object."""
+    """Handlers of the DSL's own types. The DSL has been imported wherever there is such an object."""
     runtime: Any = sys.modules.get("cutlass.cute.runtime")
     typing: Any = sys.modules.get("cutlass.base_dsl.typing")
     if runtime is None or typing is None:
@@ -84,7 +84,7 @@ def _fake_tensor(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def tensor(description: Description, value: Any, passed: Passed) -> Value:
-    """A tensor of a framework: what the DSL compiles from it is its dtype, its alignment and its layout."""
+    """A tensor of a framework: its dtype, alignment and layout decide what the DSL compiles."""
     dtype, alignment, layout = value.__cache_key__
     described: dict[str, Value] = {
         "dtype": _dtype(dtype), "alignment": alignment, "layout": str(layout),
@@ -103,7 +103,7 @@ def _pointer(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def own_pointer(description: Description, value: Any, passed: Passed) -> Value:
-    """A program's own class of pointers; most are copies of the DSL's, and keep its names of fields."""
+    """A program's own class of pointers; most are copies of the DSL's, with the same field names."""
     _refuse_constant(description, passed)
     fields = description.fields(
         {
@@ -126,7 +126,7 @@ def _refuse_constant(description: Description, passed: Passed) -> None:
 
 
 def _is_address(value: Any) -> bool:
-    """Whether a field of a pointer holds nothing but the address, or nothing yet."""
+    """Whether a field of a pointer holds only the address, or nothing yet."""
     if isinstance(value, list):
         return all(map(_is_address, value))
     return value is None or type(value) is int or isinstance(value, (ctypes._SimpleCData, ctypes._Pointer))
@@ -146,7 +146,7 @@ def _numeric(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def structure(description: Description, value: Any, passed: Passed) -> Value:
-    """What ``cute.struct`` makes of a class: the types of its fields, in their order."""
+    """A result of ``cute.struct``: the types of its fields, in their order."""
     fields = value._annotations.items()
     return {"structure": [[name, _field_type(description, kind)] for name, kind in fields]}
 

@@ -21,7 +21,7 @@ def of_numpy(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def of_torch(description: Description, value: Any, passed: Passed) -> Value:
-    """A tensor of torch, or what tells of one."""
+    """A tensor of torch, or a dtype, device, layout or memory format."""
     kind = type(value)
     if kind.__qualname__ in ("dtype", "device", "layout", "memory_format"):
         return {"torch": str(value)}

@@ -24,12 +24,12 @@ from cutlass_aot.schema.requests.request import Value
 _MAX_SOURCE = 2000
 NO_ATTRIBUTES = (
     "__wrapped__", "set_name_prefix", "__deprecated__",
-    # Of the DSL: what its decorators make, and what a trace leaves.
+    # Of the DSL: set by its decorators and by a trace.
     "_dsl_", "_decorator_", "_preprocess", "_original_code", "_cute_dsl_", "_name_prefix", "__pyir_",
-    # Of FlashAttention-4: a digest of the same function, once it was computed.
+    # Of FlashAttention-4: a cached digest of the function.
     "__cute_hash__",
 )  # fmt: skip
-"""How the names of those attributes of functions begin that say no more than the source does."""
+"""Prefixes of attributes of functions that say no more than the source does."""
 
 
 def function(description: Description, value: types.FunctionType, passed: Passed) -> Value:
@@ -52,7 +52,7 @@ def function(description: Description, value: types.FunctionType, passed: Passed
     if inner.__name__ != inner.__code__.co_name:
         described["name"] = inner.__name__
     closure = {name: cell.cell_contents for name, cell in cells_of(inner).items()}
-    # But for a function that calls itself.
+    # A function that calls itself closes over itself.
     closure = {name: item for name, item in closure.items() if item is not inner and item is not value}
     if closure:
         described["closure"] = description.fields(closure)
@@ -74,7 +74,7 @@ def _source(description: Description, function: types.FunctionType) -> Value:
 
 
 def builtin(description: Description, value: types.BuiltinFunctionType, passed: Passed) -> Value:
-    """A function that is written in C, or a method of such an object."""
+    """A function written in C, or a method of an object of such a class."""
     described: dict[str, Value] = {"builtin": f"{value.__module__}:{value.__qualname__}"}
     own = getattr(value, "__self__", None)
     if own is not None and not isinstance(own, types.ModuleType):
@@ -91,7 +91,7 @@ def method(description: Description, value: types.MethodType, passed: Passed) ->
 
 
 def partial(description: Description, value: functools.partial[Any], passed: Passed) -> Value:
-    """A function with arguments, and the fields that a program gave it."""
+    """A partial function, with fields that a program has set."""
     described: dict[str, Value] = {}
     if type(value) is not functools.partial:
         described["of"] = class_name(description, type(value))

@@ -1,4 +1,4 @@
-"""Objects as values: by their class and their fields, which have to be all that they hold."""
+"""Objects as values: by class and fields, beside which an object must hold nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def an_object(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def is_adapted(value: Any, passed: Passed) -> bool:
-    """Whether the DSL passes an object field by field: a dataclass that does not do so itself."""
+    """Whether it is a dataclass that the DSL passes field by field, since it does not do so itself."""
     kind = type(value)
     return (
         passed is Passed.DYNAMIC
@@ -61,7 +61,7 @@ def adapted(description: Description, value: Any, passed: Passed) -> Value:
 def _passed(kind: type, field: dataclasses.Field[Any]) -> Passed:
     annotation = field.type
     if isinstance(annotation, str) and "Constexpr" not in annotation:
-        # Under another name, maybe. One that cannot be evaluated is taken for a constant.
+        # It may be imported by another name. An annotation that cannot be evaluated counts as Constexpr.
         annotation = _annotations(kind).get(field.name, "Constexpr")
     return Passed.CONSTANT if "Constexpr" in str(annotation) else Passed.DYNAMIC
 
@@ -75,7 +75,7 @@ def _annotations(kind: type) -> Mapping[str, Any]:
 
 
 def _opaque(description: Description, value: Any, kind: type) -> Value:
-    """An object of an extension: by its text, if it is the DSL's and its text is not an address."""
+    """An object of an extension module: by its text, if it is the DSL's and the text has no address."""
     name = qualified_name(kind)
     if kind.__module__.partition(".")[0] == "cutlass":
         text = str(value)
@@ -85,7 +85,7 @@ def _opaque(description: Description, value: Any, kind: type) -> Value:
 
 
 def named_tuple(description: Description, value: tuple[Any, ...], passed: Passed) -> Value:
-    """An object of a class that is derived from ``tuple``: by its items, named where they have names."""
+    """An object of a class derived from ``tuple``: by its items, under their names if they have any."""
     kind = type(value)
     fields = getattr(kind, "_fields", None)
     description.enter(value)
@@ -101,7 +101,7 @@ def named_tuple(description: Description, value: tuple[Any, ...], passed: Passed
 
 
 def derived(description: Description, value: Any, passed: Passed) -> Value:
-    """An object of a class that is derived from one of Python's own: by its value, and further fields."""
+    """An object of a class derived from a builtin: by its value and further fields."""
     bases: tuple[Any, ...] = (int, float, str, bytes, dict, list, set, frozenset, deque)
     base = next(base for base in bases if isinstance(value, base))
     description.enter(value)
@@ -112,7 +112,7 @@ def derived(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def text(description: Description, value: Any, passed: Passed) -> Value:
-    """What its text tells all of; the fields of the class itself are what it remembers of it."""
+    """An object that its text describes completely, and further fields of a derived class."""
     fields = dict(getattr(value, "__dict__", {}))
     described: dict[str, Value] = {"object": class_name(description, type(value)), "text": str(value)}
     if fields:
@@ -121,7 +121,7 @@ def text(description: Description, value: Any, passed: Passed) -> Value:
 
 
 def own_fields(value: Any) -> dict[str, Any]:
-    """An instance's fields, those in slots among them."""
+    """An instance's fields, including those in slots."""
     fields = {}
     for base in type(value).__mro__:
         for name in _slots(base):
@@ -134,16 +134,15 @@ def own_fields(value: Any) -> dict[str, Any]:
 
 
 def _slots(kind: type) -> list[str]:
-    """Names of the fields that a class keeps in slots."""
+    """Names of a class's own slots, without Python's."""
     slots = kind.__dict__.get("__slots__", ())
     return [name for name in ((slots,) if isinstance(slots, str) else slots) if name not in _NO_FIELDS]
 
 
 @functools.lru_cache(maxsize=4096)
 def _holds_more_than_fields(kind: type) -> bool:
-    """Whether instances have memory of their own beside their fields, as those of classes have that are
-    derived from an extension's."""
+    """Whether instances have memory beside their fields, as those of an extension module's classes do."""
     fields = sum(len(_slots(base)) for base in kind.__mro__)
-    # What Python keeps outside of the object has no place in it.
+    # If Python keeps the dictionary outside of the object, its offset is not positive.
     fields += sum(place > 0 for place in (kind.__dictoffset__, kind.__weakrefoffset__))
     return kind.__itemsize__ != 0 or kind.__basicsize__ > _OBJECT_BYTES + _POINTER_BYTES * fields
