@@ -6,4 +6,4 @@ client.
 """
 
 TIMEOUT = 30.0
-"""Seconds that a registry may be silent."""
+"""Default of the seconds that a registry may be silent."""
