@@ -35,7 +35,7 @@ from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
-_SHOWN = 200  # characters of a line that is not what it has to be
+_SHOWN = 200  # characters of a line that differs from the expected one
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def _what_is_at(path: Path) -> str:
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             return "it is another file"
-        # A directory that may not be entered is an OSError here.
+        # A directory that may not be entered raises another OSError here.
         with contextlib.suppress(FileNotFoundError):
             (path / MANIFEST_NAME).stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -197,8 +197,8 @@ class Store:
     def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
         """Copy records that this store lacks, all at once, from upstream stores whose contents are copied.
 
-        What cannot be had is left out. ``anew`` asks again for what was absent before: somebody else has put
-        it there since.
+        What cannot be had is left out. ``anew`` asks again for what was absent before, since somebody else
+        may have put it there.
         """
         if kind not in SHARED_KINDS:
             return

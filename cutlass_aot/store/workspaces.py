@@ -102,8 +102,8 @@ def _is_alive(path: Path, now: float) -> bool:
                 return False
         youngest = _youngest(path)
     except FileNotFoundError:
-        # A directory gets its name only with the owner's file in it. Here somebody was removing it, and only
-        # files are left that a process that outlived its builder wrote meanwhile.
+        # A directory gets its final name only with the owner's file in it. So this one was being removed, and
+        # has only files that a process that outlived its builder wrote meanwhile.
         return False
     except OSError:
         # Another user's, which this one may not read: it counts as alive.
