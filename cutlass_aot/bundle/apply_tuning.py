@@ -1,4 +1,4 @@
-"""Put the times of a tuning file into a bundle: the same kernels in the same libraries, chosen better."""
+"""Put the times of a tuning file into a bundle, so that the same kernels are chosen better."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from cutlass_aot.schema.tuning.tuning import Tuning
 
 
 def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:
-    """Write a bundle as ``bundle`` is, with the rankings of a tuning file. Equal inputs give equal bytes.
+    """Write a copy of ``bundle`` with the rankings of a tuning file to ``output``, which may be the same.
 
-    Args:
-        bundle: directory of a bundle; nothing in it is changed, unless it is the output too.
-        tuning: the file.
-        output: directory to write; see :func:`cutlass_aot.bundle.write.write_bundle`.
+    It is written by :func:`cutlass_aot.bundle.write.write_bundle`. Equal inputs give equal bytes.
 
     Raises:
-        TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
+        TuningError: as :func:`with_tuning` does.
     """
     return write_bundle(with_tuning(require_sound(bundle).plan(), tuning), output)
 
@@ -30,8 +27,8 @@ def apply_tuning(bundle: Path, tuning: Tuning, output: Path) -> Outcome:
 def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     """A plan with the rankings of a tuning file.
 
-    They take the place of those that were measured for the same groups on the same GPU model. Others stay:
-    of other groups, of other models, and those that were modelled.
+    They replace those that were measured for the same groups on the same GPU model. Rankings of other groups
+    and other GPU models stay, and so do modelled ones.
 
     Raises:
         TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.

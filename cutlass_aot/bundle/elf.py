@@ -1,7 +1,7 @@
-"""The reader of ELF files: the dynamic segment of a shared library, and the sections of a cubin; bounded.
+"""Read ELF files within bounds: the dynamic segment of a shared library, and the sections of a cubin.
 
 Verification runs where no build tool is installed, so this reader needs the standard library alone. It reads
-64-bit little-endian ELF and trusts no offset: each is checked against the file's length before it is used.
+64-bit little-endian ELF and checks every offset against the file's length before it is used.
 Formats: System V gABI, chapters 4 and 5; https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, and
 for ``DT_GNU_HASH`` the GNU C Library's ``elf/dl-lookup.c``, ``do_lookup_x``; for version needs the Linux
 Standard Base, "Symbol Versioning".
@@ -25,7 +25,7 @@ MAX_SECTIONS = 1 << 12
 MAX_DYNAMIC_ENTRIES = 1 << 12
 MAX_VERSIONS = 1 << 10
 MAX_NAME_BYTES = 1 << 12
-"""Of one symbol, library or section: many could name one long text, and each of them would be a copy."""
+"""Of one symbol, library or section: many entries could share one long text, and each would copy it."""
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -52,13 +52,13 @@ class SharedObject:
     """What can be said of a shared library without loading it.
 
     Attributes:
-        host: CPU architecture, such as ``x86_64``, or ``machine 40`` where it is not one we know.
+        host: CPU architecture, such as ``x86_64``, or such as ``machine 40`` if it is not a host of ours.
         exported: names of the defined symbols that others can bind to.
-        needed: libraries it needs, in its order.
-        versions: versions of the symbols of those libraries that they have to know, such as ``GLIBC_2.17``;
-            the loader refuses the library without.
-        packed_relocations: whether it has relocations of the packed form (``DT_RELR``).
-        search_paths: where it has the loader look for libraries (``DT_RPATH``, ``DT_RUNPATH``).
+        needed: libraries it needs, in the file's order.
+        versions: symbol versions that those libraries must have, such as ``GLIBC_2.17``, or else the loader
+            refuses this one.
+        packed_relocations: whether it has ``DT_RELR``.
+        search_paths: values of ``DT_RPATH`` and ``DT_RUNPATH``.
     """
 
     host: str
@@ -71,12 +71,9 @@ class SharedObject:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of an ELF file.
+    """A section of an ELF file: ``size`` bytes in memory, ``content`` in the file.
 
-    Attributes:
-        name: cut after :data:`MAX_NAME_BYTES`.
-        size: bytes that it takes in memory.
-        content: what of it is in the file.
+    The name is cut after :data:`MAX_NAME_BYTES`.
     """
 
     name: str
@@ -86,7 +83,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class SectionedFile:
-    """An ELF file by its sections; the numbers are those of its header."""
+    """Sections of an ELF file, and numbers of its header."""
 
     machine: int
     version: int
@@ -96,22 +93,12 @@ class SectionedFile:
 
 
 def read_shared_object(data: bytes, what: str) -> SharedObject:
-    """Read the dynamic segment of a shared library.
-
-    Args:
-        data: the library.
-        what: how to call it in an error.
-    """
+    """Read the dynamic segment of a shared library; errors call it ``what``."""
     return _Reader(data, f"{what} is not a sound shared library").shared_object()
 
 
 def read_sections(data: bytes, what: str) -> SectionedFile:
-    """Read the sections of an ELF file.
-
-    Args:
-        data: the file.
-        what: how to call it in an error.
-    """
+    """Read the sections of an ELF file; errors call it ``what``."""
     return _Reader(data, f"{what} is not a sound ELF file").sections()
 
 
@@ -141,7 +128,7 @@ class _Reader:
         return self._data[offset : offset + length]
 
     def _offset(self, address: int, part: str) -> tuple[int, int]:
-        """Offset in the file of a virtual address, and how many bytes of its segment follow."""
+        """File offset of a virtual address, and how many bytes of its segment follow."""
         for start, length, offset in self._loads:
             if start <= address < start + length:
                 skip = address - start
@@ -181,7 +168,7 @@ class _Reader:
             raise self._corrupt(f"its ELF type is {self._kind}, a shared library has {_SHARED_OBJECT}")
         if self._segment_size != _SEGMENT.size or not 0 < self._segments <= MAX_SEGMENTS:
             raise self._corrupt(f"it has {self._segments} program headers of {self._segment_size} bytes")
-        # Nothing of it is used; it comes last, so that a truncated file is noticed.
+        # It is not used, but it comes last in the file: this finds truncated files.
         self._bytes(self._sections_at, self._sections * self._section_size, "section header table")
         table = self._bytes(self._segments_at, self._segments * _SEGMENT.size, "program header table")
         dynamic: tuple[int, int] | None = None
@@ -243,7 +230,7 @@ class _Reader:
             raise self._corrupt(
                 f"a name at {offset} has more than {MAX_NAME_BYTES} bytes, or runs out of its string table"
             )
-        # Bytes that are not text cannot be a name of ours; what they were must still be shown.
+        # Bytes that are not UTF-8 match no name of ours, but errors must be able to show them.
         return strings[offset:end].decode("utf-8", "backslashreplace")
 
     def _exported(self, entries: dict[int, int], strings: bytes) -> Iterator[str]:
@@ -280,7 +267,7 @@ class _Reader:
             address += following
 
     def _symbol_count(self, entries: dict[int, int]) -> int:
-        """No field of the dynamic segment holds the count: it follows from either hash table."""
+        """The number of symbols, from either hash table: no field of the dynamic segment holds it."""
         if _HASH in entries:
             _, count = struct.unpack("<II", self._table(entries[_HASH], 8, "hash table"))
             return int(count)

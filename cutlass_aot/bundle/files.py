@@ -1,4 +1,4 @@
-"""A bundle's files: what a manifest says of them, what is really there, and how two of them change places."""
+"""A bundle's files: write their manifest, list and check what is there, exchange two directories."""
 
 from __future__ import annotations
 
@@ -25,33 +25,25 @@ from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, SCHEMA, FileRefere
 from cutlass_aot.schema.bundles.signature import MAX_SIGNATURES, is_signature_path
 
 _READ_BYTES = 1 << 20
-# Of renameat2, from the kernel's headers: linux/fcntl.h, linux/fs.h, asm/unistd.h.
+# For renameat2; from the kernel's headers linux/fcntl.h, linux/fs.h, asm/unistd.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _RENAMEAT2_CALL = {"x86_64": 316, "aarch64": 276}
 
 
 def manifest_to_bytes(references: Mapping[str, FileReference]) -> bytes:
-    """The manifest's file: JSON, sorted, one key a line; the only bytes for these references."""
+    """The manifest's canonical bytes: JSON, sorted, one key a line."""
     files = {path: {"sha256": item.sha256, "size": item.size} for path, item in references.items()}
     text = json.dumps({"schema": SCHEMA, "kind": MANIFEST_KIND, "files": files}, indent=1, sort_keys=True)
     return text.encode() + b"\n"
 
 
 LICENSES = "licenses"
-"""The folder of the licences of what is linked in."""
+"""The folder for the licences of what is linked in."""
 
 
 def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict[str, bytes]:
-    """The licences of a bundle, by the names of their files.
-
-    Args:
-        bundle: its directory.
-        references: what its manifest lists.
-
-    Raises:
-        CutlassAotError: if one cannot be read, or is not what its digest says.
-    """
+    """The verified licences of a bundle with these files, by the names of their files."""
     return {
         path.removeprefix(f"{LICENSES}/"): read_file(bundle, reference)
         for path, reference in references.items()
@@ -60,7 +52,7 @@ def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict
 
 
 def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
-    """SHA-256 in hexadecimal and length of a file of a bundle, never read through a symbolic link."""
+    """SHA-256 in hexadecimal, and length, of a bundle's file, which is never read through a symbolic link."""
     hasher, size = hashlib.sha256(), 0
     try:
         with os.fdopen(open_beneath(bundle, path), "rb", buffering=0) as file:
@@ -73,9 +65,9 @@ def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
 
 
 def matches(bundle: Path, reference: FileReference) -> bool:
-    """Whether a file is as ``reference`` says: there, of its size, of its digest."""
+    """Whether a file is there and has the reference's size and digest."""
     with os.fdopen(open_beneath(bundle, reference.path), "rb") as file:
-        # First: a truncated library need not be read.
+        # First, so that a truncated library need not be read.
         if os.fstat(file.fileno()).st_size != reference.size:
             return False
     return digest_beneath(bundle, reference.path) == (reference.sha256, reference.size)
@@ -83,12 +75,9 @@ def matches(bundle: Path, reference: FileReference) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is in a directory.
+    """What is below a directory: sorted paths of plain files, of symbolic links, and of all else.
 
-    Attributes:
-        regular: plain files, by their paths in it, sorted.
-        links: symbolic links, sorted; what they point at is not looked at.
-        special: anything else that is not a directory (sockets, devices, FIFOs), sorted.
+    What links point at is not looked at; ``special`` are sockets, devices and FIFOs.
     """
 
     regular: tuple[str, ...]
@@ -97,12 +86,9 @@ class Listing:
 
 
 def list_files(root: Path) -> Listing:
-    """Every file below ``root``, with no link followed.
+    """Every file below ``root``, without following links; an ``OSError`` if a directory cannot be read.
 
-    Names that are not UTF-8 are shown with the bytes escaped.
-
-    Raises:
-        OSError: if a directory cannot be read.
+    Bytes of names that are not UTF-8 are escaped.
     """
     regular: list[str] = []
     links: list[str] = []
@@ -128,16 +114,10 @@ def list_files(root: Path) -> Listing:
 def is_exactly(
     bundle: Path, manifest: bytes, references: Mapping[str, FileReference], checked: Collection[str] = ()
 ) -> bool:
-    """Whether a bundle has this manifest, the files that it lists unaltered, and else signatures alone.
+    """Whether a bundle has this manifest, the files that it lists unaltered, and nothing else but signatures.
 
-    Signatures have to be well-formed; whether they are right is the question of who relies on them, and of
-    ``verify``. Never raises for what it finds there.
-
-    Args:
-        bundle: the directory.
-        manifest: the bytes of its manifest.
-        references: the files that the manifest lists.
-        checked: paths of those whose bytes were checked already.
+    Signatures must be well-formed; whether they are right is checked by ``verify`` and by those who rely on
+    them. The files ``checked`` are not read again. This never raises for what it finds there.
     """
     try:
         if read_bounded(bundle, MANIFEST_NAME, MAX_MANIFEST_BYTES) != manifest:
@@ -156,18 +136,15 @@ def is_exactly(
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Let two files or directories of one file system change places, at once for whoever looks.
+    """Exchange two files or directories of one file system atomically.
 
-    Returns:
-        ``False``, with nothing changed, where the kernel, the C library or the file system cannot do it.
-
-    Raises:
-        OSError: if it can be done and is refused.
+    False, with nothing changed, if the kernel, the C library or the file system cannot do that; an
+    ``OSError`` if they can and refuse.
     """
     library = ctypes.CDLL(None, use_errno=True)
     names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
     types = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    # The C library has the function since glibc 2.28, the kernel the call since Linux 3.15.
+    # The function is in glibc since 2.28, the system call in Linux since 3.15.
     if hasattr(library, "renameat2"):
         library.renameat2.argtypes = types
         failed = library.renameat2(*names, _RENAME_EXCHANGE)

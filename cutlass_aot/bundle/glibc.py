@@ -1,4 +1,4 @@
-"""The platform tag of a wheel, from what its libraries really need of the C library.
+"""The platform tag of a wheel, from the versions of glibc that its libraries need.
 
 Source: PEP 600 (``manylinux_X_Y``: a wheel runs on any distribution with that glibc or a newer one), and its
 legacy aliases of PEP 599.
@@ -16,14 +16,14 @@ from cutlass_aot.schema.bundles.catalog import MAX_LIBRARY_BYTES
 from cutlass_aot.schema.compression import decompressed
 
 OLDEST = (2, 17)
-"""The oldest glibc that is promised: the first with aarch64, and the oldest that installers know by a name of
-its own for both hosts."""
+"""The oldest glibc that is promised: the first with aarch64, and the oldest with a legacy tag of its own for
+both hosts."""
 
 _PACKED_RELOCATIONS = (2, 36)
 """The first glibc whose loader knows ``DT_RELR``. Source: its release notes."""
 
 _LEGACY = {(2, 17): "manylinux2014"}
-"""Names from before PEP 600, which installers of that time alone know."""
+"""Tags from before PEP 600, for installers that do not know its tags."""
 
 _GLIBC = re.compile(r"GLIBC_(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?", re.ASCII)
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
@@ -32,8 +32,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 def needed_glibc(library: SharedObject, what: str) -> tuple[int, int]:
     """The oldest glibc that can load a library, by the versions of the symbols that it binds to.
 
-    Raises:
-        BundleError: if it binds to what no release of glibc promises.
+    A symbol that no release of glibc promises is a :class:`BundleError`.
     """
     found = _PACKED_RELOCATIONS if library.packed_relocations else (0, 0)
     for version in sorted(library.versions):
@@ -51,18 +50,13 @@ def needed_glibc(library: SharedObject, what: str) -> tuple[int, int]:
 
 
 def promised_glibc(libraries: Iterable[tuple[int, int]]) -> str:
-    """The glibc that a wheel promises for libraries that need these, such as ``2.17``."""
+    """The glibc that a wheel with libraries that need these promises to need, such as ``2.17``."""
     major, minor = max((OLDEST, *libraries))
     return f"{major}.{minor}"
 
 
 def glibc_of(libraries: Iterable[Path]) -> str:
-    """The glibc that a bundle promises to need, with these libraries as it holds them (one zstd frame each).
-
-    Raises:
-        BundleError: if one binds to what no release of glibc promises.
-        OSError: if one cannot be read.
-    """
+    """The glibc that a bundle promises to need, with these libraries, each one zstd frame."""
     read = {
         path: read_shared_object(decompressed(path.read_bytes(), MAX_LIBRARY_BYTES), path.name)
         for path in sorted(set(libraries))
@@ -71,15 +65,7 @@ def glibc_of(libraries: Iterable[Path]) -> str:
 
 
 def platform_tags(glibc: str, host: str) -> tuple[str, ...]:
-    """Platform tags of a wheel for a host, the one of PEP 600 first.
-
-    Args:
-        glibc: what the wheel promises to need, such as ``2.17``.
-        host: CPU architecture.
-
-    Raises:
-        BundleError: if that is not a version of glibc that a wheel can name.
-    """
+    """Platform tags of a wheel that promises to need a glibc such as ``2.17``; the one of PEP 600 first."""
     match = _VERSION.fullmatch(glibc)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < (2, 1):

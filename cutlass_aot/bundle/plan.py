@@ -1,4 +1,4 @@
-"""What a bundle is made of: groups of kernels, their code and libraries, and what is said of them."""
+"""The plan of a bundle: groups of kernels, their code and libraries, and what the catalog says of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PackedFile:
 
     Attributes:
         name: stem of its file in the bundle.
-        path: where it was made.
-        sha256: what was made; a file with another digest is never taken.
+        path: of the file to copy.
+        sha256: of what was made; a file with another digest is never copied.
     """
 
     name: str
@@ -39,9 +39,8 @@ class GroupPlan:
     Attributes:
         name: readable name, also the stem of its index.
         entries: its kernels, in any order, at least one.
-        code: their GPU code.
-        libraries: host to the libraries of their host code, as many for each.
-        requests: of a program's kernels, one for each, in any order; empty for kernels that operands find.
+        libraries: host to the libraries of the kernels' host code; every host has the same number.
+        requests: one for each kernel of a program, in any order; empty for kernels found by operands.
     """
 
     name: str
@@ -57,16 +56,14 @@ class BundlePlan:
 
     Attributes:
         name: lower-case letters, digits, ``.``, ``_`` and ``-``.
-        version: the bundle's version.
         device: device profile it was built with.
         targets: GPU code targets, in any order.
         hosts: CPU architectures; each group has a library for each.
-        requirements: versions that it needs on a machine.
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
         launchers: host to the library through which kernels are launched.
         licenses: file name to text, of what is linked in.
-        rankings: speeds of groups' kernels, in any order; each names a group of the bundle.
+        rankings: in any order; each names a group of the bundle.
         variant: see :attr:`~cutlass_aot.schema.bundles.catalog.Catalog.variant`.
     """
 
@@ -137,7 +134,7 @@ def _check_rankings(plan: BundlePlan) -> None:
             raise BundleError(f"{what} is given twice to bundle {plan.name!r}")
         seen.add((ranking.group, ranking.gpu, ranking.measured))
         try:
-            # What is written has to be read again.
+            # Written and read here, so that nothing is written that cannot be read again.
             Ranking.from_bytes(ranking.to_bytes(), what)
         except CorruptFile as error:
             raise BundleError(f"{error}: expected kernels each once, and times in ascending order") from None

@@ -1,4 +1,4 @@
-"""Fill a shared directory with a bundle's GPU code, before anything is launched: for images and nodes."""
+"""Fill a shared directory with a bundle's GPU code before anything is launched, for images and nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan
 
 
 class Filled(NamedTuple):
-    """What a directory has of a bundle.
+    """A directory, to be named by ``CUTLASS_AOT_CACHE``, with all GPU code of a bundle.
 
-    Attributes:
-        directory: what ``CUTLASS_AOT_CACHE`` is to name.
-        files: files of GPU code, all that the bundle has.
-        size: bytes of them.
+    ``files`` is the number of files of code, ``size`` their bytes.
     """
 
     directory: Path
@@ -28,15 +25,10 @@ class Filled(NamedTuple):
 
 
 def prefill(bundle: Path, directory: Path | None = None) -> Filled:
-    """Unpack all GPU code of a bundle that is not in a shared directory yet, or damaged there.
+    """Unpack all GPU code of a bundle, verified, that a shared directory lacks or has damaged.
 
-    Args:
-        bundle: its directory; what is taken is verified. Neither its host nor its targets matter.
-        directory: filled without a limit, with files that everybody may read, and made for everybody if it
-            is not there; None for the one that this user's processes share.
-
-    Raises:
-        BundleError: if there is no bundle, or the directory cannot be written or may not hold that much.
+    The bundle's hosts and targets do not matter. ``directory`` and the files are made readable by everybody,
+    and it is filled without a limit; None stands for the directory that this user's processes share.
     """
     folder = directory or code_cache.directory()
     if folder is None:
@@ -72,7 +64,7 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
 
 
 def _make(directory: Path) -> None:
-    """A directory that others can read, whatever the umask; one that is there stays as it is."""
+    """Make a directory that others can read, whatever the umask; an existing one stays as it is."""
     made = []
     while not directory.is_dir():
         made.append(directory)

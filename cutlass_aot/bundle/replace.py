@@ -1,4 +1,4 @@
-"""Replace a bundle: the new one is made beside it, complete and synchronised, then swapped in at once."""
+"""Replace a bundle: make the new one beside it, complete and synchronised, and then swap it in."""
 
 from __future__ import annotations
 
@@ -38,29 +38,23 @@ TOP_LEVEL = frozenset(
 
 
 def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callable[[Path], bool]) -> bool:
-    """Put the bundle that ``fill`` makes at ``output``, unless it is there.
+    """Put the bundle that ``fill`` makes at ``output``; False if ``is_there`` finds exactly it there already.
 
-    An empty directory or another bundle there is replaced, with its signatures, at once and only when the new
-    one is complete; a symbolic link is followed. Writers of one output take turns, by the file ``.NAME.lock``
-    beside it, which stays. Where the file system cannot exchange two directories, there is no bundle for a
-    moment.
+    An empty directory or another bundle there is replaced, with its signatures, in one step and only when the
+    new one is complete; a symbolic link is followed. Writers of one output take turns, by the file
+    ``.NAME.lock`` beside it, which stays. Where the file system cannot exchange two directories, there is no
+    bundle for a moment.
 
-    Args:
-        output: the bundle's directory, which need not exist.
-        fill: called with a directory that is not there yet and that it makes, with everything in it, by
-            :func:`make_folders` and :func:`create`. What it raises ends all, and nothing of it stays.
-        is_there: whether exactly this bundle is in a directory already.
-
-    Returns:
-        Whether anything was written.
+    ``fill`` gets the path of a directory that is not there yet, and makes it with everything in it, by
+    :func:`make_folders` and :func:`create`. If it raises, nothing of it stays.
 
     Raises:
         BundleError: for anything else at ``output``.
-        OSError: if the disk refuses; what was at ``output`` stays. Say so by :func:`disk_error`.
+        OSError: if the disk refuses; what was at ``output`` stays. Convert it by :func:`disk_error`.
     """
-    # A link to a bundle is replaced behind the link, so that the link goes on working.
+    # The target of a link is replaced, so that the link goes on working.
     output = Path(os.path.realpath(output))
-    # Without the lock, which is a file: none is left where there is nothing to do or nothing may be done.
+    # Before the lock is taken, so that no lock file is left where nothing is or may be written.
     if is_there(output):
         return False
     _check_replaceable(output, locked=False)
@@ -70,7 +64,7 @@ def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callabl
 
 
 def check_output(output: Path) -> None:
-    """Refuse what :func:`replace_bundle` would not replace, before any work is done for it."""
+    """Raise at once if :func:`replace_bundle` would not replace what is at ``output``."""
     try:
         _check_replaceable(Path(os.path.realpath(output)), locked=False)
     except OSError as error:
@@ -78,14 +72,7 @@ def check_output(output: Path) -> None:
 
 
 def disk_error(error: OSError, output: Path, advice: str, what: str = "the bundle") -> BundleError:
-    """What to raise where the disk refused a bundle, or what is made of one.
-
-    Args:
-        error: what it said.
-        output: the directory that was to be written.
-        advice: what to do once there is room.
-        what: how to call what was to be there.
-    """
+    """The error for a disk that refused ``what`` at ``output``; ``advice`` is for when there is room."""
     where = error.filename if error.filename is not None else output
     return BundleError(
         f"cannot write {what} {output}: {where}: {error.strerror or error}; "
@@ -94,9 +81,9 @@ def disk_error(error: OSError, output: Path, advice: str, what: str = "the bundl
 
 
 def make_folders(folder: Path, paths: Iterable[str]) -> list[Path]:
-    """Make ``folder`` and what holds ``paths`` in it, with fixed modes, and give them all, outer ones first.
+    """Make ``folder`` and the folders of ``paths`` in it, with fixed modes; returns them, outer ones first.
 
-    They are to be synchronised when they are full, by :func:`synchronise`.
+    The caller synchronises them, by :func:`synchronise`, when their files are written.
     """
     folders = {folder}
     for path in paths:
@@ -110,7 +97,7 @@ def make_folders(folder: Path, paths: Iterable[str]) -> list[Path]:
 
 @contextmanager
 def create(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that is not there yet, with a fixed mode; it is on the disk at the end."""
+    """Create a file with a fixed mode, and synchronise it to the disk at the end."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(descriptor, "wb") as file:
         # The process's umask must not show in a bundle.
@@ -121,7 +108,7 @@ def create(path: Path) -> Iterator[BinaryIO]:
 
 
 def synchronise(folder: Path) -> None:
-    """See that a directory's entries are on the disk."""
+    """Synchronise a directory's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -132,10 +119,8 @@ def synchronise(folder: Path) -> None:
 def _check_replaceable(output: Path, *, locked: bool = True) -> None:
     """Refuse what is not a bundle.
 
-    Args:
-        output: where the bundle is to be.
-        locked: whether no other writer is at work. One that is may be removing what was there, so that
-            half a bundle is let pass; it is looked at again with the lock.
+    Without the lock, another writer may be removing an old bundle: half a bundle passes, and is checked again
+    with the lock.
     """
     try:
         mode = output.lstat().st_mode
@@ -158,7 +143,7 @@ def _check_replaceable(output: Path, *, locked: bool = True) -> None:
 
 
 def _replace_alone(output: Path, fill: Callable[[Path], None], is_there: Callable[[Path], bool]) -> bool:
-    """Write and swap in, with the lock held: whatever another writer was doing, it has finished or died."""
+    """Write and swap in, with the lock held: every other writer has finished or died."""
     prefix = f".{output.name}.staging-"
     _clear_up(output, prefix)
     _check_replaceable(output)
@@ -169,7 +154,7 @@ def _replace_alone(output: Path, fill: Callable[[Path], None], is_there: Callabl
         fill(staging / "new")
         _swap_in(staging, output)
     finally:
-        # What could not be put back is the only copy of the bundle that was here.
+        # An old bundle that could not be put back is the only copy.
         if not (staging / "old").exists() or output.exists():
             shutil.rmtree(staging, ignore_errors=True)
     return True
@@ -177,7 +162,7 @@ def _replace_alone(output: Path, fill: Callable[[Path], None], is_there: Callabl
 
 def _clear_up(output: Path, prefix: str) -> None:
     """Remove what killed writers left beside ``output``, and put back the bundle that one had moved aside."""
-    # Not a prefix alone: another bundle's name may begin with all of it.
+    # The whole name has to match: names of another bundle may begin with the prefix too.
     ours = re.compile(re.escape(prefix) + "[a-z0-9_]+")
     for staging in sorted(output.parent.iterdir()):
         if not ours.fullmatch(staging.name) or not stat.S_ISDIR(staging.lstat().st_mode):
@@ -188,11 +173,11 @@ def _clear_up(output: Path, prefix: str) -> None:
 
 
 def _swap_in(staging: Path, output: Path) -> None:
-    """Put ``staging/new`` at ``output``, and what was there somewhere in ``staging``, or change nothing."""
+    """Move ``staging/new`` to ``output``, and what was there into ``staging``; or fail and change nothing."""
     moved = False
     try:
         if output.exists() and any(output.iterdir()):
-            # Looked at again: the files were written since, and that takes time.
+            # Checked again: it may have changed while the new files were written.
             _check_replaceable(output)
             if exchange(staging / "new", output):
                 synchronise(output.parent)

@@ -1,13 +1,14 @@
-"""The bill of materials of a bundle: every package that it was made with, every kernel and where it is from.
+"""The bill of materials of a bundle: the packages it was made with, its kernels, and their provenance.
 
 Format: CycloneDX 1.6 in JSON, https://cyclonedx.org/docs/1.6/json/. It has neither times nor a random serial
-number, so that equal bundles have equal bills. Kernels stand in their target, targets in their generator::
+number, so that equal bundles have equal bills. Kernels are nested in their target, targets in their
+generator::
 
     generator, with the digest of its sources
       GPU code target, with the assembler's version and the compiler's fingerprint
         kernel, with the SHA-256 of its GPU code, and that of the object that compiling it gave
 
-Code that a program's kernels follow from stands beside the packages, with the digest of its files.
+Code that kernels of programs are made from is listed beside the packages, with the digest of its files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cutlass_aot.schema.requests.request import Request
 
 BILL_FOLDER = "sbom"
 BILL_NAME = "bundle.cdx.json"
-"""Of the file in a bundle, and in a wheel's metadata (PEP 770)."""
+"""The bill's file in a bundle, and in a wheel's metadata (PEP 770)."""
 
 SPECIFICATION = "1.6"
 _OBJECT = "cutlass-aot:object-sha256"
@@ -34,12 +35,9 @@ _FAR = 64
 
 
 class Code(NamedTuple):
-    """Code that kernels of programs follow from.
+    """Code that kernels of programs are made from, with the digest of its files.
 
-    Attributes:
-        name: of a distribution, or of a module or package that is none's.
-        version: of the distribution, ``""`` for none.
-        digest: of its files.
+    It is a distribution, or a module or package of none, and then ``version`` is ``""``.
     """
 
     name: str
@@ -48,12 +46,7 @@ class Code(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """What a bundle's bill lists.
-
-    Attributes:
-        kernels: name, digest of the GPU code and digest of the object of every kernel.
-        code: what programs' kernels follow from.
-    """
+    """What a bundle's bill lists; a kernel by its name, digest of its GPU code and digest of its object."""
 
     kernels: set[tuple[str, str, str]]
     code: set[Code]
@@ -63,10 +56,8 @@ class _Package(NamedTuple):
     """What is known of a package that bundles are made with.
 
     Attributes:
-        role: what it does for a bundle.
-        license: as SPDX names it, or in the words of its own metadata.
-        spdx: whether it is a name of SPDX's.
-        scope: ``required`` if it is in the bundle or needed to load it, ``excluded`` if it built it alone.
+        license: an SPDX identifier if ``spdx``, else the words of its own metadata.
+        scope: ``required`` if it is in the bundle or needed to load it, ``excluded`` if it only built it.
     """
 
     role: str
@@ -77,7 +68,7 @@ class _Package(NamedTuple):
 
 _COMPILER = _Package("compiles kernels", "Other/Proprietary License", spdx=False)
 _HEADERS = _Package("headers of CUDA", "LicenseRef-NVIDIA-Proprietary", spdx=False)
-# The versions of these are pinned where they decide the bytes, and their licences with them.
+# Where these packages decide the bytes, their versions are pinned, and so are their licences.
 _PACKAGES: Mapping[str, _Package] = {
     "apache-tvm-ffi": _Package(
         "calling convention; loaded beside the libraries", "Apache-2.0", scope="required"
@@ -95,13 +86,7 @@ _PACKAGES: Mapping[str, _Package] = {
 def bill_of_materials(
     catalog: Catalog, kernels: Iterable[KernelEntry], requests: Iterable[Request] = ()
 ) -> bytes:
-    """The bill of a bundle; the only bytes for it.
-
-    Args:
-        catalog: of the bundle.
-        kernels: every kernel of it, in any order.
-        requests: every request that they answer, in any order.
-    """
+    """The canonical bill of a bundle, from all of its kernels and requests, both in any order."""
     packages = [*_packages(catalog), *map(_code_component, sorted(code_of_requests(requests)))]
     bundle = {
         "type": "library",
@@ -123,13 +108,9 @@ def bill_of_materials(
 
 
 def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
-    """The bill of a bundle's wheel: its packages, and where in the wheel the bundle's own bill is.
+    """The bill of the distribution ``name``, a bundle's wheel: its packages, and a link to the bundle's bill.
 
-    Args:
-        catalog: of the bundle.
-        name: of the distribution.
-        path: of the bundle's bill, from the folder that this one is in.
-        sha256: its digest.
+    The latter has the digest ``sha256``; ``path`` leads to it from the folder of the wheel's bill.
     """
     packages = _packages(catalog)
     wheel = {
@@ -151,12 +132,7 @@ def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
 
 
 def read_bill(data: bytes, what: str) -> Bill:
-    """Read a bundle's bill of untrusted origin.
-
-    Args:
-        data: the bill.
-        what: how to call it in an error.
-    """
+    """Read a bundle's bill of untrusted origin; errors call it ``what``."""
     try:
         body = json.loads(data.decode("utf-8"))
         if (body["bomFormat"], body["specVersion"]) != ("CycloneDX", SPECIFICATION):
@@ -183,12 +159,12 @@ def _listed(components: Sequence[Mapping[str, Any]], depth: int) -> Iterator[tup
 
 
 def kernels_of_index(kernels: Iterable[KernelEntry]) -> set[tuple[str, str, str]]:
-    """What a bill has to say of these kernels."""
+    """These kernels as a bill lists them."""
     return {(entry.kernel.name, entry.code.sha256, entry.object_sha256) for entry in kernels}
 
 
 def code_of_requests(requests: Iterable[Request]) -> set[Code]:
-    """What a bill has to say of the code of these requests."""
+    """The code of these requests as a bill lists it."""
     found = set()
     for request in requests:
         for name, value in request.code.items():
@@ -238,7 +214,7 @@ def _component(name: str, version: str) -> dict[str, Any]:
 
 
 def _purl(name: str, version: str) -> str:
-    """Source: https://github.com/package-url/purl-spec; a ``+`` in a version is written as its code."""
+    """A package URL, with ``+`` percent-encoded. Source: https://github.com/package-url/purl-spec."""
     return f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
 
 

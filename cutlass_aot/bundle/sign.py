@@ -1,4 +1,4 @@
-"""Make keys, and sign bundles: by a private key's file, or by a program that has the key."""
+"""Make keys, and sign bundles by a private key's file or by a program that has the key."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from cutlass_aot.schema.bundles.signature import (
 )
 
 COMMAND_SECONDS = 60.0
-"""How long a signing program may take unless told otherwise."""
+"""Default time limit of a signing program."""
 
 MAX_ANSWER = 4096
-"""Bytes that are read of a signing program's answer."""
+"""Most bytes that a signing program may write."""
 
 _MAX_PASSPHRASE = 1023
-"""Bytes that the package ``cryptography`` takes."""
+"""Most bytes that the package ``cryptography`` takes."""
 
 _PROTECTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _PUBLIC = b"-----BEGIN PUBLIC KEY-----"
@@ -52,30 +52,21 @@ _PRIVATE = b" PRIVATE KEY-----"
 
 
 class Signer(Protocol):
-    """Something that signs."""
+    """Signs messages by one private key."""
 
     @property
     def public_key(self) -> bytes:
-        """32 raw bytes: whose signature it gives."""
+        """The key that verifies the signatures, 32 raw bytes."""
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of a message, 64 raw bytes.
-
-        Raises:
-            SignatureError: if there is none.
-        """
+        """The signature of a message, 64 raw bytes; a :class:`SignatureError` if it cannot be made."""
 
 
 class KeyFile:
-    """Signs by a private key in a file.
+    """Signs by a private key of Ed25519 in a PEM file (PKCS #8).
 
-    Args:
-        path: a private key in PEM (PKCS #8).
-        passphrase: asked for the key's passphrase if it is protected by one.
-
-    Raises:
-        SignatureError: if the file is not a private key of Ed25519, or the passphrase is wrong, or is not
-            text in UTF-8.
+    ``passphrase`` is called only if the key is protected by one. A file that is no such key, and a passphrase
+    that is wrong or not UTF-8, are a :class:`SignatureError`.
     """
 
     def __init__(self, path: Path, passphrase: Callable[[], str]) -> None:
@@ -97,15 +88,8 @@ class Command:
     """Signs by a program, such as one of a hardware module or of a key service.
 
     It gets the message on its standard input, and writes the signature to its standard output: 64 raw bytes,
-    or those in hexadecimal or base64. It is started without a shell.
-
-    Args:
-        command: the program and its arguments, quoted as for a shell.
-        public_key: whose signatures it gives.
-        seconds: how long it may take.
-
-    Raises:
-        SignatureError: if ``command`` names no program.
+    or those in hexadecimal or base64. ``command`` is the program and its arguments, quoted as for a shell,
+    but started without one; it may take ``seconds``.
     """
 
     def __init__(self, command: str, public_key: PublicKey, seconds: float = COMMAND_SECONDS) -> None:
@@ -126,11 +110,7 @@ class Command:
         return self._public_key.raw
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of a message, 64 raw bytes.
-
-        Raises:
-            SignatureError: if the program cannot be started, fails, takes too long or gives something else.
-        """
+        """The signature of a message, 64 raw bytes; a :class:`SignatureError` if the program gives none."""
         answer = self._answer(message)
         found = _decoded(answer)
         if found is None:
@@ -145,7 +125,7 @@ class Command:
         deadline = time.monotonic() + self._seconds
         late = f"{program} took longer than {self._seconds:g} s to sign: see why, or allow more (--timeout)"
         try:
-            # What it says on standard error is for whoever sits there: it may be a question.
+            # Its standard error is not captured: it may ask the user something.
             process = subprocess.Popen(
                 self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
             )
@@ -156,7 +136,7 @@ class Command:
                 assert process.stdin is not None  # noqa: S101 - for types
                 assert process.stdout is not None  # noqa: S101
                 with contextlib.suppress(BrokenPipeError):
-                    # Less than a pipe holds, so that this waits for nobody.
+                    # The message is smaller than a pipe's buffer, so this does not block.
                     process.stdin.write(message)
                 process.stdin.close()
                 answer = _read_until(process.stdout.fileno(), deadline)
@@ -178,21 +158,14 @@ class Command:
 
 
 def sign_bundle(bundle: Path, signer: Signer) -> Path:
-    """Sign a bundle. A signature by the same key is replaced, others stay.
+    """Sign a bundle, and return the path of the signature's file.
 
-    The bundle is verified first, and the signature before it is written. Equal bundles and keys give equal
-    files.
-
-    Returns:
-        Path of the signature's file.
-
-    Raises:
-        BundleError: if the bundle is not sound, was replaced meanwhile, has :data:`MAX_SIGNATURES` signatures
-            by others, or cannot be written.
-        SignatureError: if the signer gives no signature, or one that its public key does not verify.
+    The bundle is verified first, and the signature before it is written. It replaces one by the same key;
+    others stay. Equal bundles and keys give equal files. A bundle that is replaced meanwhile, or that already
+    has :data:`MAX_SIGNATURES` signatures by other keys, is a :class:`BundleError`.
     """
     path = signature_path(key_id(signer.public_key))
-    # Held open: a build that exchanges the bundle leaves this one behind, and the signature goes with it.
+    # Held open: if a build exchanges the bundle meanwhile, the signature goes into the old one.
     try:
         folder = os.open(bundle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -204,7 +177,7 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
         findings = look_at_bundle(bundle)
         problems = [problem for problem in findings.problems if problem.path != path]
         if problems or findings.bundle is None:
-            # What is not a bundle at all is called that.
+            # This says so where there is no bundle at all.
             manifest_bytes(bundle)
             raise BundleError(f"{bundle} is not sound: {in_short(problems)}; what is damaged is not signed")
         signature = signature_of(findings.bundle.manifest, signer)
@@ -221,11 +194,7 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
 
 
 def signature_of(manifest: bytes, signer: Signer) -> Signature:
-    """A signature of the bundle with this manifest; it is right.
-
-    Raises:
-        SignatureError: if the signer gives no signature, or one that its public key does not verify.
-    """
+    """Sign the bundle with this manifest; a signature that is not right is a :class:`SignatureError`."""
     key, message = signer.public_key, signed_message(manifest)
     signature = Signature(key, signer.sign(message))
     if not verifies(key, signature.signature, message):
@@ -247,17 +216,10 @@ def _replaced(bundle: Path) -> BundleError:
 
 
 def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
-    """Make a private key, for its owner alone to read, and the public key beside it, ``PATH.pub``.
+    """Make a private key that only its owner can read, and the public key beside it, ``PATH.pub``.
 
-    Both in PEM: PKCS #8 and SubjectPublicKeyInfo (RFC 8410). Nothing that is there is overwritten.
-
-    Args:
-        path: of the private key.
-        passphrase: protects the private key; None leaves it unprotected.
-
-    Raises:
-        SignatureError: if a file is there already, or cannot be written; or if the path ends in no name, or
-            the passphrase can be none.
+    Both are in PEM: PKCS #8 and SubjectPublicKeyInfo (RFC 8410). Without a passphrase the private key is
+    unprotected. No file is overwritten: one that exists is a :class:`SignatureError`.
     """
     if path.name in ("", ".."):
         raise SignatureError(
@@ -279,7 +241,7 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             made.append(file)
             with os.fdopen(descriptor, "wb") as output:
-                # Whatever the process's umask is.
+                # The process's umask must not change the mode.
                 os.fchmod(descriptor, mode)
                 output.write(data)
                 output.flush()
@@ -302,7 +264,7 @@ def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
     password = _passphrase_bytes(passphrase()) if _PROTECTED in data else None
     try:
         key = serialization().load_pem_private_key(data, password)
-    # It raises errors of its own for algorithms that it does not know.
+    # The package raises errors of its own for algorithms that it does not know.
     except Exception as error:
         reason = "its passphrase is another one, or it is damaged" if password is not None else error
         raise SignatureError(f"{path} cannot be read as a private key in PEM: {reason}") from None
@@ -315,7 +277,7 @@ def _passphrase_bytes(passphrase: str) -> bytes:
     try:
         data = passphrase.encode()
     except UnicodeEncodeError:
-        # Without the error, which shows it.
+        # Not from the error, whose text shows the passphrase.
         raise SignatureError("the passphrase is not text in UTF-8: expected one that is") from None
     if not 0 < len(data) <= _MAX_PASSPHRASE:
         raise SignatureError(
@@ -325,7 +287,7 @@ def _passphrase_bytes(passphrase: str) -> bytes:
 
 
 def _read_until(descriptor: int, deadline: float) -> bytes | None:
-    """What a program writes, a little more than :data:`MAX_ANSWER` at most; None if that takes too long."""
+    """A program's output, at most twice :data:`MAX_ANSWER` bytes; None if it is late."""
     answer = b""
     while len(answer) <= MAX_ANSWER:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
@@ -339,7 +301,7 @@ def _read_until(descriptor: int, deadline: float) -> bytes | None:
 
 
 def _decoded(answer: bytes) -> bytes | None:
-    """The signature that an answer means, None if it means none."""
+    """The signature in an answer, raw, in hexadecimal or in base64; None if there is none."""
     if len(answer) == SIGNATURE_BYTES:
         return answer
     text = b"".join(answer.split())
@@ -355,7 +317,7 @@ def _decoded(answer: bytes) -> bytes | None:
 
 
 def _write(folder: int, signature: Signature) -> None:
-    """Put a signature into a bundle at once: a reader sees what was there, or all of it."""
+    """Put a signature into a bundle by a rename: a reader sees the old file or all of the new one."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(SIGNATURES, 0o755, dir_fd=folder)
     inner = os.open(SIGNATURES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)

@@ -7,8 +7,8 @@
     index.json              what is where
 
 A program maps the library, writes address and size of the GPU code into the slot
-``cutlass_aot_code_<symbol>``, and calls ``__tvm_ffi_<symbol>``. Nothing in the files says that they are what
-the bundle had: whoever needs that verifies the bundle.
+``cutlass_aot_code_<symbol>``, and calls ``__tvm_ffi_<symbol>``. The files have no digests or signatures: a
+program that needs them verifies the bundle.
 """
 
 from __future__ import annotations
@@ -31,23 +31,17 @@ from cutlass_aot.schema.encoding import digest
 
 
 def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Unpack a bundle, or some of its kernels.
+    """Unpack a bundle, or some of its kernels, verified, into a directory that must not exist.
 
-    Args:
-        bundle: its directory; every byte that is taken is verified.
-        output: directory to write, which must not exist: it is whole when it appears there.
-        kernels: names, or beginnings of names or digests; none for all.
+    It appears when it is complete. ``kernels`` are names, or beginnings of names or digests; none for all.
 
     Returns:
-        What ``index.json`` holds: of each kernel ``name``, ``symbol``, ``target``, ``code`` and
+        The contents of ``index.json``: of each kernel ``name``, ``symbol``, ``target``, ``code`` and
         ``libraries``, host to path; paths are relative to ``output``.
-
-    Raises:
-        BundleError: if there is no bundle, no such kernel, something is at ``output``, or the disk refuses.
     """
     opened = open_bundle(bundle, check=False)
     handles = [opened.kernel(name) for name in kernels] if kernels else opened.kernels()
-    # A link that leads nowhere is something, too.
+    # lexists also finds a link that leads nowhere.
     if os.path.lexists(output):
         raise BundleError(f"{output} exists: name a directory that is to be made, or remove it yourself")
     try:
@@ -65,7 +59,7 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
 
 
 def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[dict[str, Any]]:
-    """Write everything to a folder that is not there yet; whoever may enter it may read it all."""
+    """Write everything to a new folder; whoever may enter it may read all of it."""
     folders = make_folders(folder, [path for handle in handles for path in _paths(handle)])
     codes: dict[FileReference, bytes] = {}
     index = []

@@ -1,4 +1,4 @@
-"""Write a bundle: beside the output, complete and synchronised, then swapped in at once."""
+"""Write a bundle beside the output, complete and synchronised, and then swap it in."""
 
 from __future__ import annotations
 
@@ -38,11 +38,9 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What :func:`write_bundle` did; true if it wrote anything.
+    """What :func:`write_bundle` did; false if exactly this bundle was there already.
 
-    Attributes:
-        written: whether anything was written; ``False`` if exactly this bundle was there already.
-        bundle: what is there now; signatures that were there already are not looked at.
+    ``bundle`` is what is there now, without signatures that were there already.
     """
 
     written: bool
@@ -53,18 +51,15 @@ class Outcome:
 
     @property
     def catalog_sha256(self) -> str:
-        """Digest of the bundle's catalog, by which :func:`bundle_is` knows it again."""
+        """Digest of the bundle's catalog, for :func:`bundle_is`."""
         return self.bundle.references[CATALOG_NAME].sha256
 
 
 def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
     """Write a bundle to the directory ``output``. Equal plans give equal bytes.
 
-    What is there is replaced as :func:`cutlass_aot.bundle.replace.replace_bundle` says.
-
-    Raises:
-        BundleError: for a plan that contradicts itself, for anything else at ``output``, or if the disk
-            refuses; what was at ``output`` stays.
+    What is there is replaced as by :func:`cutlass_aot.bundle.replace.replace_bundle`; after an error, such as
+    for a plan that contradicts itself, it is still there.
     """
     try:
         bundle, sources = _laid_out(plan, output)
@@ -79,13 +74,9 @@ def write_bundle(plan: BundlePlan, output: Path) -> Outcome:
 
 
 def bundle_is(output: Path, catalog_sha256: str) -> bool:
-    """Whether a complete, unaltered bundle with this catalog is at ``output``, and no other file there.
+    """Whether the directory ``output`` has a complete, unaltered bundle with this catalog, and no other file.
 
-    Never raises for its contents.
-
-    Args:
-        output: the bundle's directory, which need not exist.
-        catalog_sha256: digest of the catalog's file.
+    It need not exist. This never raises for its contents.
     """
     try:
         manifest = manifest_bytes(output)
@@ -102,14 +93,14 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
         used |= {CATALOG_NAME, *(item.path for item in catalog.launchers.values())}
     except (OSError, CutlassAotError):
         return False
-    # These are listed in the manifest alone.
+    # The catalog does not list these.
     if any(not path.startswith((f"{LICENSES}/", f"{BILL_FOLDER}/")) for path in references.keys() - used):
         return False
     return is_exactly(output, manifest, references, checked=(CATALOG_NAME,))
 
 
 def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str, bytes | Path]]:
-    """The bundle that is to be at ``output``, and each of its files, as its bytes or as the file to copy."""
+    """The bundle to write at ``output``, and each of its files, as bytes or as the file to copy."""
     check_plan(plan)
     sources: dict[str, bytes | Path] = {}
     references: dict[str, FileReference] = {}
@@ -129,7 +120,7 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
 
     def add_packed(path: str, packed: PackedFile) -> FileReference:
         if path not in references:
-            # Its digest is what was made; the file is checked against it while it is copied.
+            # The digest is of what was made; the file is checked against it while it is copied.
             return refer(path, packed.path, packed.path.stat().st_size, packed.sha256, MAX_FILE_BYTES)
         if references[path].sha256 != packed.sha256:
             raise BundleError(f"{path} names two files, {sources[path]!r} and {packed.path}")
@@ -208,7 +199,7 @@ def _rankings_of(group: str, rankings: Sequence[Ranking]) -> list[Ranking]:
 
 
 def _fill(folder: Path, bundle: VerifiedBundle, sources: Mapping[str, bytes | Path]) -> None:
-    """Write every file, all of it on the disk when this returns."""
+    """Write every file, and synchronise all of them to the disk."""
     folders = make_folders(folder, sources)
     for path, source in sources.items():
         with create(folder / path) as file:
@@ -224,7 +215,7 @@ def _fill(folder: Path, bundle: VerifiedBundle, sources: Mapping[str, bytes | Pa
 
 
 def _copy(source: Path, file: BinaryIO) -> str:
-    """Copy a file, and give the SHA-256 of what was copied."""
+    """Copy a file, and return the SHA-256 of what was copied."""
     hasher = hashlib.sha256()
     with source.open("rb") as library:
         while chunk := library.read(_COPY_BYTES):

@@ -1,4 +1,4 @@
-"""What compiling a kernel came to, in a store: an artifact, or a failure."""
+"""Results of compiling a kernel, in a store: an artifact, or a failure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ _MAX_LOG_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecordedFailure:
-    """A kernel that failed before, with the toolchain that its key names.
+    """The failure of a kernel with the toolchain that its key names: reason, compiler's log, versions.
 
-    Attributes:
-        reason: one line.
-        log: the compiler's own words; of very long ones the end.
-        versions: what was installed, package to version.
+    The reason is one line; a very long log is cut at its beginning; versions are of installed packages.
     """
 
     reason: str
@@ -32,7 +29,7 @@ class RecordedFailure:
 
 
 def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple[Artifact | None, str]:
-    """What the store has for a kernel under its key, and why it does not count if it does not."""
+    """The artifact of a kernel in the store, or None; and ``present``, or why there is none, in words."""
     if store is None:
         return None, "there is no store yet"
     record = store.get_record("kernel", kernel_key)
@@ -54,10 +51,7 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
 
 
 def keep_artifact(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact, file: Path) -> None:
-    """Keep a compiled object and its record. Blob first, record second: the record is the commit.
-
-    What is known of an earlier failure is forgotten.
-    """
+    """Keep a compiled object, and then its record, which commits it; forget an earlier failure."""
     store.adopt_blob(file, artifact.object_sha256)
     _put(store, kernel_key, kernel, artifact)
     store.drop_record("failure", kernel_key)
@@ -89,21 +83,10 @@ def _put(store: Store, kernel_key: str, kernel: Kernel, artifact: Artifact) -> N
 def keep_failure(
     store: Store, kernel_key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str]
 ) -> Path:
-    """Keep what a kernel failed with, so that it is not compiled in vain again.
+    """Keep why a kernel failed, so that it is not compiled in vain again; returns the path of the log's file.
 
-    For what the compiler says of the kernel alone: not for lack of memory, signals, timeouts or errors of the
-    disk, which another time may not bring.
-
-    Args:
-        store: takes it.
-        kernel_key: the kernel's key, which covers the toolchain.
-        kernel: its record.
-        reason: one line.
-        log: the compiler's own words.
-        versions: what is installed, package to version.
-
-    Returns:
-        The log, as a file for a person to read.
+    Only for errors of the compiler about the kernel: lack of memory, signals, timeouts and errors of the disk
+    may not happen again. The key covers the toolchain. For the others see :class:`RecordedFailure`.
     """
     path = store.put_log(kernel_key, log)
     store.put_record(
@@ -120,7 +103,7 @@ def keep_failure(
 
 
 def read_failure(store: Store, kernel_key: str) -> RecordedFailure | None:
-    """What a kernel failed with, if that is known; one that has been compiled since did not fail."""
+    """Why a kernel failed; None if that is not known, or if it was compiled since."""
     record = store.get_record("failure", kernel_key)
     try:
         if record is None or store.has_record("kernel", kernel_key):
@@ -132,5 +115,5 @@ def read_failure(store: Store, kernel_key: str) -> RecordedFailure | None:
 
 
 def _encodable(text: str) -> str:
-    """Text that has an encoding: what a compiler prints need not have one."""
+    """Text that can be encoded: a compiler's output may contain lone surrogates."""
     return text.encode("utf-8", "replace").decode()

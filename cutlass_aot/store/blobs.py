@@ -1,4 +1,4 @@
-"""Blobs as they are kept: one zstd frame each, opened within bounds and verified."""
+"""Files of blobs: one zstd frame each, decompressed within bounds and verified."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cutlass_aot.store.layout import MAX_BLOB_BYTES
 LEVEL = 15
 """For objects of some 60 KB: 5 ms each. ``tools/bench/size.py --part levels`` prints what each comes to."""
 
-# A frame's magic number, its descriptor (8 bytes say how much it holds), and a window of 128 KiB, the largest
+# A frame's magic number, its descriptor (the content's size has 8 bytes), and a window of 128 KiB, the most
 # that a block may have.
 _RAW_FRAME = bytes.fromhex("28b52ffd c0 38")
 _BLOCK = 1 << 17
 
 
 def raw_frame(data: bytes) -> bytes:
-    """A frame that holds bytes as they are: for what is compressed already.
+    """A frame of uncompressed blocks, for data that are compressed already.
 
     Format: raw blocks, RFC 8878, sections 3.1.1.1 and 3.1.1.2.
     """
@@ -30,18 +30,12 @@ def raw_frame(data: bytes) -> bytes:
 
 
 def frame_bound(size: int) -> int:
-    """Most bytes that the frame of a blob of ``size`` bytes has."""
+    """Most bytes of the frame of a blob of ``size`` bytes."""
     return size + size // 128 + 1024
 
 
 def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
-    """The verified bytes of a blob.
-
-    Args:
-        data: its file.
-        sha256: its digest.
-        size: how many bytes it has to hold, where that is known: no more are opened.
-    """
+    """The verified bytes of a blob whose file is ``data``; no more than a known ``size`` is decompressed."""
     content = decompressed(data, MAX_BLOB_BYTES if size is None else size)
     if size is not None and len(content) != size:
         raise CorruptFile(f"it holds {len(content)} bytes instead of {size}")
@@ -50,6 +44,6 @@ def opened(data: bytes, sha256: str, size: int | None = None) -> bytes:
 
 
 def check_digest(found: str, sha256: str) -> None:
-    """Check the digest of what a blob holds against its name."""
+    """Check the digest of a blob's contents against its name."""
     if found != sha256:
         raise CorruptFile(f"bytes of digest {found}")

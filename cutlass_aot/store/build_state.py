@@ -1,8 +1,8 @@
 """Build state: what a builder remembers from one build to the next, on one machine.
 
-It saves time, and losing it costs nothing else. It holds paths and inode numbers, which mean nothing on
-another machine. A file of build state is named by a digest of what it is about, and lies in the store's
-folder ``build_state``. It is not a record: nothing is reachable from it.
+It only saves time. It has paths and inode numbers, which mean nothing on another machine. A file of build
+state is named by a digest of its subject, and is in the store's folder ``build_state``. It is not a record: a
+collection keeps nothing because of it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ _MARKED_AFTER = 86_400.0
 
 
 def read_state(store: Path, name: str) -> Any | None:
-    """The state that was written under a name, or None if there is none that can be read.
-
-    Args:
-        store: directory of the store, which need not exist.
-        name: a digest.
-    """
+    """The state under a name, a digest; None if it cannot be read, or the store does not exist."""
     try:
         return _read(store / BUILD_STATE / name)
     except (OSError, CorruptFile, SchemaTooNew):
@@ -38,7 +33,7 @@ def read_state(store: Path, name: str) -> Any | None:
 
 
 def mark_used(store: Path, name: str) -> None:
-    """Mark state as used, once a day: a collection removes what was not used for long."""
+    """Mark state as used, at most once a day: a collection removes what was not used for long."""
     path = store / BUILD_STATE / name
     with contextlib.suppress(OSError):
         if abs(time.time() - path.stat().st_mtime) > _MARKED_AFTER:
@@ -46,7 +41,7 @@ def mark_used(store: Path, name: str) -> None:
 
 
 def state_problem(store: Path, name: str) -> str | None:
-    """What is wrong with a file of build state, if anything."""
+    """What is wrong with a file of build state; None if nothing is, or it is gone or of a newer release."""
     try:
         _read(store / BUILD_STATE / name)
     except (FileNotFoundError, SchemaTooNew):
@@ -54,7 +49,7 @@ def state_problem(store: Path, name: str) -> str | None:
     except CorruptFile as error:
         return str(error)
     except OSError as error:
-        # What cannot be read from here and now need not be damaged.
+        # Other errors do not say that the file is damaged.
         if error.errno in (errno.EIO, errno.EISDIR):
             return str(error.strerror)
         raise
@@ -70,8 +65,8 @@ def _read(path: Path) -> Any:
 
 
 def write_state(store: Path, name: str, body: Any) -> None:
-    """Write state under a name; nothing is written where the store is not there or cannot be written to."""
-    # A build with nothing to do reads build state, and needs nothing else of the store.
+    """Write state under a name; nothing happens if the store is not there or cannot be written to."""
+    # Imported here: a build with nothing to do only reads build state, and needs no other part of the store.
     from cutlass_aot.store.files import publish
 
     with contextlib.suppress(StoreError):

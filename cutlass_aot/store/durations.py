@@ -1,4 +1,4 @@
-"""How long kernels took to compile, so that a build can begin with the longest. A hint, never relied on."""
+"""How long kernels took to compile, so that a build can begin with the slowest. Only a hint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from cutlass_aot.store.layout import DIGEST, DURATIONS_NAME, SCHEMA
 from cutlass_aot.store.store import Store
 
 MOST = 50_000
-"""Kernels that are remembered; of more, the quickest are forgotten, which matter least."""
+"""Most kernels that are remembered; the quickest, which matter least, are dropped first."""
 
 _KIND = "cutlass-aot durations"
 _MAX_BYTES = 1 << 23
 
 
 def durations(store: Store) -> dict[str, float]:
-    """Seconds by :attr:`~.Kernel.digest`, whatever compiled it.
-
-    Empty if nothing is known, or what is known cannot be read.
-    """
+    """Seconds by :attr:`~.Kernel.digest`, whatever compiled it; empty if they cannot be read."""
     try:
         return _read(store)
     except (CorruptFile, SchemaTooNew, StoreError):
@@ -31,11 +28,9 @@ def durations(store: Store) -> dict[str, float]:
 
 
 def remember_durations(store: Store, seconds: Mapping[str, float]) -> None:
-    """Add to what is known, the latest time of a kernel counts. Of builders that race, one is forgotten.
+    """Add or replace durations, in seconds by the kernel's digest; values that are none are left out.
 
-    Args:
-        store: the store.
-        seconds: by the kernel's digest. What is no time is left out.
+    If two builders race, the durations of one of them are lost.
     """
     known = durations(store)
     known.update({name: float(value) for name, value in seconds.items() if _is_duration(name, value)})
@@ -44,7 +39,7 @@ def remember_durations(store: Store, seconds: Mapping[str, float]) -> None:
 
 
 def durations_problem(store: Store) -> str | None:
-    """What is wrong with the file, if anything."""
+    """What is wrong with the file; None if nothing is, or a newer release wrote it."""
     try:
         _read(store)
     except SchemaTooNew:
@@ -52,7 +47,7 @@ def durations_problem(store: Store) -> str | None:
     except CorruptFile as error:
         return str(error)
     except StoreError as error:
-        # What cannot be read from here and now need not be damaged.
+        # Other errors do not say that the file is damaged.
         if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (errno.EIO, errno.EISDIR):
             raise
         return str(error)

@@ -1,4 +1,4 @@
-"""Files of a store: they appear whole, by an atomic rename, and are read within bounds."""
+"""Files of a store: they appear whole, by an atomic rename, and reads are bounded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cutlass_aot.errors import StoreError
 from cutlass_aot.store.layout import NEW
 
 Identity = tuple[int, int]
-"""Which file it is that stands, or stood, under a name: device and inode."""
+"""Device and inode: which file has, or had, a name."""
 
 
 @contextmanager
 def reported(action: str, path: Path) -> Iterator[None]:
-    """Have errors of the operating system say what was being done, and what can be done about it."""
+    """Turn an ``OSError`` into a :class:`StoreError` that says what failed and what to do about it."""
     try:
         yield
     except OSError as error:
@@ -28,14 +28,14 @@ def reported(action: str, path: Path) -> Iterator[None]:
 
 
 def new_path(folder: Path) -> Path:
-    """A name in a directory that nobody can foresee, marked as not yet whole."""
+    """An unpredictable name in a directory, marked as that of an unfinished file."""
     return folder / f"{NEW}{os.urandom(8).hex()}"
 
 
 def create(path: Path) -> int:
-    """Create a file that must not exist, readable by whom the umask lets, and open it to be written.
+    """Create a file that must not exist, with the umask's permissions, and open it for writing.
 
-    Not by ``tempfile``: what it makes is private, and a store may be several people's.
+    Files of ``tempfile`` are private, but several people may share a store.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -46,15 +46,9 @@ def create(path: Path) -> int:
 
 
 def publish(data: bytes, path: Path, *, sync: bool = False) -> None:
-    """Have a file appear, whole, in place of whatever was there.
+    """Write a file so that it appears whole, in place of any other; after an error nothing of it is left.
 
-    Args:
-        data: its bytes.
-        path: where.
-        sync: whether it is to be whole also after a power cut. What has a digest can do without.
-
-    Raises:
-        StoreError: if it cannot be written; then nothing of it is left.
+    ``sync`` keeps it whole after a power cut, too. A file with a digest does not need that.
     """
     with reported("write", path):
         new = new_path(path.parent)
@@ -71,11 +65,7 @@ def publish(data: bytes, path: Path, *, sync: bool = False) -> None:
 
 
 def read(path: Path, limit: int) -> bytes | None:
-    """A file's bytes, or None if it is not there.
-
-    Raises:
-        StoreError: if it cannot be read, or has more than ``limit`` bytes.
-    """
+    """A file's bytes, at most ``limit``; None if it is not there."""
     found = read_found(path, limit)
     if found is None:
         return None
@@ -85,23 +75,21 @@ def read(path: Path, limit: int) -> bytes | None:
 
 
 def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
-    """A file's bytes, and what the operating system says of the file they are of; None if it is not there.
+    """A file's bytes and the status of the file they were read from; None if it is not there.
 
-    Of one that is larger than ``limit`` bytes, one byte more.
-
-    Raises:
-        StoreError: if it cannot be read. Its cause is the ``OSError``.
+    Of a file that is larger than ``limit`` bytes, ``limit`` + 1 bytes. A :class:`StoreError` has the
+    ``OSError`` as its cause.
     """
     for _ in range(2):
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                # Room for all that is requested is taken at once: a small file must not cost the limit.
+                # read allocates all that is requested, which for a small file should not be the limit.
                 return file.read(min(limit, status.st_size) + 1), status
         except FileNotFoundError:
             return None
         except OSError as error:
-            # Another client of a network file system has replaced or removed it: it is opened once more.
+            # Another client of a network file system has replaced or removed the file: open it again.
             if error.errno == errno.ESTALE:
                 continue
             raise StoreError(
@@ -112,12 +100,12 @@ def read_found(path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
 
 
 def identity(status: os.stat_result) -> Identity:
-    """Which file this is."""
+    """Which file this status is of."""
     return status.st_dev, status.st_ino
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, and can be seen."""
+    """Whether a file is there; False also if that cannot be told."""
     try:
         return path.is_file()
     except OSError:
@@ -125,9 +113,9 @@ def is_there(path: Path) -> bool:
 
 
 def touch(path: Path) -> bool:
-    """Mark a file as used; False if it is gone. Where nothing may be written, nothing is marked.
+    """Mark a file as used at the file system's time; False if it is gone.
 
-    The time is the file system's own: what it is on this machine does not matter.
+    Where nothing may be written, nothing is marked.
     """
     try:
         os.utime(path)
@@ -139,7 +127,7 @@ def touch(path: Path) -> bool:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a directory, by name; nothing if it is not there."""
+    """The entries of a directory, sorted by name; none if it is not there."""
     try:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
@@ -148,7 +136,7 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def tree(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Files of the directories in a directory (``<folder>/<2>/<name>``), by name."""
+    """Files ``<folder>/<2>/<name>``, sorted by name."""
     for prefix in entries(folder):
         if prefix.is_dir(follow_symlinks=False):
             for entry in entries(Path(prefix.path)):

@@ -1,17 +1,17 @@
-"""Where things stand in a store: the same names in a directory, behind a web server and in a bucket.
+"""The layout of a store: the same names in a directory, on a web server and in a bucket.
 
 ::
 
     FORMAT                            schema version of the store
-    blobs/sha256/<2>/<digest>.zst     object code and libraries, compressed, named by what they hold
-    records/<kind>/<2>/<key>          sealed msgpack; written after the blobs it names: it is the commit
-    roots/<name>                      records that are kept however old they are
+    blobs/sha256/<2>/<digest>.zst     object code and libraries, compressed, named by their content's digest
+    records/<kind>/<2>/<key>          sealed msgpack; written after its blobs: it commits them
+    roots/<name>                      records that a collection never removes
     durations                         how long kernels took to compile
     build_state/<digest>              what a builder remembers from one build to the next
-    logs/<2>/<key>.txt                the compiler's own words about a kernel that failed
-    damaged/                          what a reader found altered, set aside
-    locks/                            one a key while it is being compiled
-    tmp/                              files on their way, a directory for each builder
+    logs/<2>/<key>.txt                the compiler's output for a kernel that failed
+    damaged/                          damaged files that were set aside
+    locks/                            one for each key that is being compiled
+    tmp/                              a workspace for each builder
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA = 2
 """Version of the store and of its records. 2: blobs are compressed, and records name their blobs."""
 
 SHARED_KINDS = ("kernel", "library", "plan")
-"""Kinds that upstream stores serve and take; what failed, and which bundle is where, is its own."""
+"""Kinds of records that upstream stores give and take; failures, and which bundle is where, stay local."""
 
 FORMAT_NAME = "FORMAT"
 BLOBS = "blobs/sha256"
@@ -37,7 +37,7 @@ WORKSPACES = "tmp"
 DURATIONS_NAME = "durations"
 BLOB_SUFFIX = ".zst"
 NEW = ".new-"
-"""What the name of a file begins with until it is whole."""
+"""The name of a file begins with this until it is whole."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_RECORD_BYTES = 1 << 28
@@ -45,19 +45,19 @@ MAX_BLOB_BYTES = 1 << 30
 _MAX_FORMAT_BYTES = 64
 
 _MAX_RECORD_BYTES_OF_KIND = {"kernel": 1 << 20, "library": 1 << 20, "failure": 1 << 23}
-"""Of those that one kernel or library has; the longest word in them is the log of a failure."""
+"""Limits of records of one kernel or library; the longest text in them is the log of a failure."""
 
 
 def record_limit(kind: str) -> int:
-    """Most bytes that a record of a kind has: what is read takes many times as much memory."""
+    """Most bytes of a record of a kind; bounded because decoding it takes many times as much memory."""
     return _MAX_RECORD_BYTES_OF_KIND.get(kind, MAX_RECORD_BYTES)
 
 
 def blob_name(sha256: str) -> str:
-    """Path of a blob below the store.
+    """Path of a blob relative to the store.
 
     Raises:
-        ValueError: if this is not a SHA-256: a record of foreign origin may say anything.
+        ValueError: if this is not a SHA-256, as may be in a record of untrusted origin.
     """
     if not DIGEST.fullmatch(sha256):
         raise ValueError(f"{sha256!r} is not a SHA-256 in hexadecimal")
@@ -65,22 +65,17 @@ def blob_name(sha256: str) -> str:
 
 
 def record_name(kind: str, key: str) -> str:
-    """Path of a record below the store."""
+    """Path of a record relative to the store."""
     return f"{RECORDS}/{kind}/{key[:2]}/{key}"
 
 
 def format_text() -> bytes:
-    """What FORMAT holds."""
+    """The contents of FORMAT."""
     return f"cutlass-aot store {SCHEMA}\n".encode()
 
 
 def check_format(data: bytes, where: str) -> None:
-    """Look at what FORMAT holds.
-
-    Args:
-        data: the file's bytes.
-        where: what to call the store in an error.
-    """
+    """Check the contents of FORMAT; errors call the store ``where``."""
     text = data[:_MAX_FORMAT_BYTES].decode("ascii", "replace").strip()
     kind, _, version = text.rpartition(" ")
     if kind != "cutlass-aot store" or not version.isdecimal():

@@ -16,10 +16,10 @@ class Record:
     """One record.
 
     Attributes:
-        kind: what it is of: ``kernel``, ``library``, ``plan`` and so on.
-        key: what it is kept under. The file names it too, so that one renamed or copied serves nobody.
+        kind: ``kernel``, ``library``, ``plan`` and so on.
+        key: is in the file too, so that a file that was renamed or copied is not taken for another record.
         body: plain data.
-        blobs: blobs without which it is worth nothing: digest to size in bytes, uncompressed.
+        blobs: blobs without which it is useless: digest to size in bytes, uncompressed.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Roots: names under which records, with the blobs they need, are kept however old they are."""
+"""Roots: names whose records, with the blobs they need, are never removed by a collection."""
 
 from __future__ import annotations
 
@@ -21,15 +21,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}")
 
 
 def set_root(store: Store, name: str, references: Iterable[Reference]) -> None:
-    """Keep records under a name; what the name kept before is left to age.
+    """Keep these records under a name, in place of those that it kept before.
 
-    Args:
-        store: the store.
-        name: letters, digits, ``.``, ``_``, ``+``, ``@`` and ``-``.
-        references: kind and key of each record; one need not be there.
-
-    Raises:
-        StoreError: if the name is none, or cannot be written.
+    The name is of letters, digits, ``.``, ``_``, ``+``, ``@`` and ``-``. A record need not be there yet.
     """
     if not _NAME.fullmatch(name):
         raise StoreError(
@@ -41,12 +35,9 @@ def set_root(store: Store, name: str, references: Iterable[Reference]) -> None:
 
 
 def keep_root(store: Store, name: str, references: Any) -> None:
-    """Set a root again that is not what it was; a store that cannot be written to is left as it is.
+    """Set a root unless it keeps exactly these records; a store that cannot be written to stays as it is.
 
-    Args:
-        store: the store.
-        name: the root's name.
-        references: kind and key of each record, as a record has them: what is something else is left out.
+    ``references`` come from a record: items that are not kind and key are left out.
     """
     kept = [
         (item[0], item[1])
@@ -63,7 +54,7 @@ def keep_root(store: Store, name: str, references: Any) -> None:
 
 
 def roots(store: Store) -> dict[str, frozenset[Reference]]:
-    """What every root keeps, by name."""
+    """The records that each root keeps, by the root's name."""
     found = {}
     for entry in entries(store.root / ROOTS):
         if entry.name.startswith("."):
@@ -81,7 +72,7 @@ def roots(store: Store) -> dict[str, frozenset[Reference]]:
 
 
 def read_root(store: Store, name: str) -> frozenset[Reference] | None:
-    """What a root keeps; None if there is none of this name."""
+    """The records that a root keeps; None if there is no root of this name."""
     data = read(store.root / ROOTS / name, MAX_RECORD_BYTES)
     if data is None:
         return None
@@ -97,13 +88,13 @@ def read_root(store: Store, name: str) -> frozenset[Reference] | None:
 
 
 def drop_root(store: Store, name: str) -> bool:
-    """Give up a root, also a damaged one; its records are left to age. False if there is none."""
-    # Also one that could not be set: it stops every collection, whatever it is called.
+    """Remove a root, also a damaged one; False if there is none. A collection may then remove its records."""
+    # Also a name that set_root refuses: such a file stops every collection.
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     path = store.root / ROOTS / name
     if path.is_dir() and not path.is_symlink():
-        # None of ours: not to be lost, but out of the way.
+        # Not made by this package: moved out of the way, but not deleted.
         return store.set_aside(path)
     with reported("remove", path):
         try:

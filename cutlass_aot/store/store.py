@@ -1,6 +1,6 @@
-"""Blobs by digest, records by key; everything appears by an atomic rename, and is verified when read.
+"""A store: blobs by digest, records by key. Files appear by an atomic rename, and are verified when read.
 
-A reader takes no lock. Two builders that race for one key write the same bytes, and losing is harmless.
+Readers take no lock. Two builders that race for one key write the same bytes, so losing the race is harmless.
 No file is synced: after a power cut a torn file does not match its digest, and counts as absent.
 :mod:`cutlass_aot.store.layout` says which file is where.
 """
@@ -55,16 +55,13 @@ from cutlass_aot.store.records import Record
 from cutlass_aot.store.upstream.stores import UpstreamStore
 
 TOUCH_AFTER = 3600.0
-"""Seconds after which a record is marked as used again."""
+"""Seconds since the last mark of use after which a record that is read is marked again."""
 
 
 class Store:
-    """A store in a directory.
+    """A store in a directory, which must exist unless ``create`` is true.
 
-    Args:
-        root: the directory; made if it is not there, unless ``create`` is false.
-        create: whether this store will be written to.
-        upstream: where to look, in this order, for what this store lacks.
+    What it lacks is looked for in the ``upstream`` stores, in this order.
     """
 
     def __init__(self, root: Path, *, create: bool = True, upstream: Sequence[UpstreamStore] = ()) -> None:
@@ -82,7 +79,7 @@ class Store:
                     )
                 root.mkdir(parents=True, exist_ok=True)
                 foreign = [path for path in root.iterdir() if not path.name.startswith(NEW)]
-                # Another builder may make the same store at this moment: then the marker is there by now.
+                # Another builder may have made the same store meanwhile: then the marker is there by now.
                 if foreign and not marker.is_file():
                     raise StoreError(
                         f"{root} holds something that is not a cutlass-aot store: expected one, or an empty "
@@ -93,13 +90,13 @@ class Store:
         check_format(read(marker, MAX_RECORD_BYTES) or b"", str(root))
 
     def close(self) -> None:
-        """Give back all locks, and have the upstream stores finish what is under way."""
+        """Give back all locks, and let the upstream stores finish what is under way."""
         self.unlock_all()
         for upstream in self.upstream:
             upstream.close()
 
     def abandon(self) -> None:
-        """Give back all locks, and have the upstream stores begin nothing more; waits for nothing."""
+        """Give back all locks and stop the upstream stores, without waiting for anything."""
         self.unlock_all()
         for upstream in self.upstream:
             upstream.abandon()
@@ -107,15 +104,13 @@ class Store:
     # --- blobs
 
     def blob_path(self, sha256: str) -> Path:
-        """Where a blob of this digest is kept, compressed, if it is here."""
+        """Where a blob with this digest is kept, compressed, if it is here."""
         return self.root / blob_name(sha256)
 
     def put_blob(self, data: bytes, *, compressed: bool = False) -> str:
-        """Keep bytes; returns their digest. A damaged blob of this name is replaced.
+        """Keep bytes and return their digest; a damaged blob with this digest is replaced.
 
-        Args:
-            data: the bytes.
-            compressed: whether they are compressed already, and kept as they are.
+        ``compressed`` data are not compressed again.
         """
         if len(data) > MAX_BLOB_BYTES:
             raise StoreError(
@@ -129,7 +124,7 @@ class Store:
         return sha256
 
     def adopt_blob(self, file: Path, sha256: str) -> None:
-        """Take a finished file into the blobs; it is removed where it was."""
+        """Move a finished file, which must still have this digest, into the blobs."""
         with reported("read", file):
             data = file.read_bytes()
         if digest(data) != sha256:
@@ -139,7 +134,7 @@ class Store:
             file.unlink()
 
     def get_blob(self, sha256: str) -> bytes | None:
-        """A blob's verified bytes, or None if it is absent. A damaged one is set aside and absent."""
+        """A blob's verified bytes, or None if it is absent or damaged; a damaged one is set aside."""
         try:
             name = blob_name(sha256)
         except ValueError:
@@ -153,7 +148,7 @@ class Store:
         return data
 
     def extract_blob(self, sha256: str, path: Path) -> bool:
-        """Write a blob's verified bytes into a file of a workspace; False, and no file, if it is absent."""
+        """Write a blob's verified bytes to a file; False, and no file, if the blob is absent."""
         data = self.get_blob(sha256)
         if data is None:
             return False
@@ -168,13 +163,9 @@ class Store:
         return self.root / record_name(kind, key)
 
     def put_record(self, kind: str, key: str, body: Any, blobs: Mapping[str, int] | None = None) -> None:
-        """Commit a record.
+        """Commit a record with a body of plain data.
 
-        Args:
-            kind: what it is of.
-            key: what it is kept under.
-            body: plain data.
-            blobs: the blobs it needs, digest to size in bytes; they have to be here already.
+        The ``blobs`` it needs, digest to size in bytes, must be here already.
         """
         data = Record(kind, key, body, dict(blobs or {})).to_bytes()
         publish(data, self.record_path(kind, key))
@@ -184,7 +175,7 @@ class Store:
                 upstream.offer(record_name(kind, key), data, names, self._file)
 
     def get_record(self, kind: str, key: str) -> Any | None:
-        """A record's body, or None if it is absent. A damaged one is set aside and absent."""
+        """A record's body, or None if it is absent or damaged; a damaged one is set aside."""
         record = self._own_record(kind, key)
         if record is None and kind in SHARED_KINDS:
             for upstream in self.upstream:
@@ -194,24 +185,20 @@ class Store:
         return None if record is None else record.body
 
     def has_record(self, kind: str, key: str) -> bool:
-        """Whether a record seems to be in this store, not upstream."""
+        """Whether this store itself has a file for a record, which is not read."""
         return is_there(self.record_path(kind, key))
 
     def drop_record(self, kind: str, key: str) -> None:
-        """Forget a record of this store; its blobs are left to the next collection."""
+        """Remove a record of this store; its blobs are left to the next collection."""
         path = self.record_path(kind, key)
         with reported("remove", path):
             path.unlink(missing_ok=True)
 
     def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
-        """Copy records that this store lacks from the upstream stores that are copied.
+        """Copy records that this store lacks, all at once, from upstream stores whose contents are copied.
 
-        All at once. What cannot be had is left out.
-
-        Args:
-            kind: what they are of.
-            keys: their keys.
-            anew: whether to ask for what was absent before, too: somebody else has put it there since.
+        What cannot be had is left out. ``anew`` asks again for what was absent before, since somebody else
+        may have put it there.
         """
         if kind not in SHARED_KINDS:
             return
@@ -223,7 +210,7 @@ class Store:
                     upstream.forget([record_name(kind, key) for key in missing])
                 self._copy(upstream, kind, missing)
             else:
-                # It is read through.
+                # These are read from there when they are needed.
                 missing = [key for key in missing if not upstream.has(record_name(kind, key))]
 
     # --- logs, locks, room to work
@@ -244,17 +231,17 @@ class Store:
             self.log_path(key).unlink(missing_ok=True)
 
     def try_lock(self, key: str) -> bool:
-        """Take the lock of a key; False while this builder or another holds it. :meth:`unlock` gives it back.
+        """Take the lock of a key without waiting; False while this builder or another holds it.
 
-        Never waits. It only saves work: who does not get it may as well go on without. Where the file system
-        has no locks, everybody gets it.
+        The lock only saves work: a builder that does not get it may go on without. Where the file system has
+        no locks, everybody gets it. :meth:`unlock` gives it back.
         """
         path = self.root / LOCKS / f"{key}.lock"
         with reported("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if key in self._locks:
                 return False
-            # Kept before it is taken: an interrupt between the two leaves nothing that unlock_all misses.
+            # Noted before it is taken, so that unlock_all finds it if an interrupt comes between the two.
             lock = self._locks[key] = Lock(path)
             if lock.try_acquire():
                 return True
@@ -275,9 +262,9 @@ class Store:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A private directory on the store's file system, removed at the end whatever happens.
+        """A private directory on the store's file system, removed at the end.
 
-        What a builder that was killed has left is removed by the next one. As long as it is there, no
+        The directory of a builder that was killed is removed by the next one. While a directory exists, no
         collection takes what was published or used since it was made.
         """
         from cutlass_aot.store.workspaces import workspace
@@ -288,7 +275,7 @@ class Store:
     # --- everything
 
     def blobs(self) -> Iterator[tuple[str, Path]]:
-        """Every blob's digest and file, by digest; what else lies there is left out."""
+        """Every blob's digest and file, by digest; other files there are left out."""
         for entry in tree(self.root / BLOBS):
             sha256 = entry.name.removesuffix(BLOB_SUFFIX)
             path = Path(entry.path)
@@ -297,7 +284,7 @@ class Store:
                     yield sha256, path
 
     def records(self) -> Iterator[tuple[str, str, Path]]:
-        """Every record's kind, key and file, in this order; what is not whole yet is left out."""
+        """Every record's kind, key and file, by kind and key; unfinished files are left out."""
         for kind in entries(self.root / RECORDS):
             for entry in tree(Path(kind.path)):
                 path = Path(entry.path)
@@ -305,14 +292,9 @@ class Store:
                     yield kind.name, entry.name, path
 
     def set_aside(self, path: Path, seen: Identity | None = None) -> bool:
-        """Move a file that is not what its name says to where it serves nobody, and can be looked at.
+        """Move a damaged file into ``damaged/``, where a person can look at it; returns whether it was moved.
 
-        Args:
-            path: the file.
-            seen: the file that was found bad; another one that stands there by now is left.
-
-        Returns:
-            Whether it has been moved.
+        If ``seen`` is given, a file of another identity, which has replaced the damaged one, stays.
         """
         with reported("set aside", path):
             damaged = self.root / DAMAGED
@@ -321,7 +303,7 @@ class Store:
             kind = path.relative_to(self.root).parts[1:-2]
             target = damaged / "-".join((*kind, path.name))
             if path.is_dir() or target.is_dir():
-                # A directory does not take another's place.
+                # A rename cannot replace a directory that is not empty.
                 target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
             try:
                 # Another builder may have put a good one there since.
@@ -364,13 +346,13 @@ class Store:
             return None
 
     def _mark_used(self, path: Path, modified: float) -> bool:
-        """Touch a file whose last use is long ago, either way; False if it is gone."""
+        """Touch a file whose mark of use is long ago, or far in the future; False if it is gone."""
         if abs(self._now() - modified) <= TOUCH_AFTER:
             return True
         return touch(path)
 
     def _now(self) -> float:
-        """The file system's time, found out once: this machine's own may be wrong, and may be changed."""
+        """The file system's time, asked for once: this machine's clock may be wrong, and may be changed."""
         if self._clock is None:
             marker = self.root / FORMAT_NAME
             touch(marker)
@@ -383,7 +365,7 @@ class Store:
         return read(self.root / name, frame_bound(MAX_BLOB_BYTES))
 
     def _set_aside(self, path: Path, seen: Identity) -> None:
-        """Set aside what a reader found altered. Where nothing can be written, it merely counts as absent."""
+        """Set aside a damaged file; where nothing can be written, it only counts as absent."""
         with contextlib.suppress(StoreError):
             self.set_aside(path, seen)
 
@@ -414,7 +396,7 @@ class Store:
     def _from_upstream(
         self, upstream: UpstreamStore, sha256: str, data: bytes | None, size: int | None = None
     ) -> bytes | None:
-        """A blob's verified bytes out of what an upstream store gave; kept, if it is one that is copied."""
+        """A blob's verified bytes from an upstream store's ``data``; kept here if that store is copied."""
         if data is None:
             return None
         try:
@@ -427,7 +409,7 @@ class Store:
         return content
 
     def _copy(self, upstream: UpstreamStore, kind: str, keys: Collection[str]) -> None:
-        """Copy records with their blobs, blobs first; what is damaged or incomplete there is left out."""
+        """Copy records with their blobs, blobs first; damaged and incomplete ones are left out."""
         by_name = {record_name(kind, key): key for key in keys}
         found: dict[str, tuple[Record, bytes]] = {}
         for name, data in upstream.fetch([(name, record_limit(kind)) for name in by_name]):

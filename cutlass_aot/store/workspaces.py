@@ -1,4 +1,4 @@
-"""Room to work: a private directory for each builder, which tells that it lives."""
+"""Workspaces: a private directory for each builder, which shows whether the builder lives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutlass_aot.store.files import create, entries, new_path, reported
 from cutlass_aot.store.layout import NEW
 
 ABANDONED_AFTER = 86_400.0
-"""Seconds without a new file after which a builder counts as dead where locks cannot tell."""
+"""Seconds without a new file after which a builder counts as dead, if locks cannot tell."""
 
 _OWNER = ".owner"
 _MAX_OWNER_BYTES = 1 << 10
@@ -23,12 +23,7 @@ _MAX_OWNER_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A builder's directory.
-
-    Attributes:
-        path: the directory.
-        began: when it was made, in seconds since the epoch by the file system's clock.
-    """
+    """A builder's directory, made at ``began``, in seconds since the epoch by the file system's clock."""
 
     path: Path
     began: float
@@ -36,17 +31,14 @@ class Workspace:
 
 @contextmanager
 def workspace(parent: Path, *, tidy: bool = True) -> Iterator[Workspace]:
-    """A directory of one's own in ``parent``, removed at the end whatever happens.
+    """A private directory in ``parent``, removed at the end.
 
-    Each directory says on which machine its owner is, and is locked as long as the owner lives.
-
-    Args:
-        parent: the directory of all of them.
-        tidy: whether what builders that were killed have left is removed first.
+    Each names its owner's machine, and is locked as long as the owner lives. ``tidy`` removes the directories
+    of killed builders first.
     """
     with reported("write", parent):
         parent.mkdir(parents=True, exist_ok=True)
-        # Locked before it has its name: nobody ever sees one that is neither locked nor abandoned.
+        # Locked before it is renamed, so that a directory with a final name is either locked or abandoned.
         unnamed = new_path(parent)
         path = parent / unnamed.name.removeprefix(NEW)
         owner = Lock(unnamed / _OWNER)
@@ -95,8 +87,8 @@ def running(parent: Path, now: float) -> list[Workspace]:
 def _is_alive(path: Path, now: float) -> bool:
     """Whether a directory's owner lives.
 
-    A lock that is held says so, wherever it is seen. One that is free says the contrary only on the owner's
-    own machine: where a file system keeps locks to each machine, nobody sees those of the others.
+    If its lock is held, the owner lives. If it is free, the owner is dead only if it was on this machine: on
+    some file systems a machine does not see the locks of others.
     """
     try:
         if not path.name.startswith(NEW):
@@ -110,17 +102,17 @@ def _is_alive(path: Path, now: float) -> bool:
                 return False
         youngest = _youngest(path)
     except FileNotFoundError:
-        # It has its name only with the owner's file in it: somebody was removing it, and what a process that
-        # outlived its builder wrote meanwhile is left.
+        # A directory gets its final name only with the owner's file in it. So this one was being removed, and
+        # has only files that a process that outlived its builder wrote meanwhile.
         return False
     except OSError:
-        # Somebody else's, and closed to us: not ours to judge.
+        # Another user's, which this one may not read: it counts as alive.
         return True
     return now - youngest < ABANDONED_AFTER
 
 
 def _machine() -> str:
-    """This machine's name, and what tells this run of it from those before the last start."""
+    """This machine's name, and an id that changes when it is restarted."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
         return f"{os.uname().nodename} {boot.read_text(encoding='utf-8').strip()}\n"
@@ -128,14 +120,14 @@ def _machine() -> str:
 
 
 def _is_here(owner: str) -> bool:
-    """Whether an owner is, or was, on this machine: containers share its run, a restart keeps its name."""
+    """Whether an owner is or was on this machine: containers share its boot id, a restart keeps its name."""
     name, _, boot = _machine().strip().partition(" ")
     their_name, _, their_boot = owner.strip().partition(" ")
     return (boot != "-" and boot == their_boot) or name == their_name
 
 
 def _youngest(path: Path) -> float:
-    """When something in a directory was last written."""
+    """When anything in a directory was last written."""
     youngest = path.stat().st_mtime
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):

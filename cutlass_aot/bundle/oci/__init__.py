@@ -6,4 +6,4 @@ client.
 """
 
 TIMEOUT = 30.0
-"""Seconds that a registry may be silent."""
+"""Seconds that a registry may be silent, by default."""

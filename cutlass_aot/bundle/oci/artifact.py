@@ -1,8 +1,8 @@
-"""The OCI artifact of a bundle: its manifest and config, written, and read back from untrusted registries.
+"""The OCI artifact of a bundle: write its manifest and config, and read them from untrusted registries.
 
 There is one layer for each file, with the file's path as ``org.opencontainers.image.title``, so that any OCI
 client that knows titles writes the bundle's directory. The config is a small JSON object that describes the
-bundle. Neither holds a time or a path of a machine: equal bundles have equal digests. Format:
+bundle. Neither has a time or a path of a machine, so equal bundles have equal digests. Format:
 https://github.com/opencontainers/image-spec/blob/main/manifest.md
 """
 
@@ -51,17 +51,14 @@ MAX_OCI_MANIFEST_BYTES = 1 << 22
 """What every registry takes: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests"""
 MAX_CONFIG_BYTES = 1 << 16
 MAX_BUNDLE_BYTES = 1 << 36
-"""Bytes of all files of a bundle together."""
+"""Most bytes of all files of a bundle together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an OCI manifest lists.
+    """What an OCI manifest lists: the config, and every file of the bundle by its path.
 
-    Attributes:
-        config: the config, with ``""`` as its path; ``None`` where its type is not ours (``oras push`` makes
-            an empty one).
-        files: every file of the bundle by its path.
+    The config's path is ``""``; it is None if its type is not ours (``oras push`` makes an empty one).
     """
 
     config: FileReference | None
@@ -79,7 +76,7 @@ class Contents:
 
 
 def config_of(catalog: Catalog) -> bytes:
-    """The config of a bundle: what a listing of a registry can show of it."""
+    """The config of a bundle, which registries can show in listings."""
     body = {
         "name": catalog.name,
         "version": catalog.version,
@@ -91,11 +88,9 @@ def config_of(catalog: Catalog) -> bytes:
 
 
 def manifest_of(files: Iterable[FileReference], config: bytes) -> bytes:
-    """The OCI manifest of a bundle; the same bytes for the same files in any order.
+    """The OCI manifest of a bundle with the config of :func:`config_of`.
 
-    Args:
-        files: every file of the bundle, ``MANIFEST.json`` and signatures included.
-        config: what :func:`config_of` gave.
+    ``files`` are all files, ``MANIFEST.json`` and signatures included; their order does not matter.
     """
 
     def descriptor(kind: str, size: int, sha256: str) -> dict[str, Any]:
@@ -126,12 +121,10 @@ def manifest_of(files: Iterable[FileReference], config: bytes) -> bytes:
 
 
 def parse_oci_manifest(data: bytes, what: str) -> Contents:
-    """Read an OCI manifest of untrusted origin; ``what`` is its name in an error.
+    """Read an OCI manifest of untrusted origin; errors call it ``what``.
 
-    Raises:
-        CorruptFile: if it is malformed, or lists what no bundle has: a file twice, a path that leads out of
-            the bundle, impossible sizes.
-        RegistryError: if it is of something other than a bundle.
+    It is a :class:`CorruptFile` if it is malformed, lists a file twice or a path out of the bundle, or has
+    impossible sizes; a :class:`RegistryError` if it is of something other than a bundle.
     """
     body = _from_json(data, MAX_OCI_MANIFEST_BYTES, what)
     config = _object(body.get("config"))
@@ -171,12 +164,12 @@ def parse_oci_manifest(data: bytes, what: str) -> Contents:
 
 
 def parse_config(data: bytes, what: str) -> dict[str, Any]:
-    """Read a config of untrusted origin; ``what`` is its name in an error."""
+    """Read a config of untrusted origin; errors call it ``what``."""
     return _from_json(data, MAX_CONFIG_BYTES, what)
 
 
 def check_config(data: bytes, catalog: Catalog) -> None:
-    """Check the config of an artifact against the bundle that came with it: people choose by it."""
+    """Check an artifact's config against the bundle that came with it, because people choose by it."""
     found = parse_config(data, "the config")
     for key, value in parse_config(config_of(catalog), "the config").items():
         if found.get(key) != value:
@@ -206,7 +199,7 @@ def _is_signature(path: str) -> bool:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else, which then lacks what is looked for."""
+    """A JSON object; for any other value an empty one, so that every key is missing."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""Pull a bundle from a registry: into a directory beside the output, verified, and then put in place."""
+"""Pull a bundle from a registry into a directory beside the output, verify it, and put it in place."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Pulled:
 
     Attributes:
         name: the bundle in the registry, by its digest.
-        written: whether anything was written; ``False`` if exactly this bundle was there already.
+        written: False if exactly this bundle was there already.
         files: number of its files.
-        size: bytes of them.
+        size: bytes of all files.
     """
 
     name: str
@@ -50,23 +50,15 @@ def pull_bundle(
     plain_http: bool = False,
     timeout: float = TIMEOUT,
 ) -> Pulled:
-    """Pull a bundle from a registry. What is at ``output`` stays until the new one is whole and verified.
+    """Pull ``registry/repository:tag`` or ``registry/repository@sha256:...`` into the directory ``output``.
 
-    The OCI manifest and then the bundle's own are checked before anything else is fetched; signatures follow,
-    and the rest comes last. What is at ``output`` is replaced as
-    :func:`cutlass_aot.bundle.replace.replace_bundle` says.
+    The OCI manifest is checked first, then the bundle's own, then its signatures; the rest is fetched last.
+    What is at ``output`` is replaced, as by :func:`cutlass_aot.bundle.replace.replace_bundle`, once the new
+    bundle is whole and verified.
 
-    Args:
-        name: ``registry/repository:tag`` or ``registry/repository@sha256:...``.
-        output: the bundle's directory.
-        keys: files of public keys, and directories of them, of which one has to have signed the bundle. If
-            there are none, those count that a program here would require
-            (:mod:`cutlass_aot.runtime.files.trust`).
-        plain_http: whether to speak plain HTTP.
-        timeout: seconds that the registry may be silent.
-
-    Raises:
-        SignatureError: if a key cannot be read, or the package ``cryptography`` is needed and not installed.
+    ``keys`` are files of public keys, and directories of them; one of the keys must have signed the bundle.
+    Without ``keys``, those apply that a program on this machine would require
+    (:mod:`cutlass_aot.runtime.files.trust`). The registry may be silent for ``timeout`` seconds.
     """
     reference = Reference.parse(name)
     if not reference.tag_or_digest:
@@ -74,9 +66,9 @@ def pull_bundle(
             f"{name} names neither a tag nor a digest: expected registry/repository:tag or "
             "registry/repository@sha256:..."
         )
-    # What is wrong with a key is told before anything is requested.
+    # A key that cannot be read is reported before anything is requested.
     trust.required(keys or None)
-    # The client for registries need not be installed for anything else.
+    # Imported here, because the client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
 
     registry = Registry(reference, plain_http=plain_http, timeout=timeout)
@@ -113,7 +105,7 @@ class _Pull:
         return cls(registry, reference, keys, name, contents, manifest, listed)
 
     def is_there(self, folder: Path) -> bool:
-        """Whether exactly this bundle is there, with these signatures."""
+        """Whether exactly this bundle is in ``folder``, with these signatures."""
         try:
             if not is_exactly(folder, self.manifest, self.listed):
                 return False
@@ -125,7 +117,7 @@ class _Pull:
         return True
 
     def fill(self, folder: Path) -> None:
-        """Fetch and verify every file; all of it is on the disk when this returns."""
+        """Fetch and verify every file, and synchronise all of them to the disk."""
         free = shutil.disk_usage(folder.parent).free
         if self.contents.size > free:
             raise RegistryError(
@@ -156,7 +148,7 @@ class _Pull:
         try:
             trust.check(folder, self.manifest, self.keys or None)
         except UntrustedBundle as error:
-            # The directory of a pull is gone when this is read.
+            # The directory is temporary: the error names the bundle by its reference.
             raise UntrustedBundle(str(error).replace(str(folder), str(self.reference))) from None
 
     def _fetch(self, file: FileReference, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Push a bundle to a registry: the blobs that it lacks, and then the manifest under its tag."""
+"""Push a bundle to a registry: the blobs that the registry lacks, then the manifest under its tag."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from cutlass_aot.schema.encoding import digest
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What :func:`push_bundle` did.
+    """What :func:`push_bundle` did: it uploaded those of all ``blobs`` that the registry did not have.
 
-    Attributes:
-        name: the bundle in the registry, by its digest.
-        uploaded: number of blobs that the registry did not have.
-        blobs: number of blobs in all.
+    ``name`` is that of the bundle in the registry, by its digest.
     """
 
     name: str
@@ -32,13 +29,9 @@ class Pushed:
 
 
 def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float = TIMEOUT) -> Pushed:
-    """Push a bundle to a registry. Equal bundles have equal digests there.
+    """Push a bundle to ``registry/repository:tag``; every byte is verified before anything is sent.
 
-    Args:
-        bundle: its directory; every byte is verified before anything is sent.
-        name: ``registry/repository:tag``.
-        plain_http: whether to speak plain HTTP.
-        timeout: seconds that the registry may be silent.
+    Equal bundles have equal digests there. The registry may be silent for ``timeout`` seconds.
     """
     reference = Reference.parse(name)
     if not reference.tag or reference.digest:
@@ -46,7 +39,7 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
             f"{name} names no tag to push to, or a digest beside it: expected registry/repository:tag; the "
             "digest follows from the bundle"
         )
-    # The client for registries need not be installed for anything else.
+    # Imported here, because the client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
 
     verified = require_sound(bundle)

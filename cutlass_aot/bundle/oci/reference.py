@@ -13,7 +13,7 @@ from cutlass_aot.errors import RegistryNameError
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-# A registry has a dot or a port: without either it could be the first part of a repository.
+# A registry must have a dot or a port, or else it could be the first part of a repository.
 _REGISTRY = r"(?=[^/]*[.:])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
 _REFERENCE = re.compile(
     rf"(?P<registry>{_REGISTRY})/(?P<repository>{_PART}(?:/{_PART})*)"
@@ -27,10 +27,10 @@ class Reference:
     """The name of a bundle in a registry.
 
     Attributes:
-        registry: host name, and a port where it is not the usual one.
-        repository: path of the repository there.
-        tag: a name that may be moved, ``""`` for none.
-        digest: ``sha256:`` and 64 hexadecimal digits, of the OCI manifest, ``""`` for none; before the tag.
+        registry: host name, with a port if it is not the usual one.
+        tag: may be moved to another manifest; ``""`` for none.
+        digest: of the OCI manifest, ``sha256:`` and 64 hexadecimal digits; ``""`` for none; preferred to the
+            tag.
     """
 
     registry: str
@@ -42,8 +42,7 @@ class Reference:
     def parse(cls, text: str) -> Reference:
         """Read ``registry/repository:tag`` or ``registry/repository@sha256:...``.
 
-        Raises:
-            RegistryNameError: for anything else. What might be a password is not repeated.
+        Anything else is a :class:`RegistryNameError`, which does not repeat what might be a password.
         """
         found = _REFERENCE.fullmatch(text) if len(text) <= _MAX_LENGTH else None
         if found is None:
@@ -59,7 +58,7 @@ class Reference:
 
     @property
     def tag_or_digest(self) -> str:
-        """What a manifest is requested by: the digest where there is one."""
+        """What a manifest is requested by: the digest if there is one, else the tag."""
         return self.digest or self.tag
 
     def at(self, digest: str) -> str:

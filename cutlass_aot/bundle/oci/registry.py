@@ -1,8 +1,8 @@
-"""One repository of an OCI registry, which is not trusted, by the client ``oras``.
+"""One repository of an OCI registry, which is not trusted, through the client ``oras``.
 
 ``oras`` reads docker's config file and calls its credential helpers, asks for tokens, and knows the addresses
 of https://github.com/opencontainers/distribution-spec/blob/main/spec.md. It has no time limits, sends a token
-to whatever host an upload leads to, tries again for two minutes, and reads whole answers into memory.
+to whatever host an upload leads to, retries for two minutes, and reads whole answers into memory.
 Therefore every request goes through :meth:`Registry.do_request`, and :func:`_blocks` reads every answer.
 """
 
@@ -41,9 +41,9 @@ except ImportError as error:
     ) from None
 
 SLOWEST = 1 << 14
-"""Bytes a second; what comes slower counts as hanging."""
+"""Bytes a second; a slower transfer counts as hanging."""
 MAX_ANSWER_BYTES = MAX_OCI_MANIFEST_BYTES
-"""Bytes of an answer that is not a blob: manifests, tokens, errors."""
+"""Most bytes of an answer that is not a blob: manifests, tokens, errors."""
 
 _CONNECT_SECONDS = 10.0
 _RETRIES = 3
@@ -56,11 +56,7 @@ _NO_ANSWER = (*_NO_HTTPS, requests.ConnectionError, requests.Timeout, urllib3.ex
 class Registry(oras.provider.Registry):  # type: ignore[misc]
     """A repository of a registry; close its ``session`` at the end.
 
-    Args:
-        reference: its name.
-        plain_http: whether to speak plain HTTP to it; otherwise it may lead to addresses of HTTPS only.
-        timeout: seconds that it may be silent.
-
+    Without ``plain_http`` it may lead to addresses of HTTPS only; it may be silent for ``timeout`` seconds.
     Every method raises :class:`RegistryError` if the registry cannot be reached or refuses.
     """
 
@@ -75,7 +71,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         self.auth = self._login("token")
 
     def manifest(self) -> bytes:
-        """The bytes of the manifest that the reference names, with its digest checked where one is known."""
+        """The manifest that the reference names; its digest is checked where one is known."""
         url = f"{self.prefix}://{self._repository.manifest_url(self._reference.tag_or_digest)}"
         answer = self.do_request(url, headers={"Accept": MANIFEST_TYPE})
         data: bytes = self._expect(answer, 200, str(self._reference)).content
@@ -89,12 +85,9 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         return data
 
     def fetch(self, blob: FileReference, what: str, write: Callable[[bytes], object]) -> None:
-        """Read a blob in pieces; they are verified only once this has returned.
+        """Give a blob to ``write`` in pieces; they are verified only once this has returned.
 
-        Args:
-            blob: its size and digest.
-            what: its name in an error.
-            write: called with each piece, never with more than the blob's size altogether.
+        Never more than the blob's size is written. Errors call it ``what``.
         """
         hasher, total = hashlib.sha256(), 0
         with (
@@ -119,9 +112,9 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             )
 
     def upload(self, blob: FileReference, source: bytes | BinaryIO, what: str) -> bool:
-        """Put a blob into the repository; whether it was not there yet.
+        """Put a blob into the repository; False if it was there already.
 
-        Not by the client's ``upload_blob``, which reads the whole file into memory.
+        The client's ``upload_blob`` is not used: it reads the whole file into memory.
         """
         name = f"sha256:{blob.sha256}"
         if self.blob_exists({"digest": name}, self._repository):
@@ -137,7 +130,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         return True
 
     def put_manifest(self, data: bytes) -> str:
-        """Put a manifest under the tag, and give its digest."""
+        """Put a manifest under the tag, and return its digest."""
         url = f"{self.prefix}://{self._repository.manifest_url(self._reference.tag)}"
         answer = self.do_request(url, "PUT", data, {"Content-Type": MANIFEST_TYPE})
         self._expect(answer, 201, f"the manifest of {self._reference}")
@@ -159,9 +152,9 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         json: None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Make a request, with credentials where the registry wants them: what the client's methods call.
+        """Make a request, with credentials where the registry wants them. The client's methods call this.
 
-        Only the registry's own host is given credentials; uploads may lead to others.
+        Only the registry's own host gets credentials: uploads may lead to other hosts.
         """
         sent = dict(headers or {})
         own = urlsplit(url).netloc == self._reference.registry
@@ -169,7 +162,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             if own:
                 sent.update(self.auth.get_auth_header())
             answer = self.session.request(method, url, headers=sent, data=data, stream=stream)
-            # 401 for a token that has expired too, 403 by registries for one of another scope.
+            # 401 also stands for an expired token, and some registries send 403 for one of another scope.
             if own and answer.status_code in (401, 403):
                 renewed = self._authenticated(answer, sent)
                 if renewed is not None:
@@ -180,7 +173,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             return answer
 
     def _authenticated(self, answer: requests.Response, headers: dict[str, str]) -> dict[str, str] | None:
-        """The headers of a refused request and the credentials that it lacked; ``None`` if there are none."""
+        """The headers of a refused request with the credentials that it lacked; None if there are none."""
         if headers.get("Authorization", "").startswith("Basic "):
             return None
         if answer.headers.get("WWW-Authenticate", "").partition(" ")[0].lower() == "basic":
@@ -202,7 +195,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         return dict(renewed) if changed else None
 
     def _login(self, kind: str) -> Any:
-        """A login of the client, with the credentials that docker's config file has for this registry."""
+        """A login of the client, with the credentials for this registry in docker's config file."""
         login = oras.auth.get_auth_backend(kind, self.session, self.prefix == "http")
         folder = os.environ.get("DOCKER_CONFIG")
         try:
@@ -215,7 +208,7 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         return login
 
     def _expect(self, answer: requests.Response, status: int, what: str) -> requests.Response:
-        """The answer, if it has the status expected. Nothing of the text of another one is shown."""
+        """Return an answer if it has this status, else raise an error that shows nothing of its text."""
         code, registry = answer.status_code, self._reference.registry
         if code == status:
             return answer
@@ -230,11 +223,11 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors of the connection as what to do about them. No address is shown: some hold keys."""
+        """Turn connection errors into ones that say what to do. They show no URL: some contain keys."""
         try:
             yield
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            # After the last attempt there is an error that has the one of each attempt.
+            # The error after the last attempt wraps the reason why that attempt failed.
             reason = getattr(error.args[0] if error.args else None, "reason", error)
             silent = isinstance(reason, (requests.Timeout, urllib3.exceptions.TimeoutError))
             if isinstance(error, _NO_HTTPS):
@@ -260,9 +253,9 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
 
 
 class _Session(requests.Session):
-    """A session with bounds, which gives credentials to nobody that the client did not mean.
+    """A session with bounds, which sends credentials only where the client means to.
 
-    Proxies and certificates of the environment count.
+    Proxies and certificates of the environment are used.
     """
 
     def __init__(self, timeout: float, plain_http: bool) -> None:
@@ -278,9 +271,9 @@ class _Session(requests.Session):
             self.mount(prefix, _Bounded(timeout))
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Take credentials out of a request that is redirected to another host.
+        """Remove credentials from a request that is redirected to another host.
 
-        The method of ``requests`` also puts in what ``.netrc`` has for that host: a registry could have any
+        The method of ``requests`` also adds what ``.netrc`` has for that host: a registry could have any
         host's password sent there.
         """
         if self.should_strip_auth(response.request.url or "", prepared_request.url or ""):
@@ -288,7 +281,7 @@ class _Session(requests.Session):
 
 
 class _Bounded(HTTPAdapter):
-    """Sends requests, the client's for tokens too, with bounds; reads every answer except a blob's."""
+    """Sends all requests, also the client's for tokens, with bounds; reads every answer except a blob's."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -329,10 +322,10 @@ class _Bounded(HTTPAdapter):
 
 
 def _blocks(raw: Any, limit: int, seconds: float, what: str) -> Iterator[bytes]:
-    """An answer in pieces, at most one byte more than ``limit``; an error if it takes longer than that."""
+    """An answer in pieces, at most ``limit`` + 1 bytes; a :class:`RegistryError` after ``seconds``."""
     end = time.monotonic() + seconds
     left = limit + 1
-    # What is there, not all that is requested: a slow answer must not hold this loop up.
+    # read1 returns what has arrived, so that a slow answer does not delay the look at the clock.
     while left > 0 and (block := raw.read1(min(left, _BLOCK), decode_content=False)):
         left -= len(block)
         yield block

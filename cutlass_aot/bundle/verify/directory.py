@@ -1,4 +1,4 @@
-"""Check a bundle's directory against everything it says of itself, and list all that is wrong."""
+"""Check the files, indices, libraries and signatures in a bundle's directory; list all that is wrong."""
 
 from __future__ import annotations
 
@@ -63,12 +63,9 @@ ALLOWED_LIBRARIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. What was read from the bundle is made printable.
+    """One thing that is wrong, at ``path`` in a bundle or a wheel.
 
-    Attributes:
-        path: where, in the bundle or the wheel.
-        found: what is there.
-        expected: what should be.
+    What was read from there is made printable, since it goes to terminals and logs.
     """
 
     path: str
@@ -76,7 +73,6 @@ class Problem:
     expected: str
 
     def __post_init__(self) -> None:
-        # Names and texts of a foreign bundle go to terminals and logs.
         for name in ("path", "found", "expected"):
             object.__setattr__(self, name, _printable(getattr(self, name)))
 
@@ -85,7 +81,7 @@ class Problem:
 
 
 def in_short(problems: Sequence[Problem]) -> str:
-    """The first of some problems, and how many more there are, for an error."""
+    """The first problem, and how many more there are, for an error."""
     return few(problems, 1, separator="; ")
 
 
@@ -94,11 +90,11 @@ class Findings:
     """The result of verifying a bundle or a wheel.
 
     Attributes:
-        problems: all that is wrong; empty if nothing is.
-        signers: ids of the keys that have rightly signed it, whoever they are.
-        warnings: what was not looked at, and why, in sentences without a full stop.
-        unsigned: whether one of the problems is that none of the keys that were given has signed it.
-        bundle: what was read, None without a readable catalog; files with problems are not in its groups.
+        signers: ids of the keys whose signatures are right, whether anybody trusts them or not.
+        warnings: what was not checked, and why: sentences without a full stop.
+        unsigned: whether one of the problems is that no required key has signed it.
+        bundle: what was read; None without a readable catalog. Kernels and requests that could not be read
+            are missing from its groups.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -109,7 +105,7 @@ class Findings:
 
     @property
     def damaged(self) -> bool:
-        """Whether anything is wrong but who has signed it."""
+        """Whether there is a problem other than that no required key has signed it."""
         return len(self.problems) > self.unsigned
 
 
@@ -120,14 +116,14 @@ def _printable(text: str) -> str:
 
 
 def verify_bundle(bundle: Path) -> list[Problem]:
-    """Everything that is wrong with a bundle's directory; an empty list says that nothing is."""
+    """All problems of a bundle's directory; empty if there are none."""
     return look_at_bundle(bundle).problems
 
 
 def require_sound(bundle: Path) -> VerifiedBundle:
-    """Verify a bundle, refuse it if anything is wrong, and give what was read of it."""
+    """Verify a bundle: raise if anything is wrong, else return what was read of it."""
     with suppress(CorruptFile):
-        # What is not a bundle at all is called that; what is wrong with a manifest is told with the rest.
+        # This says so where there is no bundle at all; a damaged manifest is listed with the other problems.
         manifest_bytes(bundle)
     findings = look_at_bundle(bundle)
     if findings.problems or findings.bundle is None:
@@ -139,19 +135,13 @@ def require_sound(bundle: Path) -> VerifiedBundle:
 
 
 def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
-    """Check everything in a bundle's directory against everything else. Each file is read once.
+    """Check everything in a bundle's directory; each file is read once.
 
-    The manifest is read, every file is checked against its size and digest, the indices against each other,
-    the symbols of each library against the kernels of its group, and signatures against the manifest. What no
-    check needs whole is read in pieces. Without the package ``cryptography`` nobody can say whether a
-    signature is right: where none is required, that is a warning.
-
-    Args:
-        bundle: the directory.
-        keys: public keys of which one has to have signed it; none asks for no signature.
-
-    Raises:
-        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
+    Every file is checked against its size and digest in the manifest, the indices against each other, the
+    symbols of each library against the kernels of its group, and signatures against the manifest. Files that
+    no check needs whole are read in pieces. If ``keys`` are given, one of them must have signed the bundle.
+    Without the package ``cryptography`` no signature can be checked: for a signed bundle that is a
+    :class:`SignatureError` if ``keys`` are given, else a warning.
     """
     verification = _Verification(bundle)
     verification.run(keys)
@@ -162,7 +152,7 @@ def look_at_bundle(bundle: Path, keys: Sequence[PublicKey] = ()) -> Findings:
 
 @dataclass(slots=True)
 class _Expected:
-    """What the groups that share a library expect of it; complete if the indices of all of them are sound."""
+    """What the groups that share a library expect of it; complete if all of their indices could be read."""
 
     host: str
     symbols: set[str] = field(default_factory=set)
@@ -176,18 +166,14 @@ class _Expected:
 
 
 class _Verification:
-    """The verification of one bundle's directory; what is wrong is added to ``findings``.
-
-    Args:
-        bundle: the directory.
-    """
+    """The verification of one bundle's directory; problems are added to ``findings``."""
 
     def __init__(self, bundle: Path) -> None:
         self.findings = Findings()
         self._bundle = bundle
         self._references: dict[str, FileReference] = {}
         self._unread: set[str] = set()
-        """Files whose bytes were not checked yet."""
+        """Files whose bytes are not checked yet."""
         self._bad: set[str] = set()
         """Files that are not what the manifest says."""
 
@@ -244,7 +230,7 @@ class _Verification:
                 self._unread.add(path)
 
     def _check(self, reference: FileReference, what_else: str = "") -> None:
-        """Read a file in pieces and say what is wrong with it: ``what_else``, if nothing is by now."""
+        """Read a file in pieces and report what is wrong with it: ``what_else`` if its digest is right."""
         path = reference.path
         self._unread.discard(path)
         try:
@@ -260,11 +246,11 @@ class _Verification:
             self._bad_file(path, what_else, "a readable file")
 
     def _is_sound(self, reference: FileReference) -> bool:
-        """Whether nothing is known to be wrong with a file that the catalog refers to."""
+        """Whether the manifest has the same reference and no problem of the file is known."""
         return reference.path not in self._bad and self._references.get(reference.path) == reference
 
     def _read(self, reference: FileReference) -> bytes | None:
-        """The checked bytes of a file; None, with a problem, if it is not what the manifest says."""
+        """The verified bytes of a file; None, with a problem reported, if the manifest says otherwise."""
         if not self._is_sound(reference):
             return None
         try:
@@ -278,13 +264,7 @@ class _Verification:
     def _parsed(
         self, reference: FileReference, parse: Callable[[bytes, str], Parsed], expected: str
     ) -> Parsed | None:
-        """What an index says; None, with a problem, if it cannot be read.
-
-        Args:
-            reference: the file.
-            parse: reads its bytes, and takes its name for errors.
-            expected: what it should be.
-        """
+        """An index, read by ``parse(data, path)``; None, with a problem reported, if it cannot be read."""
         path = reference.path
         if reference.size > MAX_INDEX_BYTES and self._is_sound(reference):
             found = f"it has {reference.size} bytes, an index has at most {MAX_INDEX_BYTES}"
@@ -378,7 +358,7 @@ class _Verification:
         )
 
     def _parent(self, catalog: Catalog) -> None:
-        """Check what the parent says against itself."""
+        """Check the catalog against itself."""
         if not BUNDLE_NAME.fullmatch(catalog.name):
             self._problem(CATALOG_NAME, f"bundle name {catalog.name!r}", "such a name as sm100-dense")
         for target in catalog.targets:
@@ -430,7 +410,7 @@ class _Verification:
         return entries
 
     def _rankings(self, group: GroupEntry, entries: Sequence[KernelEntry] | None) -> list[Ranking]:
-        """Check a group's rankings against its kernels, where these could be read."""
+        """Check a group's rankings against its kernels; none are returned if these could not be read."""
         if entries is None:
             return []
         rankings = []
@@ -454,7 +434,7 @@ class _Verification:
     def _requests(
         self, group: GroupEntry, entries: Sequence[KernelEntry] | None
     ) -> tuple[CompiledRequest, ...] | None:
-        """Check the requests of a group against its kernels; returns them, None if they cannot be read."""
+        """Check a group's requests against its kernels and return them; None if they cannot be read."""
         reference = group.requests
         if reference is None and group.operation != OPERATION:
             return ()
@@ -469,7 +449,7 @@ class _Verification:
             lambda data, what: tuple(requests_from_bytes(data, group, what)),
             "requests that this release reads",
         )
-        # Another number of kernels than the catalog says is a problem already.
+        # A number of kernels other than the catalog's is reported already.
         for position, (compiled, entry) in enumerate(zip(requests or (), entries or (), strict=False)):
             request, kernel = compiled.request, entry.kernel.digest
             if request.kernel.digest != kernel:
@@ -497,13 +477,13 @@ class _Verification:
             self._problem(reference.path, found, "the requests' code")
 
     def _code(self, reference: FileReference, spans: Mapping[CodeSpan, str]) -> None:
-        """Unpack GPU code, and check that of every kernel against its digest."""
+        """Unpack GPU code, and check every kernel's part against its digest."""
         data = self._read(reference)
         if data is None:
             return
         held, start = bytearray(), 0
         try:
-            # Piece by piece: what a large group's kernels come to need not fit into memory.
+            # Piece by piece: the code of a large group need not fit into memory.
             pieces = decompress(io.BytesIO(data), MAX_FILE_BYTES)
             for span, where in sorted(spans.items()):
                 while True:
@@ -513,7 +493,7 @@ class _Verification:
                     if start + len(held) >= span.offset + span.size or not (piece := next(pieces, b"")):
                         break
                     held += piece
-                # Of a span that begins before another's end some bytes are gone: it has no digest.
+                # The first bytes of a span that begins before the previous one's end are dropped by now.
                 found = digest(bytes(held[: span.size])) if start == span.offset else "none"
                 if found != span.sha256:
                     place = f"({span.size} bytes at {span.offset} of {reference.path})"
@@ -557,14 +537,14 @@ class _Verification:
 
 
 def _whole_catalog(data: bytes, what: str) -> Catalog:
-    """A catalog; its groups are decoded at once, so that one that is malformed is an error here."""
+    """A catalog with all groups decoded, so that a malformed group raises here."""
     catalog = Catalog.from_bytes(data, what)
     tuple(catalog.groups)
     return catalog
 
 
 def _symbols(entries: Iterable[KernelEntry], library: int) -> set[str]:
-    """What one of a group's libraries exports for it."""
+    """The symbols that the library of this number exports for a group's kernels."""
     own = [entry.kernel.symbol for entry in entries if entry.library == library]
     return {prefix + symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX) for symbol in own}
 

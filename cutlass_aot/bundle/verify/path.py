@@ -1,4 +1,4 @@
-"""Verify a bundle, a wheel or whatever else a path may be; list everything that is wrong."""
+"""Verify a bundle, a wheel, or what another checker recognises; list everything that is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
-_SHOWN = 200  # characters of a line that is not what it has to be
+_SHOWN = 200  # characters of a line that differs from the expected one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,9 @@ class Checker:
     """One kind of thing that can be verified.
 
     Attributes:
-        kind: what it is called.
-        looks_like: how one is recognised, in words, for the error that lists what was expected.
-        recognises: whether a path is one, by what can be seen without reading it.
-        look_at: says what is wrong with it, and who has signed it; given keys, of which one has to have.
+        looks_like: how to recognise one, in words, for the error that lists what was expected.
+        recognises: whether a path is one, judged without reading its contents.
+        look_at: verifies it; if keys are given, one of them must have signed it.
     """
 
     kind: str
@@ -56,18 +55,11 @@ class Checker:
 
 
 def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
-    """Hold everything in a bundle's wheel against everything else.
+    """Verify a bundle's wheel; ``keys`` and errors are those of :func:`.look_at_bundle`.
 
-    Names, sizes and RECORD are checked before the bundle inside is unpacked into a private temporary
-    directory and verified; what stands around it has to be what
+    Names and sizes are checked before anything is unpacked, into a private temporary directory. Then RECORD
+    is checked, and the bundle verified; the files around it must be what
     :func:`~cutlass_aot.bundle.wheel.write.build_wheels` writes.
-
-    Args:
-        wheel: the file.
-        keys: public keys of which one has to have signed the bundle; none asks for no signature.
-
-    Raises:
-        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
     """
     try:
         with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
@@ -82,7 +74,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
                     findings.problems = list(_contents(archive, wheel.name, Path(folder), keys, findings))
                 return findings
     except OSError as error:
-        # A seek to an offset that the archive made up.
+        # From a seek to an impossible offset that the archive names.
         if error.errno == errno.EINVAL:
             return Findings([Problem(wheel.name, "a zip index that points outside the file", "a wheel")])
         raise BundleError(
@@ -129,11 +121,11 @@ def _contents(
 
 
 def _from_bundle(bundle: VerifiedBundle, names: WheelNames) -> dict[str, str]:
-    """Files of the wheel's metadata that follow from the bundle's: bill of materials and licences."""
+    """Texts of the wheel's metadata that follow from files of the bundle: bill of materials and licences."""
     try:
         licenses = read_licenses(bundle.directory, bundle.references)
     except CutlassAotError:
-        # Which is a problem of the bundle already.
+        # Reported as a problem of the bundle already.
         return {}
     found: dict[str, str] = {}
     if licenses:
@@ -155,17 +147,17 @@ def _surroundings(
     files: set[str],
     about: Mapping[str, str],
 ) -> Iterator[Problem]:
-    """What stands around the bundle: an install runs or trusts it, so nothing foreign is let pass.
+    """Check the files around the bundle, because an install runs or trusts them.
 
-    All of it follows from the bundle, to the byte, but for the release of this package that packed it:
-    whoever has no key could otherwise have an install of a signed wheel bring whatever they like.
+    They follow from the bundle, to the byte, except for the release of this package that packed it. Without
+    this check, somebody who has no key could add any file to the wheel of a signed bundle.
     """
     if file_name != names.file_name:
         yield Problem(file_name, "this file name", f"{names.file_name}, as the catalog says")
     package, dist_info = f"{names.package}/", f"{names.dist_info}/"
     wheel = ""
     with contextlib.suppress(CorruptFile):
-        # What cannot be read is told below.
+        # If it cannot be read, that is reported below.
         wheel = text_of(archive, f"{dist_info}WHEEL")
     release = release_of(wheel)
     licensed = f"{dist_info}{LICENSES}/{LICENSES_NAME}" in about
@@ -194,7 +186,7 @@ def _surroundings(
 
 
 def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
-    """The first line in which a text is not what it has to be, if there is one."""
+    """The first line in which a text differs from the expected one, if there is one."""
     if text == expected:
         return
     lines = itertools.zip_longest(text.split("\n"), expected.split("\n"))
@@ -204,7 +196,7 @@ def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there. Of what cannot be told, the error that nothing was recognised says why."""
+    """Whether a file is there; False also if that cannot be told, and then :func:`look_at` says why."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -225,20 +217,14 @@ CHECKERS = (
         look_at=look_at_wheel,
     ),
 )
-"""What this layer can verify. The command line adds a store's checker to it."""
+"""What this layer can verify. The command line adds a checker of stores."""
 
 
 def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Checker] = CHECKERS) -> Findings:
-    """Verify whatever ``path`` is, and say who has signed it.
+    """Verify what is at ``path`` by the first of ``checkers`` that recognises it.
 
-    Args:
-        path: a bundle, a wheel, or what another of ``checkers`` recognises.
-        keys: public keys of which one has to have signed it; none asks for no signature.
-        checkers: in order; the first that recognises ``path`` verifies it.
-
-    Raises:
-        BundleError: if none does, or if it cannot be read at all.
-        SignatureError: if keys are given, it is signed, and the package ``cryptography`` is not there.
+    ``keys`` and errors are those of :func:`.look_at_bundle`; :class:`BundleError` also if no checker
+    recognises it.
     """
     for checker in checkers:
         if checker.recognises(path):
@@ -249,18 +235,18 @@ def look_at(path: Path, keys: Sequence[PublicKey] = (), checkers: Sequence[Check
 
 
 def _what_is_at(path: Path) -> str:
-    """In words, for the error that says that it is nothing that can be verified."""
+    """What is at a path, in words, for the error that it cannot be verified."""
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             return "it is another file"
-        # What it holds cannot be seen where it may not be entered.
+        # A directory that may not be entered raises another OSError here.
         with contextlib.suppress(FileNotFoundError):
             (path / MANIFEST_NAME).stat()
     except (FileNotFoundError, NotADirectoryError):
         return "nothing is there"
     except OSError as error:
         return f"it cannot be read ({error.strerror or error})"
-    # With a NUL, or with what has no bytes in the file system's encoding.
+    # A path with a NUL, or with characters that the file system's encoding does not have.
     except ValueError as error:
         return f"there can be no such path ({error})"
     return "it is another directory"

@@ -1,4 +1,4 @@
-"""A bundle that has been verified or written: what was read of it is passed on, and not read again."""
+"""A bundle that was verified or written, as it was read, so that it need not be read again."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from cutlass_aot.schema.tuning.ranking import Ranking
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """A bundle's directory, each file of which was what the manifest says when it was read, or written.
+    """A bundle whose files agreed with the manifest when they were read or written.
 
-    The directory may have changed since: whoever copies one of its files checks the bytes that are copied.
+    The directory may have changed since: code that copies one of its files checks the bytes that it copies.
 
     Attributes:
-        directory: where it is.
         manifest: the bytes of ``MANIFEST.json``.
         references: the files that the manifest lists, by path.
-        catalog: its parent index.
-        groups: its groups, with their kernels.
-        rankings: what is known of their kernels' speed.
-        signatures: of the manifest, by path; unchecked where the package ``cryptography`` is not installed.
+        signatures: of the manifest; unchecked where the package ``cryptography`` is not installed.
     """
 
     directory: Path
@@ -45,10 +41,7 @@ class VerifiedBundle:
         return sorted([*self.references.values(), *references])
 
     def plan(self) -> BundlePlan:
-        """What :func:`~cutlass_aot.bundle.write.write_bundle` makes the same bundle of, without signatures.
-
-        Code and libraries are named where they lie.
-        """
+        """The plan of the same bundle, without signatures; code and libraries are those in the directory."""
         catalog = self.catalog
         return BundlePlan(
             name=catalog.name,
@@ -69,6 +62,6 @@ class VerifiedBundle:
 
 
 def packed_file(bundle: Path, reference: FileReference) -> PackedFile:
-    """Code or a library of a bundle, to be put into another one."""
+    """Code or a library of a bundle, for the plan of another one."""
     name = Path(reference.path).name.removesuffix(".zst").removesuffix(".so")
     return PackedFile(name, bundle / reference.path, reference.sha256)

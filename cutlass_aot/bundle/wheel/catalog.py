@@ -1,6 +1,6 @@
-"""Read the catalog of a bundle out of its wheel: nothing is unpacked to the disk, and nothing is unbounded.
+"""Read the catalog of a bundle out of its wheel, within bounds and without unpacking to the disk.
 
-Format: a wheel is a zip file (PKWARE's APPNOTE.TXT); its bundle lies in ``PACKAGE/bundle``.
+Format: a wheel is a zip file (PKWARE's APPNOTE.TXT); its bundle is in ``PACKAGE/bundle``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_DIRECTORY_BYTES = 1 << 23
 """Most bytes of the zip file's own index."""
 
 _END = struct.Struct("<4s4H2LH")  # signature, disk numbers and entries, the index's size and place, comment
-_LARGE_END_BYTES = 20  # what stands before it in a zip file of more than 4 GiB
+_LARGE_END_BYTES = 20  # of the record before it in a zip file of more than 4 GiB
 _MAX_COMMENT = 0xFFFF
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError, RuntimeError,
     ValueError,
 )  # fmt: skip
-"""What the standard library's reader raises for archives that were truncated, altered or made to harm."""
+"""What the standard library's reader raises for archives that are truncated, altered or malicious."""
 
 
 def read_wheel_catalog(wheel: Path) -> Catalog:
@@ -44,7 +44,7 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
 
 
 def check_directory(file: BinaryIO, wheel: Path) -> None:
-    """Refuse an index that is too large before the standard library reads the whole of it."""
+    """Refuse a zip index that is too large, before the standard library reads all of it."""
     size = file.seek(0, 2)
     file.seek(max(size - _END.size - _MAX_COMMENT - _LARGE_END_BYTES, 0))
     tail = file.read(_END.size + _MAX_COMMENT + _LARGE_END_BYTES)
@@ -75,15 +75,15 @@ def _catalog(archive: zipfile.ZipFile, wheel: Path) -> Catalog:
 
 
 def _read(archive: zipfile.ZipFile, name: str, limit: int, wheel: Path) -> bytes:
-    """One file of the archive, whatever it says of its size; no more than ``limit`` bytes are unpacked."""
+    """One file of the archive; no more than ``limit`` bytes are unpacked, whatever size it claims."""
     try:
         info = archive.getinfo(name)
     except KeyError:
         raise CorruptFile(f"{wheel} lacks {name}: build or fetch it again") from None
-    # Of the others, the standard library bounds no piece that it unpacks.
+    # For other compressions, the standard library does not bound what it unpacks at once.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise CorruptFile(f"{wheel}: {name} is compressed otherwise than wheels are: expected deflate")
-    # The standard library takes room for what an entry claims before it looks whether it is there.
+    # The standard library allocates what an entry claims before it finds out whether the file has it.
     if info.header_offset + info.compress_size > wheel.stat().st_size:
         raise CorruptFile(f"{wheel}: {name} claims more bytes than the file has: build or fetch it again")
     with archive.open(info) as source:

@@ -1,4 +1,4 @@
-"""Every name and text of a bundle's wheel but the bundle itself; they follow from the bundle's catalog.
+"""The names and texts of a bundle's wheel, except the bundle's own; they follow from the bundle's catalog.
 
 Formats: the binary distribution format and core metadata specifications of the Python Packaging Authority,
 https://packaging.python.org/en/latest/specifications/
@@ -20,7 +20,7 @@ from cutlass_aot.schema.versions import major_minor
 from cutlass_aot.schema.words import plural
 
 PREFIX = "cutlass-aot-bundle-"
-"""What the names of all distributions of bundles begin with."""
+"""The names of all distributions of bundles begin with this."""
 
 _NUMBER = "(?:0|[1-9][0-9]*)"
 _VERSION = re.compile(
@@ -36,7 +36,6 @@ class WheelNames:
 
     Attributes:
         distribution: project name, such as ``cutlass-aot-bundle-sm100-dense``.
-        version: of the bundle.
         tags: compatibility tags, such as ``py3-none-manylinux_2_28_x86_64``.
     """
 
@@ -65,8 +64,7 @@ class WheelNames:
 def wheel_names(catalog: Catalog) -> WheelNames:
     """The names that follow from a bundle's catalog.
 
-    Raises:
-        BundleError: if its name, version, hosts or glibc cannot be those of a wheel.
+    A name, version, host or glibc that a wheel cannot have is a :class:`BundleError`.
     """
     if len(catalog.hosts) != 1:
         raise BundleError(
@@ -111,14 +109,14 @@ def entry_points(catalog: Catalog, names: WheelNames) -> bytes:
 
 
 LICENSES_NAME = "LICENSES.txt"
-"""File of the licences, in the folder ``licenses`` of a wheel's metadata (PEP 639)."""
+"""The file of licences, in the folder ``licenses`` of a wheel's metadata (PEP 639)."""
 
 
 def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
-    """The licences of what is linked in, one after the other, each under the name of its file.
+    """The licences of what is linked in, one after the other, each after the name of its file.
 
-    The bundle has them as files of their own; the same file twice would be dead weight to a checker of
-    wheels, and a wheel's metadata has to have the texts.
+    A wheel's metadata must have the texts. The bundle has each as a file of its own, but checkers of wheels
+    would report the same files twice in a wheel.
     """
     return b"\n".join(
         f"What is linked in, {name.removesuffix('.txt')}, is under these terms:\n\n".encode() + text
@@ -127,16 +125,10 @@ def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
 
 
 def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str = __version__) -> bytes:
-    """METADATA of a bundle's wheel.
+    """METADATA of a bundle's wheel; ``licensed`` says whether the bundle has texts of licences.
 
-    Args:
-        catalog: of the bundle.
-        names: that follow from it.
-        licensed: whether the bundle has texts of licences.
-        release: of this package, that packs it; what runs it has to share its minor version.
-
-    Raises:
-        BundleError: if what the catalog needs is not a version.
+    ``release`` is the release of this package that packs the wheel; the one that runs it must have the same
+    minor version.
     """
     count = plural(sum(group.count for group in catalog.groups), "kernel")
     summary = f"cutlass-aot bundle {catalog.name}: {count} for {' '.join(catalog.targets)}"
@@ -158,7 +150,7 @@ def _metadata(
         "Classifier: Environment :: GPU :: NVIDIA CUDA",
         "Classifier: Operating System :: POSIX :: Linux",
         "Classifier: Programming Language :: Python :: 3 :: Only",
-        # No License-Expression: whose kernels these are, the manifest does not say.
+        # No License-Expression: the manifest does not say whose kernels these are.
         *(f"License-File: {path}" for path in licenses),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {requirement}" for requirement in requires),
@@ -172,7 +164,7 @@ def _metadata(
 
 
 def wheel_file(names: WheelNames, release: str = __version__) -> bytes:
-    """WHEEL: what kind of a wheel it is, and the release of this package that packed it."""
+    """WHEEL: the kind of wheel, and the release of this package that packed it."""
     tags = "".join(f"Tag: {tag}\n" for tag in names.tags)
     return (f"Wheel-Version: 1.0\nGenerator: cutlass-aot {release}\nRoot-Is-Purelib: false\n{tags}").encode()
 
@@ -182,17 +174,17 @@ _MAX_RELEASE = 64
 
 
 def release_of(wheel: str) -> str:
-    """The release of this package that packed a wheel, by its WHEEL, or this one if that names none."""
+    """The release of this package that a wheel's WHEEL names; this release if it names none."""
     match = _GENERATOR.search(wheel)
-    # Numbers of any length would be made of it.
+    # A longer text could hold numbers of any length, which are parsed later.
     return match[1] if match and len(match[1]) <= _MAX_RELEASE else __version__
 
 
 def _same_minor(version: str, *, from_minor: bool = False) -> str:
-    """Version specifier for what shares the minor version, from its beginning or from ``version`` on."""
+    """Version specifier for releases of the same minor version, all of them or those from ``version`` on."""
     if not _VERSION.fullmatch(version):
         raise BundleError(f"{version!r} is not a version: expected one such as 0.1.15; build again")
     major, minor = major_minor(version)
-    # A local version cannot be compared with. Source: PEP 440, "Inclusive ordered comparison".
+    # Specifiers with >= allow no local version. Source: PEP 440, "Inclusive ordered comparison".
     first = f"{major}.{minor}" if from_minor else version.split("+")[0]
     return f">={first},<{major}.{minor + 1}"

@@ -1,4 +1,4 @@
-"""Split a bundle by host and by GPU code target: each of the results is a whole, smaller bundle."""
+"""Split a bundle by host and by GPU code target: each result is a complete, smaller bundle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def by_target(plan: BundlePlan) -> list[BundlePlan]:
 
 
 def for_host(plan: BundlePlan, host: str) -> BundlePlan:
-    """A bundle with the libraries of one host alone, and what these need; the GPU code is the same."""
+    """The bundle with the libraries of one host alone, and the glibc that these need; the same GPU code."""
     if tuple(plan.hosts) == (host,):
         return plan
     return _with_own_glibc(
@@ -45,7 +45,7 @@ def _for_target(plan: BundlePlan, target: str) -> BundlePlan:
 
 
 def _with_own_glibc(plan: BundlePlan) -> BundlePlan:
-    """The bundle with the glibc that its own libraries bind to, not that of the one it was split from."""
+    """The bundle with the glibc that its own libraries need, not that of the one it was split from."""
     libraries = [library.path for group in plan.groups for own in group.libraries.values() for library in own]
     launchers = [launcher.path for launcher in plan.launchers.values()]
     return replace(plan, requirements=plan.requirements._replace(glibc=glibc_of([*libraries, *launchers])))

@@ -1,8 +1,8 @@
 """Pack a bundle as wheels that install beside the runtime and need nothing of the build side.
 
-There is a wheel for each host of the bundle, with its libraries and the GPU code, which is the same for all;
-and, where the bundle is split by target, one for each host and target. What a wheel holds is a bundle: the
-one that is packed, or a smaller one, which is verified, signed and opened by itself.
+There is a wheel for each host of the bundle, with the host's libraries and the GPU code, which is the same
+for all; where the bundle is split by target, one for each host and target. Each wheel has a complete bundle:
+the one that is packed, or a smaller one, which is verified, signed and opened by itself.
 
 Formats: the binary distribution format of the Python Packaging Authority,
 https://packaging.python.org/en/latest/specifications/binary-distribution-format/; bills of materials as PEP
@@ -61,21 +61,17 @@ _Date = tuple[int, int, int, int, int, int]
 def build_wheels(
     bundle: Path, output: Path, *, split: bool = False, signer: Signer | None = None
 ) -> list[Path]:
-    """Pack a bundle as wheels. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes.
+    """Pack a bundle as wheels in the directory ``output``, and return their paths, sorted.
+
+    The bundle is verified first. Equal bundles and ``SOURCE_DATE_EPOCH`` give equal bytes. Wheels of the same
+    names are replaced, after all new ones are written.
 
     Args:
-        bundle: the bundle's directory; it is verified first. Its signatures go along where all of it is
-            packed as it is: a wheel for one host of several, or for one target, has a bundle of its own.
-            Where the package ``cryptography`` is not there, they go along unchecked.
-        output: directory for the wheels, made if it is not there.
+        bundle: the bundle's directory. Its signatures are packed only where the wheel has the whole bundle: a
+            wheel for one host of several, or for one target, has a bundle of its own. Without the package
+            ``cryptography`` they are packed unchecked.
         split: make a wheel for each GPU code target.
-        signer: signs the bundle in each wheel; signatures by other keys that go along stay.
-
-    Returns:
-        The wheels' paths, sorted; wheels of these names are replaced. All are written before one is.
-
-    Raises:
-        SignatureError: if the signer gives no signature.
+        signer: signs the bundle in each wheel; signatures by other keys stay.
     """
     whole = require_sound(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
@@ -138,7 +134,7 @@ def _add_bundle(
     archive.add(f"{folder}/{MANIFEST_NAME}", bundle.manifest)
     licenses: dict[str, bytes] = {}
     for path, reference in sorted(bundle.references.items()):
-        # Checked against its digest, which RECORD has too: the bundle may have changed since it was verified.
+        # Checked against its digest again, as the bundle may have changed since it was verified.
         data = read_file(bundle.directory, reference)
         archive.add(f"{folder}/{path}", data, reference.sha256)
         if path.startswith(f"{LICENSES}/"):
@@ -154,7 +150,7 @@ def _add_bundle(
         about[f"{LICENSES}/{LICENSES_NAME}"] = licenses_text(licenses)
     bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
-        # The kernels stand in the bundle's own bill, which is not packed twice.
+        # The kernels are listed in the bundle's own bill, to which the wheel's only refers.
         where = f"../../{folder}/{bill.path}"
         about[f"sboms/{BILL_NAME}"] = bill_of_wheel(catalog, names.distribution, where, bill.sha256)
     for path, data in sorted(about.items()):
@@ -162,12 +158,7 @@ def _add_bundle(
 
 
 class _Archive:
-    """A wheel in the making.
-
-    Args:
-        archive: the zip file.
-        date: of all files.
-    """
+    """A wheel that is being written; ``date`` is the date of all its files."""
 
     def __init__(self, archive: zipfile.ZipFile, date: _Date) -> None:
         self._archive = archive
@@ -194,7 +185,7 @@ class _Archive:
 
 
 def record_to_text(rows: Iterable[Sequence[str | int]]) -> str:
-    """RECORD's text; the only one for these rows of path, digest and size."""
+    """RECORD's canonical text for these rows of path, digest and size."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

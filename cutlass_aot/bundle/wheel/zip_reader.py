@@ -1,7 +1,7 @@
-"""Read a wheel's zip file that may have been made to harm: bounded, and nothing of it trusted.
+"""Read a wheel's zip file, which is not trusted, within bounds.
 
-Format: PKWARE's APPNOTE.TXT. The size of the file's own index is bounded before it is read, by
-:func:`~cutlass_aot.bundle.wheel.catalog.check_directory`; what it lists is looked at before anything is
+Format: PKWARE's APPNOTE.TXT. The size of the zip's index is bounded before it is read, by
+:func:`~cutlass_aot.bundle.wheel.catalog.check_directory`; its entries are checked before anything is
 unpacked.
 """
 
@@ -27,25 +27,23 @@ from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, check_relative
 MAX_WHEEL_BYTES = 4 << 30
 MAX_METADATA_BYTES = 1 << 26
 MAX_NAME_BYTES = 1024
-"""Of a file's path in a wheel; those of a bundle's have a fraction of it."""
+"""Of a file's path in a wheel; paths in a bundle's wheel are much shorter."""
 MAX_NAME_PARTS = 32
 _READ_BYTES = 1 << 20
 _SHOWN = 64  # characters of a name that is too long
-_ENTRY_BYTES = 30  # of what stands before a file's data in a zip file, its name not counted
+_ENTRY_BYTES = 30  # of the header before a file's data in a zip file, without its name
 _MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
 
 
 def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
-    """What is wrong with the archive's list of files: nothing of it is read before this is clean.
+    """Problems of the archive's list of files; no file is read unless there are none.
 
-    Args:
-        archive: the wheel.
-        size: bytes of its file.
+    ``size`` is that of the wheel in bytes.
     """
     infos = archive.infolist()
     counts = Counter(info.filename for info in infos)
     for name, count in sorted(counts.items()):
-        # First of all: a name may have 64 KB, and every beginning of one is looked for below.
+        # Checked first, because all prefixes of a name are looked up below, and a name may have 64 KB.
         if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES or name.count("/") >= MAX_NAME_PARTS:
             found = f"a name of {len(name)} characters and {name.count('/') + 1} parts"
             expected = f"at most {MAX_NAME_BYTES} bytes and {MAX_NAME_PARTS} parts"
@@ -73,7 +71,7 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
         ):
             yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
             continue
-        # The archive's reader takes room for what an entry claims before it looks whether it is there.
+        # The archive's reader allocates what an entry claims before it finds out whether the file has it.
         if info.header_offset + info.compress_size > size:
             yield Problem(info.filename, f"{info.compress_size} bytes in the zip", f"at most its {size}")
             continue
@@ -97,9 +95,9 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
 
 
 def digest_of(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
-    """Digest of one file, in RECORD's form; its bytes go to ``target`` if there is one.
+    """Digest of one file, in RECORD's form; its bytes are written to ``target`` if there is one.
 
-    The archive's reader stops at the size that its index gives, which was bounded before.
+    The archive's reader stops at the size in the index, which :func:`entry_problems` has bounded.
     """
     hasher = hashlib.sha256()
     with contextlib.ExitStack() as stack:
@@ -116,11 +114,7 @@ def digest_of(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:
 
 
 def text_of(archive: zipfile.ZipFile, name: str) -> str:
-    """A small text of the wheel.
-
-    Raises:
-        CorruptFile: if it is large, or no text, or cannot be unpacked.
-    """
+    """A small text of the wheel; a :class:`CorruptFile` if it is large, no text, or cannot be unpacked."""
     try:
         size = archive.getinfo(name).file_size
         if size > MAX_METADATA_BYTES:
@@ -135,13 +129,9 @@ def text_of(archive: zipfile.ZipFile, name: str) -> str:
 def record_problems(
     archive: zipfile.ZipFile, record: str, sizes: Mapping[str, int], digests: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """What is wrong with RECORD, checked against the files.
+    """Problems of RECORD, whose path is ``record``.
 
-    Args:
-        archive: the wheel.
-        record: path of RECORD.
-        sizes: of all files.
-        digests: of those that could be read, as RECORD writes them.
+    ``sizes`` are those of all files; ``digests`` those of files that could be read, as RECORD writes them.
     """
     try:
         text = text_of(archive, record)
@@ -165,7 +155,7 @@ def record_problems(
                 yield Problem(record, "its own digest or size", "neither")
         elif size != str(sizes[path]):
             yield Problem(path, f"{sizes[path]} bytes", f"{size!r}, as RECORD says")
-        # What could not be read is a problem already.
+        # A file that could not be read is reported already.
         elif path in digests and digest != digests[path]:
             yield Problem(path, digests[path], f"{digest}, as RECORD says")
     for path in sorted(set(sizes) - listed):

@@ -1,1 +1,1 @@
-"""Looking after a store: check it, collect what nobody needs, count what it holds."""
+"""Maintenance of a store: check it, remove what nobody needs, count its contents."""

@@ -1,4 +1,4 @@
-"""Read a whole store, and set aside what is not what its name says."""
+"""Read a whole store, and set aside damaged files."""
 
 from __future__ import annotations
 
@@ -32,18 +32,12 @@ from cutlass_aot.store.roots import read_root
 from cutlass_aot.store.store import Store
 
 _OF_THE_FILE = frozenset({errno.EIO, errno.EISDIR})
-"""Errors that say that a file is bad, and not that it cannot be read from here and now."""
+"""Errors that say that a file is damaged, and not only that it cannot be read at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something in a store that is not what its name says.
-
-    Attributes:
-        path: where it was, below the store.
-        problem: what is wrong with it.
-        set_aside: whether it has been moved out of the way.
-    """
+    """A damaged file in a store; ``path``, relative to the store, is where it was before it was set aside."""
 
     path: str
     problem: str
@@ -51,15 +45,11 @@ class Damage:
 
 
 def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
-    """Read everything, and name what is damaged, and records that are incomplete.
+    """Read a store, without upstream stores, and yield damaged files and incomplete records.
 
-    A damaged root is named and left: a collection stops at it, and would take all that it kept if it were
-    gone. Builders may go on meanwhile: what they have not finished is not damage, nor what a collection takes
-    away. One blob is read at a time, piece by piece.
-
-    Args:
-        store: the store; its upstream stores are left alone.
-        repair: whether to set aside what is found.
+    They are set aside if ``repair``. A damaged root is reported but stays: it stops a collection, which
+    without it would remove all that the root kept. Builders and collections may run meanwhile: unfinished and
+    removed files are not damage. One blob is read at a time, piece by piece.
     """
 
     with reported("read", store.root):
@@ -76,7 +66,7 @@ def check(store: Store, *, repair: bool = False) -> Iterator[Damage]:
 
 
 def _checks(store: Store) -> Iterator[tuple[Path, Callable[[Path], str | None]]]:
-    """The whole files of a store, blobs first, each with the function that says what is wrong with it."""
+    """The finished files of a store, blobs first, each with the function that says what is wrong with it."""
     bad_blobs: set[Path] = set()
 
     def blob_problem(path: Path) -> str | None:
@@ -101,7 +91,7 @@ def _checks(store: Store) -> Iterator[tuple[Path, Callable[[Path], str | None]]]
 
 
 def _seen(path: Path) -> Identity | None:
-    """Which file stands there before it is read, so that no other is moved; None if none does."""
+    """The identity of a file before it is read, so that no other is set aside; None if it is gone."""
     try:
         return identity(path.lstat())
     except FileNotFoundError:
@@ -126,7 +116,7 @@ def _blob_problem(store: Store, path: Path) -> str | None:
         return str(error)
     except OSError as error:
         if error.errno == errno.ESTALE:
-            # Replaced or removed by another client of a network file system; what is there now is whole.
+            # Another client of a network file system has replaced or removed it; the new file is whole.
             return None
         if error.errno != errno.EIO:
             raise
@@ -155,14 +145,14 @@ def _record_problem(store: Store, kind: str, bad_blobs: set[Path], path: Path) -
         except CorruptFile as error:
             return f"an unreadable record ({error})"
         except StoreError as error:
-            # What cannot be read for want of permission, or of file descriptors, is not damaged.
+            # A file that cannot be read for lack of permission or of file descriptors is not damaged.
             if isinstance(error.__cause__, OSError) and error.__cause__.errno not in _OF_THE_FILE:
                 raise
             return f"an unreadable record ({error})"
         missing = next((name for name in sorted(record.blobs) if not _is_there(store, name, bad_blobs)), None)
         if missing is None:
             return None
-        # A collection takes a record before its blobs, and another builder may have replaced it: look again.
+        # A collection may have removed the record, before its blobs, or a builder replaced it: look again.
         if _unchanged(path, data):
             gone = "is damaged" if store.blob_path(missing) in bad_blobs else "is not there"
             return f"a record that names blob {missing}, which {gone}"

@@ -1,9 +1,8 @@
-"""Take away what nobody needs: neither a root, nor anybody in the last days, nor a build that is at work.
+"""Remove what no root keeps, nobody has used in the last days, and no running build may need.
 
-The one danger is a builder that begins to rely on a file at this very moment. It marks the file as used, by
-a touch or a new file, before it relies on it; here a file is first moved out of its place, and then looked
-at once more. So either the builder finds it gone, and makes it again, or the mark is seen here, and the
-file is put back.
+A builder may begin to rely on a file at the moment when it is removed. So the builder first marks the file as
+used, by a touch or a new file; the collection first moves the file away, and then checks the mark once more.
+Either the builder finds the file gone and makes it again, or the collection sees the mark and puts it back.
 """
 
 from __future__ import annotations
@@ -40,24 +39,21 @@ from cutlass_aot.store.workspaces import Workspace, abandoned, running, workspac
 
 DAYS = 30.0
 GRACE = 7200.0
-"""Seconds; longer than :data:`~cutlass_aot.store.store.TOUCH_AFTER`, so that every use of late is seen."""
+"""Seconds; longer than :data:`~cutlass_aot.store.store.TOUCH_AFTER`, so that every recent use is seen."""
 
 FLOOR = TOUCH_AFTER + 600.0
-"""Seconds within which nothing is taken, whatever is requested: a use within the last hour need not be
-marked, and what looks unused may be relied on a moment later. Nor has a file that is being written its name
-yet."""
+"""Seconds within which nothing is removed, whatever is requested: a use within the last hour need not be
+marked, what looks unused may be relied on a moment later, and a file that is being written does not have its
+name yet."""
 
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Something that was taken away, or would be.
+    """Something that was removed, or would be; the path is relative to the store.
 
-    Attributes:
-        what: ``record``, ``blob``, ``log``, ``build state``, ``damaged`` or ``temporary``.
-        path: where it was, below the store.
-        bytes: its size.
+    ``what`` is ``record``, ``blob``, ``log``, ``build state``, ``damaged`` or ``temporary``.
     """
 
     what: str
@@ -68,16 +64,11 @@ class Removed:
 def collect(
     store: Store, *, days: float = DAYS, grace: float = GRACE, dry_run: bool = False
 ) -> list[Removed]:
-    """Take away what no root keeps and nobody has used for long.
+    """Remove what no root keeps and nobody has used for ``days``; upstream stores are left alone.
 
-    Time is the file system's own: what the clock of this machine says does not matter, and a file from the
-    future counts as new.
-
-    Args:
-        store: the store; its upstream stores are left alone.
-        days: how long ago something may have been used last and is still kept.
-        grace: seconds within which nothing is taken, whatever ``days`` says; at least :data:`FLOOR`.
-        dry_run: only say what would be taken. Nothing is written: the store may be one that is only read.
+    Nothing used within ``grace`` seconds is removed, whatever ``days`` says; ``grace`` is at least
+    :data:`FLOOR`. Times are the file system's, not those of this machine's clock; a file from the future
+    counts as new. A dry run writes nothing, so that the store may be read-only.
 
     Raises:
         ValueError: if a time is negative or not finite.
@@ -95,7 +86,7 @@ def collect(
 
 
 def _time(folder: Path) -> float:
-    """The file system's time, of a file without a name; where that cannot be had, this machine's."""
+    """The file system's time, from a file without a name; where none can be made, this machine's."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -107,14 +98,10 @@ def _time(folder: Path) -> float:
 
 
 class _Collection:
-    """One run: records first, then blobs that no record that is left names, then what lies about.
+    """One run: records first, then blobs that no remaining record names, then logs and leftovers.
 
-    Args:
-        store: the store.
-        own: where to work; None to only say what would be taken.
-        now: the file system's time.
-        keep: seconds since its last use for which something is kept.
-        grace: seconds for which anything is kept.
+    Without a workspace (``own``) it is a dry run. ``now`` is the file system's time. Something is kept for
+    ``keep`` seconds after its last use, and anything for ``grace`` seconds.
     """
 
     def __init__(self, store: Store, own: Workspace | None, now: float, keep: float, grace: float) -> None:
@@ -122,7 +109,7 @@ class _Collection:
         self._own = own
         self._now = now
         builders = running(store.root / WORKSPACES, now)
-        # What a build reads is touched only if its last touch is so long ago.
+        # A build marks a record that it reads only if the last mark is old: see FLOOR.
         began = [item.began - FLOOR for item in builders if own is None or item.path != own.path]
         self._horizon = min([now - max(keep, grace), *began])
         self._grace = now - grace
@@ -161,7 +148,7 @@ class _Collection:
                     yield removed
 
     def _logs(self) -> Iterator[Removed]:
-        """Logs of kernels that are not known to fail: nobody finds them any more."""
+        """Remove logs of kernels without a record of failure: nothing refers to them any more."""
         for entry in tree(self._store.root / LOGS):
             record = self._store.record_path("failure", entry.name.removesuffix(".txt"))
             path = Path(entry.path)
@@ -198,17 +185,17 @@ class _Collection:
         return _modified(path) >= self._horizon
 
     def _name_blobs(self, kind: str, key: str, path: Path) -> None:
-        """Keep the blobs that a record that is left requires."""
+        """Note the blobs that a remaining record needs, so that they are kept."""
         try:
             data = read(path, MAX_RECORD_BYTES)
             if data is not None:
                 self._named.update(Record.from_bytes(data, kind, key, str(path)).blobs)
         except CorruptFile:
-            # It counts as absent: a check sets it aside.
+            # A damaged record counts as absent; a check sets it aside.
             return
 
     def _take(self, what: str, path: Path) -> Removed | None:
-        """Remove a file unless somebody has begun to use it."""
+        """Remove a file unless somebody has begun to use it; None if it was not removed."""
         removed = self._removed(what, path)
         if self._own is None or removed is None:
             return removed
@@ -253,7 +240,7 @@ class _Collection:
 
 
 def _modified(path: Path) -> float:
-    """When a file was last changed or used; one that is gone by now counts as new."""
+    """When a file was last changed or used; one that is gone counts as new."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

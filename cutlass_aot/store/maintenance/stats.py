@@ -1,4 +1,4 @@
-"""What a store holds, in numbers."""
+"""Count the contents of a store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class KindStats:
     """Records of one kind.
 
     Attributes:
-        count: how many.
         record_bytes: size of their files.
         blobs: how many different blobs they need.
-        blob_bytes: size of the files of those that are here.
-        content_bytes: what the same blobs hold, uncompressed.
+        blob_bytes: size of the files of those blobs that are here.
+        content_bytes: size of the same blobs, uncompressed.
     """
 
     count: int
@@ -32,7 +31,7 @@ class KindStats:
 
     @property
     def ratio(self) -> float | None:
-        """Bytes in the store, records included, for a byte of content; None without content."""
+        """Bytes in the store, records included, per byte of content; None without content."""
         return (self.record_bytes + self.blob_bytes) / self.content_bytes if self.content_bytes else None
 
 
@@ -42,15 +41,14 @@ class Stats:
 
     Attributes:
         kinds: by kind of record.
-        blobs: how many blobs there are, needed or not.
+        blobs: number of all blobs, needed or not.
         blob_bytes: size of their files.
-        unneeded_blobs: how many of them no record names.
-        roots: names of the roots.
-        logs: how many logs of failed kernels.
-        damaged: how many files were set aside.
-        oldest_use: when the record was last used that has been unused for the longest, in seconds since the
-            epoch by the file system's clock; to within an hour. None without records.
-        newest_use: when a record was last used.
+        unneeded_blobs: number of blobs that no record names.
+        logs: number of logs of failed kernels.
+        damaged: number of files that were set aside.
+        oldest_use: last use of the record that has been unused for the longest, in seconds since the epoch by
+            the file system's clock, to within an hour; None without records.
+        newest_use: last use of any record.
     """
 
     kinds: dict[str, KindStats]
@@ -65,7 +63,7 @@ class Stats:
 
 
 def measure(store: Store) -> Stats:
-    """Count a store. Records are read, blobs only looked at; a damaged record is not counted."""
+    """Count a store. Records are read, blobs are not; a damaged record is not counted."""
     sizes: dict[str, int] = {}
     for sha256, path in store.blobs():
         size = _size(path)

@@ -1,7 +1,7 @@
-"""A store on a web server or on object storage, as an upstream store: pulled from, and pushed to.
+"""An upstream store on a web server or on object storage: pulled from, and pushed to.
 
-It is laid out as a store directory is, so that one served over HTTP is a remote. Nothing that it sends is
-trusted: the store verifies it. When it cannot be reached, that is told once, and all goes on without it.
+It has the layout of a store directory, so a store directory served over HTTP is one. Nothing that it sends is
+trusted: the store verifies it. If it cannot be reached, that is told once, and the build goes on without it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,31 @@ from cutlass_aot.store.upstream.thread_pool import Task, ThreadPool
 from cutlass_aot.store.upstream.transport import TooLarge, Transport, persistently, shown_url
 
 TIMEOUT = 10.0
-"""Seconds for one file, beside what its size takes."""
+"""Seconds for one file, in addition to what its size takes."""
 CLOSE_SECONDS = 300.0
-"""Seconds that the end of a build waits at most for what is being pushed."""
+"""Most seconds that the end of a build waits for what is being pushed."""
 QUIET_SECONDS = 2.0
-"""Seconds of that which pass without a word."""
+"""Seconds of that wait before a message tells of it."""
 
 _PULLERS = 16
 _PUSHERS = 4
 _SLOWEST = 1 << 20
 """Bytes a second; what is slower counts as hanging."""
 _LARGEST = 1 << 26
-"""Bytes up to which a limit says how large a file is; larger ones are limits for just anything."""
+"""Bytes up to which a file's limit counts as its size; a larger limit says nothing about one file."""
 _MAX_FORMAT_BYTES = 1 << 12
 
 
 class RemoteStore:
-    """An upstream store, at a URL. What is found there is copied into the store.
+    """An upstream store at a URL. What is found there is copied into the store.
 
     Args:
-        url: of the directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``; the
-            attribute is what of it may be shown.
+        url: of a directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``. The attribute
+            has only the part that may be shown.
         options: for fsspec's file system: headers, credentials.
-        timeout: seconds that one file may take, beside what its size takes.
-        push: whether what is new in the store is put there too.
-        tell: told, in one sentence, when the remote is given up; maybe by another thread.
-
-    Raises:
-        StoreError: if the URL is none, or a package that its protocol needs is not installed.
+        timeout: seconds that one file may take, in addition to what its size takes.
+        push: whether new records of the store are put there too.
+        tell: called with a sentence, such as when the remote is given up; maybe by another thread.
     """
 
     copies = True
@@ -89,7 +86,7 @@ class RemoteStore:
         return self._pushed
 
     def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
-        """Files by name, fetched by several threads at once, in the order of ``files``."""
+        """Fetch files by several threads at once; they come in the order of ``files``."""
         under_way: deque[tuple[str, float, Task[bytes]]] = deque()
         for name, limit in files:
             if name in self._absent or name in self._damaged or not self._look():
@@ -97,7 +94,7 @@ class RemoteStore:
                 continue
             seconds = self._timeout + (limit / _SLOWEST if limit <= _LARGEST else 0)
             under_way.append((name, seconds, self._begin(name, limit, seconds)))
-            # So many answers at most are held in memory at once.
+            # This bounds how many answers are in memory at once.
             if len(under_way) > 2 * _PULLERS:
                 yield self._finish(*under_way.popleft())
         while under_way:
@@ -112,28 +109,28 @@ class RemoteStore:
         return False
 
     def reject(self, name: str) -> None:
-        """Count a file as absent, and replace it if it is offered."""
+        """Count a file as absent from now on, and replace it if it is offered."""
         self._damaged.add(name)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Ask for files again that were not there, or were damaged."""
+        """Ask again for files that were absent or damaged."""
         again = set(names)
         self._absent -= again
         self._damaged -= again
         with self._looking:
-            # There was no store when it was looked for.
+            # There was no store; there may be one now.
             if self._exists is False:
                 self._exists = None
 
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
-        """Put a record there, after its blobs, while the caller goes on."""
+        """Put a record there, after its blobs, in other threads."""
         if self._pushes:
             with self._changed:
                 self._waiting += 1
             self._pushers.begin(partial(self._push, record, data, tuple(blobs), read))
 
     def close(self) -> None:
-        """Wait for what is being pushed: as long as it goes on, and at most :data:`CLOSE_SECONDS`."""
+        """Wait for pushes as long as they make progress, at most :data:`CLOSE_SECONDS`."""
         began = time.monotonic()
         told = False
         heard = began
@@ -156,7 +153,7 @@ class RemoteStore:
             self._stop_pushing(f"{left} records are left, and {why}")
 
     def abandon(self) -> None:
-        """Put nothing more there; what is being put there at this moment is not waited for."""
+        """Put nothing more there, and do not wait for what is being put there now."""
         with self._changed:
             self._pushes = False
 
@@ -169,7 +166,7 @@ class RemoteStore:
             self._tell(f"there is no store at {self.url}: {begun}")
 
     def _look(self) -> bool:
-        """Whether there is a store to pull from; found out at the first use."""
+        """Whether there is a store to pull from; asked at the first use."""
         with self._looking:
             if self._exists is None and self._pulls:
                 self._exists = False
@@ -194,13 +191,13 @@ class RemoteStore:
         return self._pullers.begin(partial(persistently, get))
 
     def _finish(self, name: str, seconds: float, task: Task[bytes]) -> tuple[str, bytes | None]:
-        """Wait for a file. The first that fails is the last that is waited for."""
+        """Wait for a file; once one has failed, no other is waited for."""
         if not self._pulls:
             return name, None
         try:
             return name, task.result(seconds)
         except (FileNotFoundError, PermissionError):
-            # FORMAT could be read. Storage that lists no files says that what is absent is forbidden.
+            # Storage that lists no files says of absent ones that they are forbidden. FORMAT could be read.
             self._absent.add(name)
         except TooLarge:
             self.reject(name)
@@ -217,7 +214,7 @@ class RemoteStore:
     def _push(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
         try:
             self._mark()
-            # What was absent when it was requested need not be looked for again.
+            # A record that was absent when it was requested is not looked for again.
             new = record in self._absent or not self._exists
             for name in blobs:
                 content = read(name)
@@ -235,7 +232,7 @@ class RemoteStore:
                 self._changed.notify_all()
 
     def _mark(self) -> None:
-        """Make a store of it if there is none yet. What this build puts there is not requested."""
+        """Make a store there if there is none. This build does not pull from a store that it made."""
         self._look()
         with self._looking:
             if self._pushes and not self._marked:
@@ -243,7 +240,7 @@ class RemoteStore:
                 self._marked = True
 
     def _put(self, name: str, data: bytes, new: bool) -> bool:
-        """Put a file there unless it is there; False if nothing is put any more."""
+        """Put a file there unless it is there; False if pushing has stopped."""
         if not self._pushes:
             return False
         if new or name in self._damaged or self._transport.size(name) != len(data):
@@ -263,5 +260,5 @@ class RemoteStore:
         self._tell(f"nothing more is put into the store at {self.url}: {why}")
 
     def _words(self, error: BaseException) -> str:
-        """What an error says, without what of the URL is not to be shown."""
+        """An error's text, without the parts of the URL that must not be shown."""
         return self._transport.shown(str(error)) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Upstream stores, where it looks for what it lacks. It verifies whatever comes from one."""
+"""Upstream stores, where a store looks for what it lacks. It verifies what comes from them."""
 
 from __future__ import annotations
 
@@ -11,44 +11,35 @@ from cutlass_aot.store.files import is_there, read, reported
 from cutlass_aot.store.layout import FORMAT_NAME, MAX_RECORD_BYTES, check_format
 
 Reader = Callable[[str], bytes | None]
-"""Gives the bytes of one of a store's files by its name, None if it is gone."""
+"""Returns the bytes of one of a store's files by its name; None if it is gone."""
 
 
 class UpstreamStore(Protocol):
-    """What a store asks of an upstream store. Names are those of :mod:`cutlass_aot.store.layout`.
-
-    Attributes:
-        copies: whether what is found there is copied into the store; otherwise it is read through.
-    """
+    """What a store asks of an upstream store. Names are those of :mod:`cutlass_aot.store.layout`."""
 
     @property
     def copies(self) -> bool:
-        """See the class."""
+        """Whether what is found there is copied into the store; otherwise it is read through."""
 
     def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
-        """Files by name, in any order; None for one that cannot be had.
+        """The contents of files, by name and in any order; None for one that cannot be had.
 
-        Args:
-            files: names, and how many bytes each may have at most.
+        ``files`` are names, each with the most bytes that the file may have.
         """
 
     def has(self, name: str) -> bool:
         """Whether a file seems to be there."""
 
     def reject(self, name: str) -> None:
-        """Be told that a file is not what its name says."""
+        """Take note that a file is not what its name says."""
 
     def forget(self, names: Iterable[str]) -> None:
-        """Be told that files may be there by now which were not before."""
+        """Forget that files were absent: they may be there by now."""
 
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
-        """Be offered a new record.
+        """Take a new record, by its name, if the upstream store wants it, and the blobs it needs.
 
-        Args:
-            record: its name.
-            data: its bytes.
-            blobs: names of the blobs it needs.
-            read: gives the bytes of such a blob's file; may be called later, by a thread.
+        ``read`` gives the bytes of a blob's file; it may be called later, by another thread.
         """
 
     def close(self) -> None:
@@ -59,12 +50,7 @@ class UpstreamStore(Protocol):
 
 
 class UpstreamDirectory:
-    """Another store directory, never written: not even a use is marked there.
-
-    Args:
-        root: the directory.
-        copies: whether what is found there is copied into the store.
-    """
+    """Another store directory, which is never written: not even a use is marked there."""
 
     def __init__(self, root: Path, *, copies: bool = False) -> None:
         self.root = root
@@ -79,7 +65,7 @@ class UpstreamDirectory:
         check_format(marker, str(root))
 
     def fetch(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes | None]]:
-        """Files, one after the other; what cannot be read is not there."""
+        """Files, one after the other; None for one that cannot be read."""
         for name, limit in files:
             try:
                 yield name, read(self.root / name, limit)
@@ -91,13 +77,13 @@ class UpstreamDirectory:
         return is_there(self.root / name)
 
     def reject(self, name: str) -> None:
-        """Nothing: this store is somebody else's to mend."""
+        """Do nothing: its owner has to repair it."""
 
     def forget(self, names: Iterable[str]) -> None:
-        """Nothing: it is looked at every time."""
+        """Do nothing: absent files are looked for every time."""
 
     def offer(self, record: str, data: bytes, blobs: Sequence[str], read: Reader) -> None:
-        """Nothing: it is never written."""
+        """Do nothing: it is never written."""
 
     def close(self) -> None:
         """Nothing is under way."""

@@ -1,4 +1,4 @@
-"""Threads for work that may hang: nobody waits for them longer than agreed."""
+"""Threads for work that may hang: callers wait for a result only for a limited time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Task(Generic[Value]):
-    """Something that a thread does."""
+    """An action that a thread runs."""
 
     def __init__(self, action: Callable[[], Value]) -> None:
         self._action = action
@@ -20,7 +20,7 @@ class Task(Generic[Value]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it."""
+        """Run the action, and keep what it returns or raises."""
         try:
             self._value = self._action()
         except BaseException as error:
@@ -28,11 +28,10 @@ class Task(Generic[Value]):
         self._done.set()
 
     def result(self, seconds: float) -> Value:
-        """What came of it.
+        """Wait for the action; return what it returned, or raise what it raised.
 
         Raises:
-            TimeoutError: if it takes longer to come.
-            BaseException: what it raised.
+            TimeoutError: if it has not ended after ``seconds``.
         """
         if not self._done.wait(seconds):
             raise TimeoutError(f"no answer within {seconds:g} s")
@@ -42,12 +41,9 @@ class Task(Generic[Value]):
 
 
 class ThreadPool:
-    """Some threads, started as they are needed.
+    """Up to ``size`` threads, started as they are needed.
 
     They are daemons: ``concurrent.futures`` would wait for them at the end of the process.
-
-    Args:
-        size: how many at most.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,7 +52,7 @@ class ThreadPool:
         self._tasks: queue.SimpleQueue[Task[object]] = queue.SimpleQueue()
 
     def begin(self, action: Callable[[], Value]) -> Task[Value]:
-        """Have something done."""
+        """Have an action run by one of the threads."""
         task = Task(action)
         self._tasks.put(task)  # type: ignore[arg-type]
         if self._started < self._size:

@@ -1,4 +1,4 @@
-"""Files of a store that is somewhere else, through fsspec: read within bounds, written to appear whole."""
+"""Read and write files of a remote store through fsspec: reads are bounded, and files appear whole."""
 
 from __future__ import annotations
 
@@ -18,26 +18,18 @@ _WEB = frozenset({"http", "https"})
 _FILE_LIKE = frozenset(
     {"file", "local", "sftp", "ssh", "smb", "ftp", "hdfs", "arrow_hdfs", "webhdfs", "webdav"}
 )
-"""Protocols that show a file while it is being written; object storage shows objects when they are whole."""
+"""Protocols by which a file is visible while it is being written; object storage shows complete objects."""
 
 _FORBIDDEN = 403
 _PAUSE = 0.2  # seconds before something that failed is tried once more
 
 
 class TooLarge(Exception):
-    """A file has more bytes than it may have."""
+    """A file has more bytes than its limit."""
 
 
 class Transport:
-    """Files below a URL.
-
-    Args:
-        url: of the directory or prefix.
-        options: for the file system, as fsspec takes them.
-
-    Raises:
-        StoreError: if the URL is none, or a package that its protocol needs is not installed.
-    """
+    """Files below the URL of a directory or prefix; ``options`` are for fsspec's file system."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url
@@ -55,7 +47,7 @@ class Transport:
             ) from None
         options = {"skip_instance_cache": True, **options}
         if url.partition("://")[0] in _WEB:
-            # Files as they are: a server that names the compression of a blob has it not undone on the way.
+            # Files as they are: a blob is not decompressed even if a server declares its compression.
             options["client_kwargs"] = {"auto_decompress": False, **options.get("client_kwargs", {})}
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
         try:
@@ -77,7 +69,7 @@ class Transport:
         self._file_like = bool(known & _FILE_LIKE)
 
     def shown(self, words: str) -> str:
-        """Words of an error, without what of the URL is not to be shown."""
+        """An error's text, without the parts of the URL that must not be shown."""
         parts = urlsplit(self._url)
         hidden = [parts.netloc.rpartition("@")[0], parts.password or "", parts.query]
         words = words.replace(self._url, shown_url(self._url))
@@ -86,12 +78,9 @@ class Transport:
         return words
 
     def get(self, name: str, limit: int, deadline: float) -> bytes:
-        """A file's bytes.
+        """A file's bytes, at most ``limit``; ``name`` is its path below the URL.
 
-        Args:
-            name: its name below the URL.
-            limit: most bytes it may have.
-            deadline: on the monotonic clock; where it can be seen to, nothing more is read after it.
+        From web servers nothing is read after ``deadline`` on the monotonic clock; elsewhere it is ignored.
 
         Raises:
             FileNotFoundError: if it is not there.
@@ -102,7 +91,7 @@ class Transport:
         """
         path = self._path(name)
         if self._web:
-            # A web server need not heed a range, and need not say how much it sends.
+            # A web server may ignore a range, and need not say how much it sends.
             sink = _Sink(limit, deadline)
             try:
                 self._files.get_file(path, sink)
@@ -117,7 +106,7 @@ class Transport:
         return data
 
     def size(self, name: str) -> int | None:
-        """How many bytes a file has; None if it is not there, may not be looked at, or nobody says."""
+        """A file's size in bytes; None if it is absent, forbidden, or its size is not known."""
         try:
             size = self._files.info(self._path(name))["size"]
         except (FileNotFoundError, PermissionError):
@@ -125,11 +114,7 @@ class Transport:
         return size if isinstance(size, int) else None
 
     def put(self, name: str, data: bytes) -> None:
-        """Have a file appear, in place of whatever was there.
-
-        Raises:
-            Exception: whatever the file system raises.
-        """
+        """Write a file that appears whole, in place of any other; raises what the file system raises."""
         path = self._path(name)
         if self._web:
             headers = {**self._headers, "Content-Length": str(len(data))}
@@ -140,7 +125,7 @@ class Transport:
             new = f"{folder}/{NEW}{os.urandom(8).hex()}"
             try:
                 self._files.pipe_file(new, data)
-                # Not all of them move a file over another. In between it is absent, which nobody minds.
+                # Not all protocols can move a file over another. That it is absent for a moment is harmless.
                 if self._files.exists(path):
                     self._files.rm_file(path)
                 self._files.mv(new, path)
@@ -156,7 +141,7 @@ class Transport:
 
 
 def shown_url(url: str) -> str:
-    """A URL without user, password, query and fragment, any of which may let somebody in."""
+    """A URL without user, password, query and fragment, any of which may be secret."""
     scheme, separator, rest = url.partition("://")
     rest = rest.partition("#")[0].partition("?")[0]
     host, slash, path = rest.partition("/")
@@ -164,18 +149,18 @@ def shown_url(url: str) -> str:
 
 
 def persistently(action: Callable[[], Value]) -> Value:
-    """Do something, and once more if it fails; not what is absent, forbidden or too large."""
+    """Run an action, and once more if it fails, unless the file is absent, forbidden or too large."""
     try:
         return action()
     except (FileNotFoundError, PermissionError, TooLarge):
         raise
-    except Exception:  # Any error of any file system; the second one is told.
+    except Exception:  # Any error of any file system; a second one is raised.
         time.sleep(_PAUSE)
         return action()
 
 
 class _Sink(io.BytesIO):
-    """Takes what a server sends, to a limit and until a deadline."""
+    """Takes what a server sends, up to a limit and a deadline."""
 
     def __init__(self, limit: int, deadline: float) -> None:
         super().__init__()
