@@ -377,7 +377,7 @@ class Bundle:
     # -- this machine -----------------------------------------------------------------------------------
 
     def check_machine(self) -> None:
-        """Raise :class:`Incompatible` if this machine cannot load the bundle's libraries. No GPU is needed."""
+        """Raise :class:`Incompatible` if this machine cannot load the bundle's libraries; without a GPU."""
         self.directory.check_machine()
 
     def require(self, target: str, ordinal: int) -> None:

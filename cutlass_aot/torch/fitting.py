@@ -1,8 +1,8 @@
-"""Bring operands into a form that a bundle has kernels for: by another layout, or by zeros along an extent.
+"""Bring operands into a form that a bundle has kernels for: another layout, or padding with zeros.
 
-Gradients need it: their operands may lie otherwise in memory than any kernel of the bundle takes them, and
-their k may be no multiple of what it demands. Zeros along k add nothing to a sum; columns and rows that are
-added elsewhere are cut off again.
+Gradients need this: their operands may have a layout that no kernel of the bundle takes, and their k may not
+be a multiple of what kernels demand. Zeros along k add nothing to a sum; rows and columns that are added to
+the output are cut off again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _WIDER = {"f16": "f32", "bf16": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How operands are brought into the form of a kernel.
+    """The copies that bring operands into the form of a kernel.
 
     Attributes:
-        a: the copy of it to make, None to take it as it is.
-        b: likewise.
-        out: what to compute into and copy to the output from, None to compute into the output itself.
+        a: the copy of a to make, None to use a itself.
+        b: the copy of b to make, None to use b itself.
+        out: what to compute into and copy to the output, None to compute into the output itself.
     """
 
     a: OperandDescription | None
@@ -66,12 +66,12 @@ def fit(
         b: (k, n), or (batch, k, n).
         out: (m, n), or (batch, m, n).
         accumulator: element type, None for any.
-        copy_b: whether b and out may be copied too, or a alone.
+        copy_b: whether b and out may be copied too, or only a.
     """
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
     if key in known:
-        # Another thread may just have made room.
+        # Another thread may be removing it too.
         with suppress(KeyError):
             return known[key]
     described = (describe_operand(a), describe_operand(b), describe_operand(out))
@@ -95,11 +95,11 @@ def find_fit(
     *,
     copy_b: bool = True,
 ) -> Fit | None:
-    """As :func:`fit`, for descriptions; nothing is remembered."""
+    """As :func:`fit`, for descriptions; the answer is not cached."""
     candidates = dict.fromkeys(_candidates(bundle, a, b, out, copy_b))
     for candidate in sorted(candidates, key=lambda found: _cost(found, out)):
         operands = candidate.a or a, candidate.b or b, candidate.out or out
-        # Which groups run on the operands' device is for the bundle to say, about those that are left.
+        # Without a device: the bundle itself checks which of the remaining groups run on it.
         anywhere = [replace(operand, device=None) for operand in operands]
         if any(
             supports(group.operands, anywhere)
@@ -121,12 +121,12 @@ def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntr
 def _candidates(
     bundle: Bundle, a: OperandDescription, b: OperandDescription, out: OperandDescription, copy_b: bool
 ) -> Iterator[Fit]:
-    """Ways to lay the operands out: each as it is, row-major or column-major, without and with zeros."""
+    """Possible layouts of the operands: each as it is, row-major or column-major, with and without padding."""
     layouts = ("", "t", "n")
     dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
     for dtype in dtypes:
         groups = _groups(bundle, a, b, replace(out, dtype=dtype))
-        # What extents have to be multiples of, at most.
+        # Extents that are multiples of this satisfy every group.
         multiple = math.lcm(1, *(operand.divisibility for group in groups for operand in group.operands))
         for layout_a, layout_b in itertools.product(layouts, layouts if copy_b else ("",)):
             for step in (1, multiple) if copy_b and multiple > 1 else (1,):
@@ -151,7 +151,7 @@ def _up(extent: int, multiple: int) -> int:
 def _laid_out(
     operand: OperandDescription, layout: str, rows: int, columns: int, dtype: str = ""
 ) -> OperandDescription:
-    """A compact copy of an operand, in fresh memory, with this layout and these extents."""
+    """A compact copy of an operand with this layout and these extents."""
     shape = (*operand.shape[:-2], rows, columns)
     strides = (1, rows) if layout == "n" else (columns, 1)
     batch = (rows * columns,) if len(shape) == 3 else ()
@@ -175,7 +175,7 @@ def compute_fitted(
     purpose: str,
     copy_b: bool = True,
 ) -> None:
-    """``out = a @ b`` for operands that have elements, with the copies that the bundle's kernels need.
+    """Compute ``out = a @ b`` for non-empty operands, with the copies that the bundle's kernels need.
 
     Args:
         bundle: an open bundle.
@@ -183,13 +183,13 @@ def compute_fitted(
         b: (k, n), or (batch, k, n).
         out: (m, n), or (batch, m, n); written.
         accumulator: element type, None for any.
-        purpose: what the product is, for the message of an error.
-        copy_b: whether b and out may be copied too, or a alone.
+        purpose: what the product is for, in error messages.
+        copy_b: whether b and out may be copied too, or only a.
     """
     found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
     if found is None:
         try:
-            # A miss like any other: counted, and then the policy's.
+            # No way to compute it: counted as a miss and left to the policy, as any other.
             bundle.gemm(a, b, out, accumulator=accumulator)
         except KernelNotFound as error:
             raise KernelNotFound(
