@@ -71,7 +71,7 @@ def fit(
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
     if key in known:
-        # Another thread may be removing it too.
+        # Another thread may have cleared the dictionary meanwhile.
         with suppress(KeyError):
             return known[key]
     described = (describe_operand(a), describe_operand(b), describe_operand(out))
@@ -121,7 +121,7 @@ def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntr
 def _candidates(
     bundle: Bundle, a: OperandDescription, b: OperandDescription, out: OperandDescription, copy_b: bool
 ) -> Iterator[Fit]:
-    """Possible layouts of the operands: each as it is, row-major or column-major, with and without padding."""
+    """Possible layouts of the operands: each as it is, row-major or column-major, with and without zeros."""
     layouts = ("", "t", "n")
     dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
     for dtype in dtypes:

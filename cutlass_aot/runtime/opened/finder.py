@@ -102,7 +102,7 @@ class _Match(NamedTuple):
         raise AssertionError("a preference names a kernel of the groups")
 
     def ordered(self) -> list[KernelHandle]:
-        """All kernels: those that the preference names, in its order, then the others in the default order."""
+        """All kernels: those that the preference names, in its order, then the rest in the default order."""
         by_digest = {handle.digest: handle for members in self.handles for handle in members}
         sms = self.sm_count or usual_sm_count(self.groups[0].entry.target)
         others = _default_order(self.groups, self.extents, sms).digests

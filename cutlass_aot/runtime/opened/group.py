@@ -169,7 +169,7 @@ class Group:
 
 
 def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
-    """The requirements on each operand, in turn, as numbers in the format of ``builder/native/launcher.c``."""
+    """The requirements on each operand in turn, as numbers in the format of ``builder/native/launcher.c``."""
     places = {operand.name: index for index, operand in enumerate(operands)}
     numbers = []
     for operand in operands:

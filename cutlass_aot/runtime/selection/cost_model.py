@@ -153,7 +153,7 @@ class Candidates:
         )
 
     def estimates(self, extents: Extents, sm_count: int) -> list[float]:
-        """Estimated time of each along one step of K, in multiply-adds of one SM, in order of ``digests``."""
+        """Estimated time of each per step along K, in multiply-adds of one SM, in order of ``digests``."""
         terms = self._terms.get(sm_count)
         if terms is None:
             terms = self._terms[sm_count] = [
