@@ -137,7 +137,7 @@ def _field(distribution: metadata.Distribution | None, name: str) -> str:
 
 
 def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
-    """The bundles in a directory of the search path; if there are none, the directory itself with a problem."""
+    """The bundles in a directory of the search path; if there are none, the directory with a problem."""
     try:
         inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
     except (OSError, ValueError) as error:

@@ -11,8 +11,8 @@ A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM)
 The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is the
 one that orders the measurements of ``manifests/tuning`` best (``tools/check/selection.py`` prints how well).
 How many clusters run at once is taken from the device profile, if the kernel has it compiled in, else it is
-the SMs over the size of a cluster. If two blocks share a tile (``use_2cta_mma``), each SM computes half of it.
-K matters only for kernels that split it. Among equals: larger tiles, then smaller clusters, then the dynamic
+SMs over the size of a cluster. If two blocks share a tile (``use_2cta_mma``), each SM computes half of it. K
+matters only for kernels that split it. Among equals: larger tiles, then smaller clusters, then the dynamic
 scheduler ("clc"), then the name.
 """
 
@@ -33,8 +33,8 @@ TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
 
 ADDING_UP = 1000
-"""Elements of K that take as long as it takes several blocks to add up their parts of a sum; a round number
-that orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
+"""Cost of adding up the parts of a sum that several blocks computed, in elements of K; a round number that
+orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
 
 _USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
 """SMs of a typical GPU by major compute capability, where no device is known: A100, H100, B200, RTX 5090."""
@@ -45,7 +45,7 @@ _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
 
 DECISIVE = ("tile_shape", "cluster_shape", "use_2cta_mma", "family", "tile_scheduler")
-"""Names in a design that a choice looks at."""
+"""Names of the design values that candidates are made of."""
 
 SortKey = tuple[float, int, int, int, str]
 

@@ -1,9 +1,9 @@
 """Choose a kernel for a problem: four tiers, each a pure function; the first that has data decides.
 
-1. ``tuned``: this very problem was measured on this model of GPU. 2. ``nearest tuned``: near problems were
-measured; their times are scaled by the default order's estimate. 3. ``modelled``: a ranking made when the
-bundle was built has this problem, or one near it. 4. ``default order``: an estimate of time
-(:mod:`~.selection.cost_model`).
+1. ``tuned``: this very problem was measured on this model of GPU.
+2. ``nearest tuned``: near problems were measured; their times are scaled by the default order's estimate.
+3. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
+4. ``default order``: an estimate of time (:mod:`~.selection.cost_model`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem
 
 NEAR = 2.0
-"""How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
+"""Largest distance of near problems: octaves, in the extent that differs most."""
 
 NEIGHBOURS = 8
-"""Ranked problems that decide about a problem between them."""
+"""Most near problems that are used for a problem."""
 
 UNMEASURED = 1.5
-"""Time of a kernel that was dropped while measuring, in times of the slowest that was not."""
+"""Assumed time of a kernel that was dropped while measuring, relative to the slowest that was not."""
 
 
 class Preference(NamedTuple):
