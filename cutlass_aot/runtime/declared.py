@@ -30,11 +30,11 @@ from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 
 MAX_COMBINATIONS = 4096
-"""Most values of all parameters together."""
+"""Most combinations of parameter values."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _EXACT = (0, 0)
-"""The preference of a target that is made for one GPU alone; nothing comes before it."""
+"""The preference of a target that matches the GPU exactly; none is better."""
 # Characters that file names may have: a bundle's file names include the parameters.
 _TEXT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _declared: dict[str, DeclaredKernel] = {}

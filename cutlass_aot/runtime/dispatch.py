@@ -22,7 +22,7 @@ from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
 
 MAX_REMEMBERED = 65536
-"""Choices that one dispatch cache remembers; all of them are forgotten when there are more."""
+"""Most choices in one dispatch cache; when there are more, all of them are dropped."""
 
 
 class Dispatcher:

@@ -1,8 +1,9 @@
 """Convert elements narrower than a byte: bytes to codes and back, codes to values and back.
 
 Elements are packed without gaps, the first one in the lowest bits of the first byte: two 4-bit elements in a
-byte, four 6-bit elements in three bytes. A **code** is the bits of one element as an unsigned number. Values of the floating types are those of the OCP Microscaling Formats (MX) specification 1.0, section
-5.3; none of them has an infinity or a NaN. ``i4`` is two's complement.
+byte, four 6-bit elements in three bytes. A **code** is the bits of one element as an unsigned number. Values
+of the floating types are those of the OCP Microscaling Formats (MX) specification 1.0, section 5.3; none of
+them has an infinity or a NaN. ``i4`` is two's complement.
 
 =========  ====  ========  ========  =======  ===========
 type       bits  exponent  mantissa  largest  smallest > 0

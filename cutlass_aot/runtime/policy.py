@@ -33,7 +33,7 @@ ENVIRONMENT_VARIABLE = "CUTLASS_AOT_POLICY"
 """Read once, when a policy is first needed that nothing in the process has set."""
 
 MAX_SIGNATURES = 10_000
-"""Problems that are counted apart; further ones are counted together, under :data:`OTHERS`."""
+"""Most problems with a count of their own; further ones are counted together, under :data:`OTHERS`."""
 
 OTHERS = "other problems"
 

@@ -28,7 +28,7 @@ from cutlass_aot.schema.versions import order
 FOLDER = "bundle"
 
 ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
-"""Directories of the search path, between ``os.pathsep``; read at each search."""
+"""Directories of the search path, separated by ``os.pathsep``; read at each search."""
 
 
 @dataclass(frozen=True, slots=True)

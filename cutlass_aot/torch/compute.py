@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 COMMON_ALIGNMENT = 16
-"""Bytes; where an operand lies at a multiple of it, no copy would lie better for any kernel in use."""
+"""Bytes; for an operand aligned to this, a copy would not be aligned better for any kernel in use."""
 
 _served: WeakKeyDictionary[Bundle, dict[Any, bool]] = WeakKeyDictionary()
-"""By bundle, which operands it has a kernel for."""
+"""Whether a bundle has a kernel for operands, by bundle."""
 
 
 def product(

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 MAX_REMEMBERED = 4096
-"""Answers that are remembered for a bundle; all are forgotten when there are more."""
+"""Most cached answers for a bundle; when there are more, all are dropped."""
 
 _ADDRESSES = 128
-"""Bytes; addresses are told apart up to this alignment."""
+"""Bytes; addresses are distinguished modulo this number."""
 
 _WIDER = {"f16": "f32", "bf16": "f32"}
 """Outputs that may be computed in another element type and rounded to theirs afterwards."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 ROWS = (1, 3, 4096)
-"""Numbers of rows that a bundle has to have kernels for to serve a layer: one, an odd one and many."""
+"""Numbers of rows that a bundle must have kernels for to serve a layer: one, an odd number and many."""
 
 _HOOKS = (
     "_forward_pre_hooks",

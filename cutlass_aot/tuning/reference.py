@@ -41,7 +41,7 @@ _FP8_NAN = 0x7F
 """NaN in both FP8 formats."""
 
 _EXACT_SUM = 2**24
-"""Largest magnitude up to which every whole number is an f32."""
+"""Magnitude up to which f32 represents every whole number."""
 
 _SMALL_WORK = 2**31
 """Multiply-adds up to which f64 is affordable on a GPU that has little of it."""

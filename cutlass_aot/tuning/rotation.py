@@ -1,6 +1,6 @@
-"""Where the operands of a problem lie: several sets of them in one piece of memory, used in turn.
+"""Placement of a problem's operands: several sets in one piece of memory, used in turn.
 
-A launch then finds its operands in memory and not in the L2 cache, as the weights of a model are found.
+A launch then finds its operands in memory and not in the L2 cache, as is the case for the weights of a model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_SETS = 64
 """More would take longer to capture than to run."""
 
 ALIGNMENT = 512
-"""Bytes; what an allocator gives, and enough for any operand."""
+"""Bytes; as allocators align, and enough for any operand."""
 
 _EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
 
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def bytes(self) -> int:
-        """Size."""
+        """Size of the operand."""
         return math.prod(self.memory) * DTYPES[self.dtype].bytes
 
 
@@ -50,10 +50,10 @@ class Rotation:
 
     Attributes:
         places: of a, b and out.
-        set_bytes: from one set to the next.
+        set_bytes: bytes from the beginning of one set to that of the next.
         sets: number of sets.
-        flush_bytes: memory to write over before each batch of launches; 0 where the sets together exceed
-            twice the L2 cache, so that each launch evicts what a later one needs.
+        flush_bytes: memory to write over before each batch of launches; 0 if the sets together exceed twice
+            the L2 cache, so that each launch evicts what a later one needs.
     """
 
     places: tuple[Place, ...]

@@ -18,7 +18,7 @@ from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProbl
 from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0
-"""Results are written after a problem if the last time is longer ago than this: a kill loses no more."""
+"""Results are saved after a problem if the last time is longer ago than this; a kill loses no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from cutlass_aot.schema.bundles.signature import (
 )
 
 KEY_SUFFIX = ".pub"
-"""Of the files that are keys in a directory of public keys."""
+"""Suffix of keys in a directory of public keys."""
 
 MAX_KEY_FILE = 1 << 16
-"""Bytes of a key's file that are read at most."""
+"""Most bytes that are read of a key file."""
 
 _PEM = b"-----BEGIN "
-"""What each thing in a file in PEM begins with. Source: RFC 7468, section 2."""
+"""Beginning of each item in a PEM file. Source: RFC 7468, section 2."""
 
 _NEEDED = (
     "keys and signatures need the package cryptography, which cannot be imported here ({}): "

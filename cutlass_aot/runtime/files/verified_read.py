@@ -35,7 +35,7 @@ MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
-"""Bytes that are read at once of a file that is read whole: most files are smaller."""
+"""Bytes per read of a file that is read whole; most files are smaller."""
 
 
 def open_beneath(root: Path, path: str) -> int:

@@ -56,7 +56,7 @@ def current_stream(operands: Sequence[Any], device: int) -> int | None:
 
 
 WORKSPACE_ALIGNMENT = 128
-"""Bytes; the alignment that compiled code may expect of a workspace."""
+"""Alignment in bytes that compiled code may expect of a workspace."""
 
 _CUDA_ERROR = re.compile(
     r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device|"
@@ -96,9 +96,7 @@ def requires_gradient(operands: Sequence[Any]) -> bool:
 
 
 def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence[Any]:
-    """The operands, detached where needed; refused, as by ``out=``, where autograd would have to record the
-    call.
-    """
+    """The operands, detached where needed; refused, as by ``out=``, if autograd would have to record it."""
     if not requires_gradient(operands):
         return operands
     if sys.modules["torch"].is_grad_enabled():

@@ -93,7 +93,7 @@ ANYTHING = Requirements(
     VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"),
     "a bundle",
 )
-"""All that this release builds: for the question what a machine could use."""
+"""Everything that this release can build, to ask what a machine could use."""
 
 
 class Reason(NamedTuple):

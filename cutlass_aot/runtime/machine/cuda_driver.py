@@ -77,7 +77,7 @@ def bus_id(ordinal: int) -> str:
 
 
 def driver_release() -> str | None:
-    """Version of the driver package, such as ``580.159``; None if there is no management library."""
+    """Version of the driver package, such as ``580.159``; None if the management library does not tell."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:

@@ -28,10 +28,10 @@ _OF_KERNEL: Mapping[str, Callable[[KernelHandle], str]] = {
     "name": lambda handle: handle.name,
 }
 _FIRST = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
-"""What a listing is sorted by in the design before everything else."""
+"""Design values by which a listing is sorted first."""
 
 GENERAL_FILTERS = tuple(sorted({*_OF_GROUP, *_OF_KERNEL}))
-"""Filters that every kernel has; all others are names in a design, or of parameters."""
+"""Filters that apply to every kernel; all others are names of design values or parameters."""
 
 
 def group_matches(group: GroupEntry, filters: Filters) -> bool:

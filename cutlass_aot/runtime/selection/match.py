@@ -14,7 +14,7 @@ from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Ve
 from cutlass_aot.schema.tuning.ranking import Extents
 
 NEAREST = 9
-"""Rank of a refusal that has nothing against the operands."""
+"""Rank of a refusal for which the operands are not the reason."""
 
 
 class KeptGroups(Protocol):
