@@ -28,9 +28,7 @@ MAX_REMEMBERED = 65536
 class Dispatcher:
     """Launches the kernels of a bundle: a dispatch cache in native code for each computation, and a finder.
 
-    Args:
-        finder: finds the bundle's kernels.
-        alignment: bytes; addresses affect the match only modulo this number.
+    Addresses affect the match only modulo ``alignment`` bytes.
 
     Attributes:
         native: classes whose instances native code takes directly; empty before the first launch on one.
@@ -136,7 +134,6 @@ class Dispatcher:
     def _failure(
         self, error: Exception, operands: Sequence[Any], computation: Computation
     ) -> CutlassAotError:
-        """Translate an error that a remembered choice raised."""
         try:
             prepared = self._finder.prepare(computation, operands)
             kernel = self._finder.best(prepared).kernel

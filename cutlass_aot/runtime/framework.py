@@ -1,6 +1,4 @@
-"""A GEMM by the operands' own framework, for policy ``warn``: torch, the only one that can write into
-outputs.
-"""
+"""A GEMM by the operands' own framework, for policy ``warn``: torch, which alone writes into outputs."""
 
 from __future__ import annotations
 

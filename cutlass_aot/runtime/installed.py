@@ -34,14 +34,9 @@ class Candidate(NamedTuple):
 class InstalledStatus(NamedTuple):
     """An installed bundle, and whether :func:`open_installed` opens it; ``str`` gives a line for it.
 
-    Attributes:
-        name: of the bundle, or of its directory if the bundle cannot be read.
-        version: ``""`` if it cannot be read.
-        path: its directory, or the package that lacks one.
-        targets: GPU code targets it has kernels for; empty if it cannot be read.
-        hosts: CPU architectures it has libraries for; empty if it cannot be read.
-        kernels: how many kernels it has.
-        reason: why it is not opened; ``""`` if it is.
+    Fields that cannot be read are empty, except ``name``, which is then that of the directory. ``path`` is
+    the directory, or the package that lacks one. ``reason`` says why the bundle is not opened; ``""`` if it
+    is.
     """
 
     name: str
@@ -155,7 +150,6 @@ _REASONS = (
 
 
 def _first(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate to open, of those of one name."""
     capabilities = _capabilities() if len(candidates) > 1 else ()
     # max() takes the first of equal ones.
     by_path = sorted(candidates, key=lambda candidate: str(candidate.directory.path))
@@ -270,7 +264,6 @@ def _status(candidate: Candidate, reason: str) -> InstalledStatus:
 
 
 def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> CutlassAotError:
-    """Why there is nothing to open."""
     if len(gathered.errors) == 1:
         return gathered.errors[0]
     if gathered.errors:

@@ -64,8 +64,6 @@ class Misses(dict[str, int]):
 
 
 class _Process:
-    """The policy of this process, its misses, and what it was warned of."""
-
     def __init__(self) -> None:
         self.policy: str | None = None
         self.misses = Misses()

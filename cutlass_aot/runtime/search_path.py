@@ -95,7 +95,6 @@ def located(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundl
 
 
 def _named(item: InstalledBundle) -> InstalledBundle:
-    """With the name and version in its catalog, if it is in a directory."""
     if item.announced or item.problem or item.path is None:
         return item
     try:
@@ -127,7 +126,6 @@ def _of_wheels(place: int) -> Iterator[InstalledBundle]:
 
 
 def _field(distribution: metadata.Distribution | None, name: str) -> str:
-    """A field of a distribution's metadata, ``""`` if there is none."""
     try:
         fields = distribution.metadata if distribution else None
         # Tested first: indexing gives None for a missing field, and is to raise an error in future.

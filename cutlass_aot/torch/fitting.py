@@ -39,12 +39,9 @@ _WIDER = {"f16": "f32", "bf16": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The copies that bring operands into the form of a kernel.
+    """The copies that bring operands into the form of a kernel; None for an operand that is used itself.
 
-    Attributes:
-        a: the copy of a to make, None to use a itself.
-        b: the copy of b to make, None to use b itself.
-        out: what to compute into and copy to the output, None to compute into the output itself.
+    ``out`` is computed into and then copied to the output.
     """
 
     a: OperandDescription | None
@@ -60,13 +57,8 @@ def fit(
 ) -> Fit | None:
     """The cheapest way to bring operands into a form that the bundle has a kernel for; None if there is none.
 
-    Args:
-        bundle: an open bundle.
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-        out: (m, n), or (batch, m, n).
-        accumulator: element type, None for any.
-        copy_b: whether b and out may be copied too, or only a.
+    The operands are (m, k), (k, n) and (m, n), or each with a batch first. ``accumulator`` None means any.
+    Unless ``copy_b``, only a may be copied.
     """
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
@@ -113,7 +105,6 @@ def find_fit(
 
 
 def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntry]:
-    """Groups of GEMMs for operands of these element types."""
     found = bundle.groups.with_dtypes("gemm", [operand.dtype for operand in operands])
     return [group for group in found if not group.epilogue]
 
@@ -177,14 +168,7 @@ def compute_fitted(
 ) -> None:
     """Compute ``out = a @ b`` for non-empty operands, with the copies that the bundle's kernels need.
 
-    Args:
-        bundle: an open bundle.
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-        out: (m, n), or (batch, m, n); written.
-        accumulator: element type, None for any.
-        purpose: what the product is for, in error messages.
-        copy_b: whether b and out may be copied too, or only a.
+    Arguments are those of :func:`fit`; ``purpose`` says in errors what the product is for.
     """
     found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
     if found is None:

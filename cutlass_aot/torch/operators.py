@@ -54,7 +54,6 @@ def _below_autograd(operator: Any, keys: Any, arguments: Sequence[Any], options:
 
 
 def _wants_gradient(operands: Sequence[Tensor | None]) -> bool:
-    """Whether autograd has to record the call."""
     given = [operand for operand in operands if operand is not None]
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(operand).tangent is not None for operand in given
@@ -79,9 +78,7 @@ def _with_gradients(
     """Register an operator's kernel for autograd.
 
     Args:
-        name: of the operator.
         count: how many of its first arguments are tensors.
-        operator: its overload.
         implementation: what runs below autograd.
         save: takes a context and the arguments; keeps what ``backward`` needs, or refuses.
         backward: takes the context, which of the first arguments need a gradient, and the output's gradient.

@@ -34,15 +34,9 @@ _HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The outcome for one linear layer.
+    """The outcome for one linear layer, with n output and k input features.
 
-    Attributes:
-        name: its path in the model.
-        n: output features.
-        k: input features.
-        dtype: element type of its weight, as torch names it.
-        replaced: whether the bundle computes it now.
-        reason: why not; empty if it does.
+    ``name`` is its path in the model; ``reason`` is empty if it was replaced.
     """
 
     name: str
@@ -55,11 +49,9 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome for a model's linear layers; ``str`` of it is a table.
+    """The outcome for a model's linear layers, in the order of its modules; ``str`` of it is a table.
 
-    Attributes:
-        bundle: the bundle's handle.
-        layers: in the order of the model's modules.
+    ``bundle`` is the bundle's handle.
     """
 
     bundle: str
@@ -147,7 +139,6 @@ def _refusal(
     bundle: Bundle,
     filter: Callable[[str, torch.nn.Linear], bool] | None,
 ) -> str:
-    """Why a layer is left as it is; empty if it can be replaced."""
     if isinstance(layer, PrebuiltLinear):
         return f"already computed by {layer.bundle}"
     if type(layer) is not torch.nn.Linear:

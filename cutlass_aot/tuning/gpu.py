@@ -204,9 +204,8 @@ class GpuBench:
     ) -> tuple[dict[int, str], float]:
         """Compare each kernel's result with the reference.
 
-        Returns:
-            For each wrong kernel its number and the reason; and the seconds of the fastest launch, which
-            include the host's time where that is longer.
+        Returns the reasons by number of each wrong kernel, and the seconds of the fastest launch, which
+        include the host's time where that is longer.
         """
         torch = self._torch
         constraints = job.kernels[0].group.operands
@@ -250,9 +249,9 @@ class GpuBench:
 class GraphStopwatch:
     """Times kernels on one problem by replaying CUDA graphs of their launches between events.
 
+    Uses torch's current stream, which must allow capture. Each launch takes the next of the sets.
+
     Args:
-        torch: the module; its current stream is used, and must allow capture.
-        sets: operands; each launch takes the next set.
         flush: memory to write over before each batch; None if the sets together exceed the L2 cache.
         fastest: about how many seconds the fastest kernel takes.
         waiting: called once a round while the GPU works.

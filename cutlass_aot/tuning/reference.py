@@ -76,10 +76,9 @@ def reference_dtype(operands: Sequence[OperandConstraint], extents: Extents) -> 
 
 
 def integer_range(operands: Sequence[OperandConstraint], k: int) -> tuple[int, int]:
-    """How integer operands are filled, so that neither an f32 nor the output overflows.
+    """How to fill integer operands, so that neither an f32 nor the output overflows.
 
-    Returns:
-        The largest magnitude, an even number, and the step along K between elements that are not zero.
+    Returns the largest magnitude, an even number, and the step along K between elements that are not zero.
     """
     out = operands[-1].dtype
     largest = min(_EXACT_SUM, _largest(out)) if is_integer(out) else _EXACT_SUM
@@ -132,15 +131,9 @@ def poison(torch: Any, memory: Any) -> None:
 
 
 class Reference:
-    """The product of a problem's operands.
+    """The product of a problem's operands, (batch, m, k) and (batch, k, n), computed in ``dtype``.
 
-    Args:
-        torch: the module; float32 products have to be set to full precision.
-        a: (batch, m, k).
-        b: (batch, k, n).
-        out: the output's layout.
-        dtype: element type to compute in.
-        exact: whether errors are absolute, as for integers.
+    float32 products have to be set to full precision. If ``exact``, as for integers, errors are absolute.
     """
 
     def __init__(self, torch: Any, a: Any, b: Any, out: Place, dtype: str, *, exact: bool) -> None:

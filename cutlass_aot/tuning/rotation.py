@@ -24,13 +24,10 @@ _EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One operand within a set.
+    """One operand within a set, ``offset`` bytes from the set's beginning.
 
-    Attributes:
-        dtype: element type.
-        offset: bytes from the beginning of the set.
-        memory: extents in the order of memory, compact: batch, then the other mode, then the contiguous one.
-        transposed: whether the contiguous mode is the last but one (column-major).
+    ``memory`` has the extents in the order of memory, compact: batch, then the other mode, then the
+    contiguous one. ``transposed`` tells whether the contiguous mode is the last but one (column-major).
     """
 
     dtype: str
@@ -46,14 +43,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Sets of operands.
+    """Sets of operands, ``set_bytes`` apart; ``places`` are those of a, b and out.
 
-    Attributes:
-        places: of a, b and out.
-        set_bytes: bytes from the beginning of one set to that of the next.
-        sets: number of sets.
-        flush_bytes: memory to write over before each batch of launches; 0 if the sets together exceed twice
-            the L2 cache, so that each launch evicts what a later one needs.
+    ``flush_bytes`` of memory are written over before each batch of launches; 0 if the sets together exceed
+    twice the L2 cache, so that each launch evicts what a later one needs.
     """
 
     places: tuple[Place, ...]

@@ -46,11 +46,9 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The outcome of one problem.
+    """The outcome of one problem: candidates measured to the end, by the median of their times.
 
-    Attributes:
-        ranked: those that were measured to the end, by the median of their times.
-        stopped: those that were dropped after the first looks, by the best of their times.
+    ``stopped`` are those that were dropped after the first looks, by the best of their times.
     """
 
     ranked: Standing

@@ -142,16 +142,9 @@ def run(
 ) -> Tuning:
     """Measure what ``tuning`` lacks, saving after problems (see :data:`SAVE_SECONDS`) and at the end.
 
-    What was measured is also saved on an interrupt or an error of the bench, which is then raised again.
-
-    Args:
-        jobs: everything that the result is to contain.
-        tuning: earlier results; groups and problems that are in no job are kept.
-        bench: measures.
-        save: writes the tuning file.
-        report: receives the progress.
-        clock: seconds.
-        exhaustive: whether to repeat a problem at which some kernels were stopped.
+    What was measured is also saved on an interrupt or an error of the bench, which is then raised again. The
+    result contains all jobs, and everything of ``tuning`` that is in no job. With ``exhaustive``, a problem
+    at which some kernels were stopped is measured again. ``clock`` gives seconds.
     """
     saved = clock()
     changed = False

@@ -57,12 +57,9 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The result of examining a file in a bundle's folder of signatures.
+    """A file in a bundle's folder of signatures, examined; ``signature`` is None if it cannot be read.
 
-    Attributes:
-        path: where it is in the bundle.
-        signature: its contents; None if it cannot be read.
-        problem: what is wrong with it; empty if it is a valid signature of this bundle, or was not checked.
+    ``problem`` is empty for a valid signature of this bundle, and for one that was not checked.
     """
 
     path: str
@@ -98,7 +95,7 @@ def serialization() -> Any:
 
 
 def read_key_file(path: Path) -> bytes:
-    """The bytes of a key file."""
+    """Read a file of a public or a private key."""
     try:
         # Non-blocking, or opening a FIFO would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:

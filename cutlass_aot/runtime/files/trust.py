@@ -40,13 +40,7 @@ class Required(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """A directory that was opened.
-
-    Attributes:
-        name: of the bundle.
-        path: of the directory.
-        signers: the 32 bytes of each required key that had signed it.
-    """
+    """A directory that was opened; ``signers`` has 32 bytes of each required key that had signed it."""
 
     name: str
     path: Path
@@ -54,8 +48,6 @@ class _Opened(NamedTuple):
 
 
 class _Process:
-    """The keys that this process requires, and the directories that it has opened."""
-
     def __init__(self) -> None:
         self.lock = ProcessLock()
         # Never removed: a kernel may outlive its bundle, and mapped libraries are never unmapped.
@@ -114,15 +106,8 @@ def note_opened(
 ) -> tuple[PublicKey, ...]:
     """Record that this process has opened a directory, for :func:`trust` to check.
 
-    Args:
-        name: of the bundle.
-        root: the bundle.
-        manifest: its bytes, as given to :func:`check`.
-        signers: what :func:`check` returned.
-        keys: what the caller of ``open`` gave.
-
-    Returns:
-        The required keys that have signed it; not ``signers`` if :func:`trust` was called since the check.
+    Takes what was given to :func:`check`, and the signers that it returned. Returns the required keys that
+    have signed the bundle, which are others if :func:`trust` was called since the check.
 
     Raises:
         UntrustedBundle: if :func:`trust` was called since, with keys of which none has signed it.
@@ -169,15 +154,10 @@ def required(keys: KeyFiles | None = None) -> list[Required]:
 
 
 def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[PublicKey, ...]:
-    """Refuse a bundle that no required key has signed.
+    """Refuse a bundle that no required key has signed; return those that have, none if none are required.
 
-    Args:
-        root: the bundle.
-        manifest: its bytes; everything that is loaded later has to be verified against these very bytes.
-        keys: what the caller of ``open`` gave.
-
-    Returns:
-        The required keys that have signed it; empty if none are required.
+    Everything that is loaded later has to be verified against the very bytes that are given as ``manifest``.
+    ``keys`` is what the caller of ``open`` gave.
     """
     demands = required(keys)
     if not demands:

@@ -118,14 +118,8 @@ def workspace_for(
 ) -> Any:
     """The caller's workspace after a check, or one from torch's allocator for its current stream.
 
-    Args:
-        size: bytes the kernel needs.
-        kernel_name: for messages.
-        operands: of the launch.
-        device: CUDA device ordinal of the operands.
-        given: the caller's workspace, None for none.
-        stream: the caller's, None for torch's current one. With any other, ``given`` is required: torch could
-            reuse what it allocates on its current stream while the other stream still used it.
+    A workspace has to be ``given`` if the caller names a stream: torch could reuse what it allocates on its
+    current stream while the other stream still used it.
     """
     if given is None:
         tensors = [operand.tensor if isinstance(operand, View) else operand for operand in operands]

@@ -77,13 +77,10 @@ def limit() -> int:
 
 
 class State(NamedTuple):
-    """The state of the shared directory.
+    """The state of the shared directory; ``directory`` is None if there is to be none.
 
-    Attributes:
-        directory: None if there is to be none.
-        held: bytes of unpacked files in it.
-        limit: most bytes that it may hold.
-        problem: why nothing can be stored there; ``""`` if it can.
+    ``held`` and ``limit`` are bytes of unpacked files. ``problem`` says why nothing can be stored there;
+    ``""`` if it can.
     """
 
     directory: Path | None
@@ -264,7 +261,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
-    """Write a complete file to its place; a file of that name is replaced."""
     pieces = unpack()
     # Without tempfile: importing it would delay the first use of a kernel.
     beside = path.parent / f".new-{os.urandom(16).hex()}"
@@ -325,7 +321,6 @@ def _files(folder: Path) -> list[tuple[float, int, str]]:
 
 
 def _tell(text: str) -> None:
-    """Log a warning, once a process."""
     if text not in _told:
         # Imported here: it takes longer than reading the code.
         import logging

@@ -61,10 +61,8 @@ class Code:
     def fill(self, folder: Path, spans: Iterable[CodeSpan], limit: int | None) -> Path:
         """Unpack it into a directory, unless the file there is complete, and return the file.
 
-        Args:
-            folder: will be used as the shared directory.
-            spans: all of its kernels.
-            limit: most bytes that the directory may hold; None for no limit.
+        ``spans`` are those of all its kernels; ``limit`` is the most bytes that the directory may hold, None
+        for no limit.
         """
         from cutlass_aot.runtime.launching import code_cache
 

@@ -22,8 +22,6 @@ _serial = itertools.count(1)
 
 
 class _Mapping:
-    """A library as it is mapped in one process."""
-
     __slots__ = ("codes", "functions", "library", "lock")
 
     def __init__(self) -> None:
@@ -117,7 +115,6 @@ class Library:
             ) from error
 
     def _copy(self, descriptor: int) -> None:
-        """Verify the packed library and unpack it into a file."""
         # Imported here: opening a bundle and finding kernels need no zstandard.
         from cutlass_aot.schema.compression import decompressed
 

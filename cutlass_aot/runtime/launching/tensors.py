@@ -18,12 +18,7 @@ _BY_TORCH = {f"torch.{torch}": name for torch, name in BY_TORCH.items()}
 
 
 class View:
-    """A tensor whose memory is read as another element type; made by :func:`cutlass_aot.view_as`.
-
-    Attributes:
-        tensor: a torch tensor or another object of the DLPack protocol.
-        dtype: element type that is read.
-    """
+    """A tensor whose memory is read as element type ``dtype``; made by :func:`cutlass_aot.view_as`."""
 
     __slots__ = ("dtype", "tensor")
 

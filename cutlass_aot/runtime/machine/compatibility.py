@@ -31,12 +31,7 @@ class Gpu(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """An NVIDIA driver. One of the two is enough.
-
-    Attributes:
-        cuda: newest CUDA version that it reports to support.
-        release: its own version, such as ``580.159.04``.
-    """
+    """An NVIDIA driver, by the newest CUDA version that it reports, its release (``580.159.04``), or both."""
 
     cuda: tuple[int, int] | None = None
     release: str | None = None
@@ -67,13 +62,9 @@ class Machine(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """What a bundle needs of a machine.
+    """What a bundle needs: targets and hosts of which it has some, and lowest versions.
 
-    Attributes:
-        targets: GPU code targets that it has kernels for.
-        hosts: CPU architectures that it has libraries for.
-        versions: lowest versions.
-        name: what reasons call it.
+    ``name`` is what reasons call it.
     """
 
     targets: Sequence[str]
@@ -97,13 +88,10 @@ ANYTHING = Requirements(
 
 
 class Reason(NamedTuple):
-    """Why something cannot be used.
+    """Why something cannot be used: the problem, a sentence without a full stop, and advice.
 
-    Attributes:
-        about: the fact that is the reason: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``, ``gpus``,
-            or ``gpu`` for a single GPU.
-        problem: what was found and what is needed; a sentence without a full stop.
-        advice: what to do next.
+    ``about`` is the fact that is the reason: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``,
+    ``gpus``, or ``gpu`` for a single GPU.
     """
 
     about: str
@@ -115,11 +103,9 @@ class Reason(NamedTuple):
 
 
 class GpuAnswer(NamedTuple):
-    """What runs on one GPU.
+    """The targets that run on one GPU with the machine's driver, best first: exact, family, portable.
 
-    Attributes:
-        targets: those that run on it with the machine's driver, best first: exact, family, portable.
-        reasons: why there are none; empty if there are.
+    ``reasons`` says why there are none; empty if there are.
     """
 
     gpu: Gpu
@@ -135,9 +121,8 @@ class GpuAnswer(NamedTuple):
 class Answer(NamedTuple):
     """Whether something can be used on a machine.
 
-    Attributes:
-        reasons: what refuses the machine as a whole.
-        gpus: each GPU, in the order of the facts; empty if GPUs do not matter.
+    ``reasons`` are those against the machine as a whole. ``gpus`` are in the order of the facts, and empty if
+    GPUs do not matter.
     """
 
     reasons: tuple[Reason, ...]

@@ -124,7 +124,6 @@ def _ask(name: str, *arguments: object) -> None:
 
 
 def _label(library: ctypes.CDLL, status: int) -> str:
-    """The driver's name for a status."""
     name = ctypes.c_char_p()
     library.cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode("ascii", "replace") if name.value else f"error {status}"

@@ -74,7 +74,6 @@ def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
 
 
 def _described(handle: KernelHandle) -> Mapping[str, DesignValue]:
-    """The values that a kernel itself names: its design and its parameters."""
     parameters = handle.group.parameters
     return {**handle.design, **dict(parameters)} if parameters else handle.design
 
@@ -94,7 +93,6 @@ def _comparable(value: DesignValue) -> tuple[Any, ...]:
 
 
 def _text(value: DesignValue) -> str:
-    """A design value as filters write it."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

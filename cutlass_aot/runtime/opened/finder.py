@@ -23,10 +23,8 @@ from cutlass_aot.schema.tuning.ranking import Extents
 class Choice(NamedTuple):
     """The kernel that a bundle takes for a problem, and why.
 
-    Attributes:
-        kernel: to launch.
-        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``; see :mod:`~.selection.tiers`.
-        reason: the data that the tier used, in words.
+    ``tier`` is ``tuned``, ``nearest tuned``, ``modelled`` or ``default order`` (see
+    :mod:`~.selection.tiers`); ``reason`` tells the data that it used.
     """
 
     kernel: KernelHandle
@@ -40,11 +38,8 @@ class Choice(NamedTuple):
 def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count: int | None) -> Preference:
     """The preference of the first tier that has data for the problem.
 
-    Args:
-        groups: of one target, all of which serve the problem.
-        extents: of the problem.
-        gpu: model of the GPU, None if there is none to choose for.
-        sm_count: its SMs; None for those of a typical GPU of the target.
+    The groups are of one target and all serve the problem. ``gpu`` is a model, None if there is none to
+    choose for; ``sm_count`` None stands for a typical GPU of the target.
     """
     sms = sm_count or usual_sm_count(groups[0].entry.target)
     measured: list[Ranked] = []

@@ -99,7 +99,6 @@ class RequestFinder:
         ]
 
     def _groups(self, target: str) -> Mapping[str, Sequence[GroupEntry]]:
-        """Groups of requests for a target by the callable's name."""
         found = self._by_target.get(target)
         if found is None:
             by_name: dict[str, list[GroupEntry]] = {}
@@ -149,7 +148,6 @@ class RequestFinder:
 
 
 def _name(request: Request) -> str:
-    """The name of a request's callable, as in the parameters of its group."""
     return str(dict(request.kernel.parameters)["callable"])
 
 

@@ -179,7 +179,7 @@ def usual_accumulator(dtype: str) -> str:
 
 
 def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
-    """For each operand of a group that serves a query, its position among those of the query."""
+    """For each operand of a group that serves a query, its position in the query."""
     order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
         raise ValueError(f"{group.name} does not serve the query: {order.reason}")

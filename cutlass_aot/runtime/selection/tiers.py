@@ -27,12 +27,9 @@ UNMEASURED = 1.5
 
 
 class Preference(NamedTuple):
-    """A tier's answer for a problem.
+    """A tier's answer for a problem: the tier's name, why in words, and the kernels that it ranks.
 
-    Attributes:
-        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``.
-        reason: why, in words.
-        digests: kernels that it ranks, best first, at least one of them a candidate.
+    ``digests`` is best first; at least one is a candidate.
     """
 
     tier: str
