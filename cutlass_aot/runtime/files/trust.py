@@ -40,7 +40,7 @@ class Required(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """A directory that was opened; ``signers`` has 32 bytes of each required key that had signed it."""
+    """A directory that was opened; ``signers`` has the 32 bytes of each required key that had signed it."""
 
     name: str
     path: Path
@@ -63,8 +63,8 @@ _process = _Process()
 def trust(*keys: str | os.PathLike[str]) -> None:
     """From now on, load only bundles in this process that one of these keys has signed.
 
-    Call it before the first bundle is opened: even if a bundle was dropped since, its kernels may still be
-    held and launched. Further calls can only remove keys.
+    Call it before the first bundle is opened: kernels of a bundle can be held and launched even after the
+    bundle itself was dropped. Further calls can only remove keys.
 
     Args:
         keys: files of public keys in PEM, or directories of which every file ``*.pub`` is one.
@@ -107,10 +107,10 @@ def note_opened(
     """Record that this process has opened a directory, for :func:`trust` to check.
 
     Takes what was given to :func:`check`, and the signers that it returned. Returns the required keys that
-    have signed the bundle, which are others if :func:`trust` was called since the check.
+    have signed the bundle, which differ from these if :func:`trust` was called in between.
 
     Raises:
-        UntrustedBundle: if :func:`trust` was called since, with keys of which none has signed it.
+        UntrustedBundle: if :func:`trust` was called in between, with keys of which none has signed it.
     """
     while True:
         raw = frozenset(key.raw for key in signers)
@@ -154,10 +154,10 @@ def required(keys: KeyFiles | None = None) -> list[Required]:
 
 
 def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[PublicKey, ...]:
-    """Refuse a bundle that no required key has signed; return those that have, none if none are required.
+    """Refuse a bundle that no required key has signed; return the required keys that have signed it.
 
-    Everything that is loaded later has to be verified against the very bytes that are given as ``manifest``.
-    ``keys`` is what the caller of ``open`` gave.
+    The result is empty if no keys are required. Everything that is loaded later has to be verified against
+    the very bytes that are given as ``manifest``. ``keys`` is what the caller of ``open`` gave.
     """
     demands = required(keys)
     if not demands:

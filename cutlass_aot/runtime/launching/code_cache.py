@@ -244,7 +244,7 @@ def _lock_of(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that only saves work: a process that does not get it goes on without it."""
+    """Hold a lock that only saves work: a process that does not get it goes on, and unpacks too."""
     lock = Lock(path, shared=False)
     deadline = time.monotonic() + _LOCK_SECONDS
     try:

@@ -179,7 +179,7 @@ def _unique_steps() -> str:
 
 
 def _map_temporary_file(copy: Callable[[int], None]) -> ctypes.CDLL:
-    # Imported here: it imports many modules, and few machines need it.
+    # Imported here: it imports many modules, and few machines come to this.
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="cutlass-aot-") as folder:
