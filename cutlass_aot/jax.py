@@ -1,7 +1,7 @@
 """GEMMs of a bundle inside ``jax.jit``, through jax-tvm-ffi. Import it where JAX is used.
 
-The kernel is chosen while JAX traces, from shapes and element types; what is compiled in is its name. At run
-time XLA calls it on its own stream with its own buffers, the result's among them.
+The kernel is chosen while JAX traces, from shapes and element types, and only its name is compiled in. At run
+time XLA calls it on its own stream and with its own buffers, also for the result.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ def gemm(
     b_transposed: bool = False,
     target: str | None = None,
 ) -> Any:
-    """``a @ b`` by the bundle's best kernel for it; inside ``jax.jit`` or not.
+    """Compute ``a @ b`` by the bundle's best kernel for it; inside ``jax.jit`` or not.
 
-    JAX's arrays are row-major. So the layouts that can be served are ``ttt``, and with ``b_transposed``
-    ``tnt``, the linear layer.
+    JAX's arrays are row-major, so kernels are needed for the layouts ``ttt``, or, with ``b_transposed``,
+    ``tnt`` (a linear layer).
 
     Args:
         a: (m, k), or (batch, m, k).
         b: (k, n), or (batch, k, n); with ``b_transposed`` (n, k), or (batch, n, k).
-        bundle: what has the kernel.
+        bundle: an open bundle.
         out_dtype: element type of the result; None for that of ``a``.
         accumulator: see :meth:`cutlass_aot.Bundle.find`.
-        b_transposed: ``b`` comes as the weight of a linear layer does: ``a @ b.T``, without a copy.
-        target: exact name of a GPU code target, to trace where the GPU is not; None takes the best for GPU 0.
+        b_transposed: compute ``a @ b.T``, without a copy; ``b`` then has the form of a linear layer's weight.
+        target: exact name of a GPU code target, to trace on a machine without the GPU; None takes the best
+            for GPU 0.
 
     Returns:
         (m, n), or (batch, m, n).
@@ -96,7 +97,7 @@ def _description(array: Any, name: str, device: int | None) -> OperandDescriptio
             f"operand `{name}`: element type {array.dtype} is not supported: expected one of "
             f"{', '.join(BY_TORCH.values())}"
         )
-    # XLA aligns its buffers by more than any kernel demands; compiled code looks again.
+    # XLA aligns its buffers by more than any kernel demands; compiled code checks it.
     return describe(array.shape, dtype, device=device)
 
 
@@ -109,21 +110,21 @@ def _transposed(operand: OperandDescription) -> OperandDescription:
 
 
 def _target(kernel: KernelHandle, b_transposed: bool) -> str:
-    """The name under which XLA knows a kernel; registered when it is first needed."""
-    # Equal objects have one name, from whatever bundle: XLA takes a name once, and keeps it in its cache.
+    """The name under which XLA knows a kernel, which is registered at the first call."""
+    # The same for equal code of any bundle: XLA accepts a name only once, and keeps it in its cache.
     entry = kernel.entry
     name = f"{entry.kernel.symbol}_{entry.object_sha256[:16]}{'_b_transposed' if b_transposed else ''}"
     with _lock:
         if (_PLATFORM, name) not in _registered:
             function = tvm_ffi.convert(_Call(kernel, b_transposed))
-            # Owned, because a view is made of an operand.
+            # Owned tensors, because views of them are made.
             jax_tvm_ffi.register_ffi_target(name, function, platform=_PLATFORM, pass_owned_tensor=True)
             _registered[_PLATFORM, name] = function
     return name
 
 
 class _Call:
-    """What XLA calls with its buffers, a and b and the result, all row-major; the kernel is loaded then."""
+    """The function that XLA calls with the buffers of a, b and the result; loads the kernel when called."""
 
     def __init__(self, kernel: KernelHandle, b_transposed: bool) -> None:
         self._kernel = kernel
@@ -136,7 +137,7 @@ class _Call:
             dtype = self._kernel.kernel.operands[1].dtype
             b = view(b, (*batch, columns, rows), (*steps, column, row), dtype)
         try:
-            # The stream is XLA's: jax-tvm-ffi has set it in the environment that kernels take it from.
+            # On XLA's stream: jax-tvm-ffi has set it in tvm_ffi's environment.
             self._kernel.native_function(a.__dlpack_device__()[1])(a, b, out)
         except Exception as error:
             raise self._kernel.failure(error, (a, b, out)) from error

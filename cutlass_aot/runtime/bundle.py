@@ -1,4 +1,4 @@
-"""An open bundle: find kernels for operands, choose, explain, and launch."""
+"""An open bundle: find kernels for operands, choose one, explain the choice, and launch it."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ def open_bundle(
     rankings: bool = True,
     keys: trust.KeyFiles | None = None,
 ) -> Bundle:
-    """Open a bundle. Its manifest and its catalog are read and verified; everything else when needed.
+    """Open a bundle: its manifest and catalog are read and verified now, everything else when it is needed.
 
     Args:
         path: the bundle's directory.
-        check: refuse a bundle that this machine cannot load. False opens any bundle for a look at what is
-            in it; the check then comes with the first launch.
-        rankings: choose by the speeds that the bundle knows. False leaves the default order alone, to see
-            what they bring.
-        keys: files, or directories, of public keys, of which one has to have signed the bundle. None leaves
-            that to :func:`cutlass_aot.trust` and ``CUTLASS_AOT_TRUSTED_KEYS``.
+        check: refuse a bundle that this machine cannot load. With False any bundle opens, for inspection, and
+            the check comes with the first launch.
+        rankings: choose by the measured and modelled speeds in the bundle. With False kernels come in the
+            default order, so that the two can be compared.
+        keys: files of public keys, or directories of them; one of the keys has to have signed the bundle.
+            With None, :func:`cutlass_aot.trust` and ``CUTLASS_AOT_TRUSTED_KEYS`` decide.
 
     Raises:
         BundleError: if there is no bundle, or an incomplete one.
         CorruptFile: if a file is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
-        Incompatible: if this machine's CPU, C library or tvm-ffi is not one it can be used with.
+        Incompatible: if the bundle cannot be used with this machine's CPU, C library or tvm-ffi.
         UntrustedBundle: if keys are required and none of them has signed it.
-        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not
+            installed.
     """
     bundle = Bundle(open_directory(Path(path), rankings=rankings, keys=keys))
     if check:
@@ -61,12 +62,13 @@ def open_bundle(
 
 
 def note_opened(bundle: Bundle) -> Bundle:
-    """Count a bundle among those that this process has opened and holds, in which declared kernels are found.
+    """Add a bundle to those in which declared kernels are looked up, for as long as something holds it.
 
-    What :func:`cutlass_aot.trust` looks at is another list, of what was ever opened.
+    :func:`cutlass_aot.trust` goes by another list, of everything that was ever opened.
     """
     with _lock:
-        # The latest first. What is gone goes with the list, which is made anew: others may be reading it.
+        # A new list, latest first and without bundles that are gone: other threads may be reading the old
+        # one.
         _opened[:] = [weakref.ref(bundle), *(other for other in _opened if other() is not None)]
     return bundle
 
@@ -77,11 +79,7 @@ def opened_bundles() -> list[Bundle]:
 
 
 class Bundle:
-    """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads.
-
-    Args:
-        directory: what it was opened from.
-    """
+    """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads."""
 
     def __init__(self, directory: BundleDirectory) -> None:
         self.directory = directory
@@ -91,27 +89,27 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The bundle's name."""
         return self.catalog.name
 
     @property
     def version(self) -> str:
-        """Its version."""
+        """The bundle's version."""
         return self.catalog.version
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """The bundle's directory."""
         return self.directory.path
 
     @property
     def catalog(self) -> Catalog:
-        """Its index."""
+        """The index of all its groups."""
         return self.directory.catalog
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its index: bundles with the same one are the same."""
+        """SHA-256 of the catalog; bundles with equal digests have the same contents."""
         return digest(self.catalog.to_bytes())
 
     @property
@@ -121,12 +119,12 @@ class Bundle:
 
     @property
     def uses_rankings(self) -> bool:
-        """Whether it chooses by the speeds that it knows; see :func:`open_bundle`."""
+        """Whether measured and modelled speeds decide the choice; see :func:`open_bundle`."""
         return self.directory.uses_rankings
 
     @property
     def signers(self) -> tuple[PublicKey, ...]:
-        """The required keys that have signed it; empty if none were required at opening."""
+        """The required keys that have signed it; empty if none were required when it was opened."""
         return self.directory.signers
 
     @property
@@ -136,7 +134,7 @@ class Bundle:
 
     @property
     def tuned_for(self) -> tuple[str, ...]:
-        """Models of GPUs, as their drivers name them, on which kernels of it were measured."""
+        """GPU models, as their drivers name them, on which its kernels were measured."""
         models = {ranking.gpu for group in self.groups for ranking in group.rankings if ranking.measured}
         return tuple(sorted(models))
 
@@ -162,26 +160,26 @@ class Bundle:
         """Kernels that support the operands, best first (:mod:`~.tiers`); never empty.
 
         Args:
-            operands: a, b and out: torch tensors, DLPack objects or descriptions, (m, k), (k, n) and
-                (m, n), or each with a batch first.
-            accumulator: element type; None takes what the bundle has for these operands, preferring f32 for
+            operands: a, b and out: torch tensors, DLPack objects or descriptions, (m, k), (k, n) and (m, n),
+                or each with a batch first.
+            accumulator: element type. None takes what the bundle has for these operands, preferring f32 for
                 floating outputs, f64 for f64 and i32 for integers.
             operation: what is computed.
-            epilogue: formula of what is done before the result is stored, ``""`` for nothing. None is that,
+            epilogue: formula applied before the result is stored, ``""`` for none. None means no epilogue,
                 or, with operands by name, the one epilogue that takes them.
             parameters: what the operation leaves open, by name.
-            named: further operands by their names, such as ``C=c``; numbers stand for themselves.
-            target: exact name of a GPU code target: ``sm_90`` is not ``sm_90a``. None takes the best of
-                those that run on the operands' GPU, or, for descriptions on no device, every target of the
-                bundle, one after the other.
-            gpu: model of a GPU as its driver names it, such as ``NVIDIA H200``, to order kernels for operands
-                on no device as there; with ``target``, where the bundle has several. Of operands on a GPU
-                their own decides.
+            named: further operands by name, such as ``C=c``; numbers are passed as numbers.
+            target: exact name of a GPU code target (``sm_90`` is not ``sm_90a``). None takes the best target
+                that runs on the operands' GPU, or, for descriptions on no device, all targets of the bundle
+                in turn.
+            gpu: for operands on no device, the GPU model to order kernels for, as its driver names it
+                (``NVIDIA H200``); if the bundle has several targets, ``target`` must be given too. Ignored
+                for operands on a GPU.
 
         Raises:
-            KernelNotFound: if there is none; names the query and what comes nearest.
-            OperandError: if an operand cannot be described, ``target`` is not the name of one, or ``gpu`` is
-                given for a bundle of several targets and none is named.
+            KernelNotFound: if there is none; names the query and the nearest groups.
+            OperandError: if an operand cannot be described, ``target`` is not the name of a target, or
+                ``gpu`` is given without ``target`` for a bundle of several targets.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
@@ -202,18 +200,7 @@ class Bundle:
     ) -> Choice:
         """The kernel that a launch on the operands takes, with the tier that chose it and the reason.
 
-        Args:
-            operands: as for :meth:`find`, like the other arguments.
-            accumulator: element type, None for the usual one.
-            operation: what is computed.
-            epilogue: what is done before the result is stored.
-            parameters: what the operation leaves open.
-            named: further operands by their names.
-            target: exact name of a GPU code target, None for the best there is.
-            gpu: model of a GPU to choose for, as for :meth:`find`.
-
-        Raises:
-            KernelNotFound: as for :meth:`find`, like the other errors.
+        Arguments and errors are those of :meth:`find`.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
         return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
@@ -229,22 +216,15 @@ class Bundle:
         target: str | None = None,
         **named: Any,
     ) -> Explanation:
-        """For each group, whether it serves the operands, and why not; nearest first.
+        """For each group, whether it serves the operands, and if not why; nearest first.
 
-        Args:
-            operands: as for :meth:`find`, like the other arguments.
-            accumulator: element type, None for any.
-            operation: what is computed.
-            epilogue: what is done before the result is stored.
-            parameters: what the operation leaves open.
-            named: further operands by their names.
-            target: exact name of a GPU code target, None for any that will do.
+        Arguments are those of :meth:`find`; None for ``accumulator`` or ``target`` means any.
 
         Returns:
             A list of (group, verdict). ``str`` of it has one line a group.
 
         Raises:
-            OperandError: if an operand cannot be described, or ``target`` is not the name of one.
+            OperandError: if an operand cannot be described, or ``target`` is not the name of a target.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
         return self._finder.explain(computation, in_order(computation, operands, named), target)
@@ -254,22 +234,22 @@ class Bundle:
 
         Args:
             filters: by ``operation``, ``target``, ``accumulator``, ``epilogue``, ``dtypes``
-                (``f16.f16.f32``), ``layouts`` (``tnt``), ``group``, ``generator``, ``name``, or any
-                name in a kernel's design or of a parameter.
-                Each is a shell pattern or several, of which one has to match. Shapes read ``128x256``,
-                extents left out at the end match any; switches read ``true`` or ``false``.
+                (``f16.f16.f32``), ``layouts`` (``tnt``), ``group``, ``generator``, ``name``, or the name of
+                any design value or parameter. Each is a shell pattern, or several of which one has to match.
+                Shapes are written ``128x256``, and extents left out at the end match any; switches are
+                ``true`` or ``false``.
 
         Raises:
             BundleError: for a filter that no kernel of the bundle has.
         """
-        # Here and below: a launch needs no listing, and should not pay for its import.
+        # Imported here and below: a launch needs no listing.
         from cutlass_aot.runtime.opened.filters import group_matches, matching
 
         groups = [group for group in self.groups if group_matches(group, filters)]
         return matching([h for group in groups for h in self._finder.handles(group)], filters)
 
     def kernel(self, name: str) -> KernelHandle:
-        """One kernel by its name, or by the beginning of its name or digest.
+        """The kernel with this name, or whose name or digest begins with it.
 
         Raises:
             BundleError: if there is none, or more than one.
@@ -279,18 +259,13 @@ class Bundle:
         return by_name(self.name, [h for group in self.groups for h in self._finder.handles(group)], name)
 
     def kernels_of(self, operation: str, parameters: Parameters) -> list[KernelHandle]:
-        """Kernels of an operation that leaves something open, with these parameters; by target, then name.
-
-        Args:
-            operation: what is computed.
-            parameters: every one of them, with its value.
-        """
+        """Kernels of an operation with exactly these parameters, by target, then name."""
         expected = sorted((name, type(value), value) for name, value in parameters.items())
         return [
             handle
             for target in self.targets
             for entry in self.groups.of_operation(operation, target)
-            # True and 1 are equal, and two parameters.
+            # The type too: True == 1, but as parameters they differ.
             if [(name, type(value), value) for name, value in entry.parameters] == expected
             for handle in self._finder.handles(entry)
         ]
@@ -299,26 +274,23 @@ class Bundle:
 
     @property
     def requests(self) -> RequestFinder:
-        """The requests of programs that it answers: how many, which, and what is nearest to another one."""
+        """The requests of programs that the bundle answers: to count, list and compare them."""
         if self._requests is None:
-            # Most bundles have none, and most programs ask for none.
+            # Imported here: most programs make no requests.
             from cutlass_aot.runtime.opened.request_finder import RequestFinder
 
             self._requests = RequestFinder(self.directory)
         return self._requests
 
     def compiled(self, request: Request) -> CompiledFunction | None:
-        """The compiled function that answers a program's call of ``cute.compile``, or None.
+        """The compiled function for a program's call of ``cute.compile``; None if the bundle has none.
 
-        It takes what the function that ``cute.compile`` returns takes. No GPU is looked for.
-
-        Args:
-            request: the call, as a record.
+        It takes the arguments that the function returned by ``cute.compile`` takes. No GPU is needed.
 
         Raises:
             Incompatible: if this machine cannot load the bundle's libraries.
             CorruptFile: if a file is truncated, altered or foreign.
-            BundleError: if a file cannot be read, or a library mapped.
+            BundleError: if a file cannot be read, or a library cannot be mapped.
         """
         return self.requests.find(request)
 
@@ -337,19 +309,19 @@ class Bundle:
         workspace: Any = None,
         **named: Any,
     ) -> None:
-        """``out = a @ b`` by the best kernel for it. The choice is remembered for like operands.
+        """Compute ``out = a @ b`` by the best kernel for it; the choice is remembered for similar operands.
 
         Args:
             a: (m, k), or (batch, m, k).
             b: (k, n), or (batch, k, n).
-            out: (m, n), or (batch, m, n); written. It must not share memory with a or b: that is not looked
-                for.
+            out: (m, n), or (batch, m, n); written. It must not share memory with a or b, which is not
+                checked.
             accumulator: see :meth:`find`.
             epilogue: see :meth:`find`.
-            stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-            workspace: likewise.
-            named: further operands by their names: those of the epilogue, such as ``C=c`` and ``alpha=0.5``,
-                or scale factors, ``a_scale`` and ``b_scale``.
+            stream: see :attr:`cutlass_aot.KernelHandle.launch`.
+            workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
+            named: further operands by name: those of the epilogue, such as ``C=c`` and ``alpha=0.5``, or
+                scale factors, ``a_scale`` and ``b_scale``.
 
         Raises:
             KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy`
@@ -387,20 +359,17 @@ class Bundle:
         workspace: Any = None,
         **named: Any,
     ) -> None:
-        """Compute any operation by the best kernel for it. The choice is remembered for like operands.
+        """Compute any operation by the best kernel for it; otherwise like :meth:`gemm`, also in its errors.
 
         Args:
             operation: such as ``"grouped_gemm"``, or the name of a declared kernel.
-            operands: in the order of the operation, those that are given by name left out.
+            operands: in the order of the operation, without those given by name.
             accumulator: see :meth:`find`.
             epilogue: see :meth:`find`.
             parameters: what the operation leaves open, by name.
-            stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-            workspace: likewise.
-            named: operands by their names.
-
-        Raises:
-            KernelNotFound: as for :meth:`gemm`, like the other errors.
+            stream: see :attr:`cutlass_aot.KernelHandle.launch`.
+            workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
+            named: operands by name.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
         self._dispatcher.run(computation, operands, named, stream, workspace)
@@ -408,11 +377,7 @@ class Bundle:
     # -- this machine -----------------------------------------------------------------------------------
 
     def check_machine(self) -> None:
-        """Refuse a machine on which the bundle's libraries cannot be loaded; no GPU is looked for.
-
-        Raises:
-            Incompatible: with what was found and what is needed.
-        """
+        """Raise :class:`Incompatible` if this machine cannot load the bundle's libraries; without a GPU."""
         self.directory.check_machine()
 
     def require(self, target: str, ordinal: int) -> None:

@@ -1,4 +1,4 @@
-"""Go through the bundles that a process has opened, then through those that are installed."""
+"""Iterate over the bundles that a process has opened, then over those that are installed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _installed: dict[Path, Bundle] = {}
 class BundleSearch:
     """Bundles that are open, the latest first, then those that are installed and not open already.
 
-    Of those that are installed, what is earlier on the search path comes first, then the newest. A wheel is
-    opened when its turn comes, a directory when its name and version are needed for the order. One that
-    cannot be opened is passed over.
+    Installed bundles come in the order of the search path, then the newest first. A wheel is opened when it
+    is reached, a directory as soon as the order needs its name and version. Bundles that cannot be opened are
+    skipped.
 
     Attributes:
-        seen: name and version of each bundle that was gone through.
+        seen: name and version of each bundle that was visited.
         problems: which installed bundles could not be opened, and why.
     """
 
@@ -33,7 +33,7 @@ class BundleSearch:
     def __iter__(self) -> Iterator[Bundle]:
         self.seen, self.problems = [], []
         paths: set[Path] = set()
-        # Opened here, and not by the program: they have their own order.
+        # Those opened by earlier searches, not by the program, keep the order of installed ones.
         ours = {id(bundle) for bundle in list(_installed.values())}
         for bundle in opened_bundles():
             if id(bundle) not in ours:
@@ -45,7 +45,7 @@ class BundleSearch:
                 yield self._seen(found)
 
     def _in_order(self, found: Iterable[InstalledBundle]) -> list[InstalledBundle]:
-        """In the order in which they are searched; directories that cannot be opened are left out."""
+        """In search order; directories that cannot be opened are left out."""
         ordered: list[tuple[str, str, InstalledBundle]] = []
         for item in found:
             name, version = item.name, item.version
@@ -61,8 +61,8 @@ class BundleSearch:
         return [item for _, _, item in ordered]
 
     def _opened(self, item: InstalledBundle) -> Bundle | None:
-        """What was found, open; None if it cannot be."""
-        # Kept here: whoever opened it otherwise would have to.
+        """Open an installed bundle; None if that fails."""
+        # Kept open here, so that callers need not keep it.
         bundle = None if item.path is None else _installed.get(item.path)
         if bundle is not None:
             return bundle

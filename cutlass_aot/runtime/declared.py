@@ -1,7 +1,7 @@
-"""Kernels of one's own: the decorator that declares one, and the prebuilt function that a call of it gives.
+"""Kernels of one's own: the decorator that declares one, and the prebuilt function that calling it returns.
 
-A declared kernel is to a function that compiles once and remembers what a bundle is to the compiler: the
-build calls the function (:mod:`cutlass_aot.generators.declared`), a program that launches does not.
+The build calls the decorated function to compile the kernel (:mod:`cutlass_aot.generators.declared`); a
+program that launches the kernel never does.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 
 MAX_COMBINATIONS = 4096
-"""Most values of all parameters together."""
+"""Most combinations of parameter values."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _EXACT = (0, 0)
-"""The preference of a target that is made for one GPU alone; nothing comes before it."""
-# What a file name may have: parameters stand in the names of a bundle's files.
+"""The preference of a target that matches the GPU exactly; none is better."""
+# Characters that file names may have: a bundle's file names include the parameters.
 _TEXT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _declared: dict[str, DeclaredKernel] = {}
 
@@ -48,22 +48,22 @@ def kernel(
     modules: Sequence[str] = (),
     version: str = "1",
 ) -> Callable[[Callable[..., Any]], DeclaredKernel]:
-    """Declare a kernel of one's own: decorates the function that says how to compile it.
+    """Declare a kernel of one's own; decorates the function that says how to compile it.
 
-    The function takes the parameters and returns the ``@cute.jit`` callable and its operands
-    (:class:`cutlass_aot.Operand`) in the order of the call, and, where the callable takes more, values to
-    compile in: ``(callable, operands)`` or ``(callable, operands, values)``. The callable takes the operands,
-    then the values, then the stream. None instead says that there is no kernel for these parameters. The
-    function imports the DSL, and modules that do, in its body: what declares a kernel is imported where there
-    is no DSL.
+    The function takes the parameters and returns ``(callable, operands)`` or ``(callable, operands,
+    values)``: the ``@cute.jit`` callable, its operands (:class:`cutlass_aot.Operand`) in the order of the
+    call, and values to compile in. The callable takes the operands, then the values, then the stream. If the
+    function returns None, there is no kernel for these parameters. It imports the DSL, and modules that need
+    the DSL, in its body, because the declaration is also imported where there is no DSL.
 
     Args:
-        name: of the kernel, which is also the name of its generator and of its operation.
-        params: every parameter of the function with the values that a build may ask for. All of them change
-            what is compiled, nothing else may.
-        targets: GPU code targets it can be built for; every known one if left out.
-        modules: further modules whose source decides the code, above all the one that the body imports.
-        version: to be raised when equal parameters are to give other code although no module changed.
+        name: of the kernel, and also of its generator and its operation.
+        params: every parameter of the function with the values that a build may ask for. What is compiled
+            depends on all of these and on nothing else.
+        targets: GPU code targets it can be built for; all known ones if left out.
+        modules: further modules whose source the compiled code depends on, above all the one that the body
+            imports.
+        version: to be raised when equal parameters should give other code although no module changed.
 
     Raises:
         GeneratorError: if the declaration is wrong, or the name is taken.
@@ -95,7 +95,7 @@ def declared_kernels() -> Mapping[str, DeclaredKernel]:
 
 
 class DeclaredKernel:
-    """A kernel of one's own; made by :func:`cutlass_aot.kernel`. Calling it gives the prebuilt function."""
+    """A kernel of one's own; made by :func:`cutlass_aot.kernel`. Calling it returns the prebuilt function."""
 
     def __init__(
         self,
@@ -114,40 +114,36 @@ class DeclaredKernel:
         self.version = version
         self.function = function
         self.__doc__ = function.__doc__
-        # By the values of the parameters, and by the calls that were made, which say them in several ways.
+        # By parameter values, and also by each form of call that was made with them.
         self._functions: dict[tuple[Any, ...], PrebuiltFunction] = {}
         self._calls: dict[tuple[Any, ...], PrebuiltFunction] = {}
         self._check()
 
     @property
     def location(self) -> str:
-        """Where it stands, ``module:name``."""
+        """Where it is defined, ``module:name``."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def __repr__(self) -> str:
         return f"<DeclaredKernel {self.name} of {self.location}>"
 
     def __call__(self, *positional: Any, **named: Any) -> PrebuiltFunction:
-        """The prebuilt function for these parameters, out of the bundles that are open or installed.
+        """The prebuilt function for these parameters, from the bundles that are open or installed.
 
-        What a call gave is remembered: the same parameters give the same function.
-
-        Args:
-            positional: values of the parameters, as the decorated function takes them.
-            named: likewise.
+        Takes the parameters as the decorated function does; equal parameters give the same function.
 
         Raises:
             TypeError: if these are not the parameters.
-            GeneratorError: if a value is none that a parameter can have.
-            KernelNotFound: under policy ``required`` and ``warn``, if no bundle that is open or installed has
-                a kernel for them, for whatever GPU; names installed bundles that cannot be opened.
+            GeneratorError: if a parameter cannot have this value.
+            KernelNotFound: under the policies ``required`` and ``warn``, if no bundle that is open or
+                installed has a kernel for them on any GPU; names installed bundles that cannot be opened.
         """
-        # True and 1 are equal, and two values.
+        # With types: True == 1, but they are different values.
         called = (positional, *map(type, positional), *((k, type(v), v) for k, v in named.items()))
         try:
             found = self._calls.get(called)
         except TypeError:
-            # Something that cannot be a parameter, which is said below.
+            # Unhashable, so not a parameter; refused below.
             found = None
         if found is None:
             bound = inspect.signature(self.function).bind(*positional, **named).arguments
@@ -164,7 +160,7 @@ class DeclaredKernel:
             yield dict(zip(self.params, values, strict=True))
 
     def call_text(self, values: Parameters) -> str:
-        """A call with these parameters, in words for messages: ``swiglu_fp8(n=4096)``."""
+        """A call with these parameters, as messages show it: ``swiglu_fp8(n=4096)``."""
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
     def _check(self) -> None:
@@ -216,30 +212,31 @@ class DeclaredKernel:
 
 
 class PrebuiltFunction:
-    """A declared kernel with its parameters; launches it as a compiled function would be called.
+    """A declared kernel with its parameters, called like the compiled function.
 
-    It looks for its kernel at the first call on a GPU, and keeps it for that GPU.
+    The kernel is looked up at the first call on each GPU, and kept for that GPU.
     """
 
     def __init__(self, declared: DeclaredKernel, values: Parameters) -> None:
         self.declared = declared
         self.values = dict(values)
-        # A prebuilt kernel's launch, or what the policy jit made, with the operands' names, by GPU.
+        # By GPU: the launch of a prebuilt kernel, or of one compiled under policy jit, and the operands'
+        # names.
         self._launches: dict[int, tuple[Launch, tuple[str, ...]]] = {}
-        # Whether a bundle has had a kernel for some GPU.
+        # Whether any bundle was found to have a kernel, for any GPU.
         self._known = False
 
     def __repr__(self) -> str:
         return f"<PrebuiltFunction {self.declared.call_text(self.values)}>"
 
     def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None, **named: Any) -> None:
-        """Launch it on tensors of one GPU, and numbers where the kernel takes some.
+        """Launch it on tensors of one GPU, and numbers where the kernel takes numbers.
 
         Args:
             operands: in the order of the declaration.
             stream: see :attr:`cutlass_aot.KernelHandle.launch`.
-            workspace: likewise.
-            named: operands by their names, those that are not given in order.
+            workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
+            named: operands by name, those that are not given in order.
 
         Raises:
             KernelNotFound: if no bundle has the kernel for the operands' GPU, unless the policy is ``jit``.
@@ -257,16 +254,12 @@ class PrebuiltFunction:
     def kernels(self) -> list[KernelHandle]:
         """The kernels for these parameters, of every target, in the bundles that are open or installed.
 
-        An installed bundle that cannot be opened is passed over.
+        Installed bundles that cannot be opened are skipped.
         """
         return [kernel for bundle in BundleSearch() for kernel in self._kernels_of(bundle)]
 
     def require(self) -> None:
-        """Refuse parameters that no bundle has a kernel for, unless the policy is to compile one.
-
-        Raises:
-            KernelNotFound: then.
-        """
+        """Raise :class:`KernelNotFound` if no bundle has a kernel, unless the policy is to compile one."""
         if self._known or self._launches or policy.get() == "jit":
             return
         search = BundleSearch()
@@ -328,7 +321,7 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
 
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:
-    """A parameter's value, if it is one that a record can have."""
+    """A parameter's value, if a record can have it; refused otherwise."""
     if not is_value(value):
         raise GeneratorError(
             f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a "

@@ -1,4 +1,4 @@
-"""Launch the kernel that the dispatch cache has for like operands; else find one, launch and remember it."""
+"""Launch the kernel cached for operands like these; else find one, launch it and cache the choice."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
 
 MAX_REMEMBERED = 65536
-"""Choices that one dispatch cache remembers; all of them are forgotten when there are more."""
+"""Most choices in one dispatch cache; when there are more, all of them are dropped."""
 
 
 class Dispatcher:
     """Launches the kernels of a bundle: a dispatch cache in native code for each computation, and a finder.
 
-    Args:
-        finder: finds the bundle's kernels.
-        alignment: bytes; addresses matter to what matches an operand modulo this number.
+    Addresses affect the match only modulo ``alignment`` bytes.
 
     Attributes:
-        native: classes whose instances native code takes as they are; empty before the first launch on one.
+        native: classes whose instances native code takes directly; empty before the first launch on one.
         plain: dispatch caches of plain GEMMs, by accumulator.
     """
 
@@ -43,7 +41,7 @@ class Dispatcher:
         self._caches: dict[Computation, Any] = {}
         self.plain: dict[str | None, Any] = {}
         self.native: frozenset[type] = frozenset()
-        # The framework's word on whether gradients are recorded.
+        # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
 
     def run(
@@ -64,19 +62,16 @@ class Dispatcher:
         self._find_and_launch(computation, given, stream, workspace)
 
     def fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation | str | None) -> bool:
-        """Launch what a dispatch cache has for operands that native code takes as they are; False if nothing.
+        """Launch what a dispatch cache has for operands that native code takes directly; False if nothing.
 
-        Args:
-            cache: the dispatch cache.
-            operands: tensors of torch, and numbers.
-            computation: that the cache is for; an accumulator, or None, for a plain GEMM.
+        ``computation`` is what the cache is for; an accumulator, or None, stands for a plain GEMM.
         """
         if self._gradients() and requires_gradient(operands):
             return False
         try:
             return cache(*operands) is None
         except Exception as error:
-            # torch may not export one of the element types, which the path below can describe.
+            # If torch does not export an element type, the path below can still describe it.
             if all(not is_torch(operand) or exports(operand) for operand in operands):
                 if not isinstance(computation, Computation):
                     computation = Computation("gemm", accumulator=computation)
@@ -86,7 +81,7 @@ class Dispatcher:
     def _find_and_launch(
         self, computation: Computation, operands: Sequence[Any], stream: Any, workspace: Any
     ) -> None:
-        """A problem that is not in a cache, or operands that the fast path does not take."""
+        """Serve a problem that is not in a cache, or operands that the fast path does not take."""
         operands = without_gradients(_names(computation, len(operands)), operands)
         descriptions = tuple(describe_operand(operand) for operand in operands)
         remembered = computation.reading(operands)
@@ -108,7 +103,7 @@ class Dispatcher:
         order = order_for(kernel.group, prepared.query)
         given = [operands[index] for index in order]
         kernel.launch_on(prepared.ordinal, given, stream, workspace)
-        # Whoever calls a remembered choice has no workspace for it, and gives the operands in their order.
+        # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
             self._remember(kernel, operands, remembered, prepared.ordinal)
 
@@ -125,10 +120,10 @@ class Dispatcher:
             cache = self._caches.setdefault(computation, cache)
             if computation == Computation("gemm", accumulator=computation.accumulator):
                 self.plain[computation.accumulator] = cache
-        # They are only looked at: no stream has to wait for another.
+        # Without a stream: the memory is not read, so no stream has to wait.
         seen = (item if is_torch(item) and exports(item) else to_ffi(item) for item in operands)
         if cache(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
-            # Others may be calling it: it goes when the last of them is done.
+            # Only dropped here: other threads may be calling it.
             self._caches.pop(computation, None)
             if self.plain.get(computation.accumulator) is cache:
                 del self.plain[computation.accumulator]
@@ -139,7 +134,6 @@ class Dispatcher:
     def _failure(
         self, error: Exception, operands: Sequence[Any], computation: Computation
     ) -> CutlassAotError:
-        """Our error for one that a remembered choice raised."""
         try:
             prepared = self._finder.prepare(computation, operands)
             kernel = self._finder.best(prepared).kernel

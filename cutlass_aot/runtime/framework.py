@@ -1,4 +1,4 @@
-"""A GEMM by the operands' own framework, for policy ``warn``: torch, the one that writes into an output."""
+"""A GEMM by the operands' own framework, for policy ``warn``: torch, which alone writes into outputs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,14 @@ _DIRECT = ("f64", "f32", "f16", "bf16")
 """Element types that torch multiplies and stores as they are."""
 
 _LEGACY_STREAM = 1
-"""``cudaStreamLegacy``, the default stream under a handle of its own."""
+"""``cudaStreamLegacy``, an explicit handle of the default stream."""
 
 
 def gemm(miss: KernelNotFound, query: Query, operands: Sequence[Any], stream: Any) -> None:
-    """``out = a @ b`` by torch, on the stream given or its current one.
+    """Compute ``out = a @ b`` by torch, on the stream given or its current one.
 
-    Operands of one floating type go to ``torch.matmul(out=)``. Others are converted to f32 (f64 where one is
-    f64) and the result to the output's type.
-
-    Args:
-        miss: raised where torch cannot compute it.
-        query: descriptions of the operands.
-        operands: a, b and out, in the order of the query.
-        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
+    Operands of one floating type go to ``torch.matmul(out=)``. Others are converted to f32 (f64 if one is
+    f64), and the result to the output's type. ``miss`` is raised if torch cannot compute it.
     """
     order = arrangement(("a", "b", "out"), len(operands), query.names)
     if isinstance(order, Rejected):
@@ -61,7 +55,7 @@ def gemm(miss: KernelNotFound, query: Query, operands: Sequence[Any], stream: An
 
 
 def _fit(operands: Sequence[OperandDescription]) -> bool:
-    """Whether the operands are those of a GEMM: torch would broadcast, or resize the output."""
+    """Whether the shapes are those of a GEMM: torch would broadcast others, or resize the output."""
     if len(operands) != 3 or any(len(operand.shape) not in (2, 3) for operand in operands):
         return False
     a, b, out = operands

@@ -1,4 +1,4 @@
-"""Open an installed bundle by its name: the one for this machine, where there are several."""
+"""Open an installed bundle by name; of several, the one that fits this machine best."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ Capability = tuple[int, int]
 class Candidate(NamedTuple):
     """An installed bundle that :func:`open_installed` could open.
 
-    Attributes:
-        directory: the open directory.
-        place: where on the search path it was found, 0 first.
+    ``place`` is its position on the search path, 0 first.
     """
 
     directory: BundleDirectory
@@ -36,14 +34,9 @@ class Candidate(NamedTuple):
 class InstalledStatus(NamedTuple):
     """An installed bundle, and whether :func:`open_installed` opens it; ``str`` gives a line for it.
 
-    Attributes:
-        name: of the bundle; of its directory, if it cannot be read.
-        version: of the bundle; ``""`` if it cannot be read.
-        path: its directory, or the package that lacks one.
-        targets: GPU code targets it has kernels for; empty if it cannot be read.
-        hosts: CPU architectures it has libraries for; likewise.
-        kernels: how many kernels it has.
-        reason: why it is not opened; ``""`` if it is.
+    Fields that cannot be read are empty, except ``name``, which is then that of the directory. ``path`` is
+    the directory, or the package that lacks one. ``reason`` says why the bundle is not opened; ``""`` if it
+    is.
     """
 
     name: str
@@ -70,29 +63,30 @@ def open_installed(
     paths: Iterable[str | os.PathLike[str]] = (),
     keys: trust.KeyFiles | None = None,
 ) -> Bundle:
-    """Open a bundle that was installed as a wheel, or lies in a directory of the search path.
+    """Open a bundle that was installed as a wheel, or is in a directory of the search path.
 
-    Of several bundles of one name, such as the wheels that ``cutlass-aot wheel --split targets`` makes, it
-    opens the one that :func:`precedence` puts first: one for this machine's GPUs, then the one that comes
-    first on the search path, then the newest.
+    If several bundles have the name, such as the wheels that ``cutlass-aot wheel --split targets`` makes, the
+    one for this machine's GPUs is opened; among equals the one that is first on the search path, then the
+    newest (:func:`precedence`).
 
     Args:
-        name: of the bundle; may be left out where bundles of one name alone are installed.
+        name: of the bundle; may be left out if all installed bundles have the same name.
         version: of the bundle; None for the newest.
         check: see :func:`cutlass_aot.open`.
         paths: directories that are searched before those of ``CUTLASS_AOT_BUNDLE_PATH``, see
             :mod:`~cutlass_aot.runtime.search_path`.
-        keys: see :func:`cutlass_aot.open`; of each bundle. They are read once.
+        keys: see :func:`cutlass_aot.open`. Required of each bundle; read once.
 
     Raises:
-        BundleError: if there is none of that name and version, with what is installed; if bundles of several
-            names are installed and none is named; or if none can be used, for several reasons.
+        BundleError: if no bundle has that name and version (the message lists those installed); if no name is
+            given and the installed bundles have several; or if none can be used, for several reasons.
         CorruptFile: if it is truncated, altered or foreign.
         SchemaTooNew: if a newer release wrote it.
         Incompatible: if this machine cannot load it.
-        UntrustedBundle: if keys are required and none of them has signed it; or if there is none of that name
-            and version, and a directory that nobody who is trusted has signed, which may be it.
-        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not there.
+        UntrustedBundle: if keys are required and none of them has signed it; or if no bundle has that name
+            and version but a directory that no trusted key has signed might be it.
+        SignatureError: if keys are required and cannot be read, or the package ``cryptography`` is not
+            installed.
     """
     gathered = _gather(located(paths), name, version, check, trust.read_once(keys))
     names = list(dict.fromkeys(candidate.directory.catalog.name for candidate in gathered.candidates))
@@ -114,10 +108,7 @@ def installed_report(
 ) -> list[InstalledStatus]:
     """Every installed bundle, of one name or of all, and whether :func:`open_installed` opens it.
 
-    Args:
-        name: see :func:`open_installed`, like the others.
-        version: likewise.
-        paths: likewise.
+    Takes the arguments of :func:`open_installed`.
     """
     gathered = _gather(located(paths), name, version, True, None)
     by_name: dict[str, list[Candidate]] = {}
@@ -135,11 +126,7 @@ def precedence(candidate: Candidate, capabilities: Sequence[Capability]) -> tupl
 
     It compares, in this order: how many of the machine's GPUs the bundle has a target for; how well its best
     target fits the first of those (exact, then family, then portable); the place on the search path; the
-    version.
-
-    Args:
-        candidate: the bundle.
-        capabilities: of the machine's GPUs, in order; empty if it has none.
+    version. ``capabilities`` are those of the machine's GPUs in order, empty if it has none.
     """
     catalog = candidate.directory.catalog
     fitting = [
@@ -163,9 +150,8 @@ _REASONS = (
 
 
 def _first(candidates: Sequence[Candidate]) -> Candidate:
-    """The bundle that is opened, of those of one name."""
     capabilities = _capabilities() if len(candidates) > 1 else ()
-    # Of equal ones, max() takes the first.
+    # max() takes the first of equal ones.
     by_path = sorted(candidates, key=lambda candidate: str(candidate.directory.path))
     return max(by_path, key=lambda candidate: precedence(candidate, capabilities))
 
@@ -188,21 +174,11 @@ def _behind(first: Candidate, other: Candidate) -> str:
 
 
 def open_located(item: InstalledBundle, keys: trust.KeyFiles | None = None) -> BundleDirectory:
-    """Open what a search found, and check its catalog against the name and version that announced it.
+    """Open a bundle that a search found, and check its catalog against the announced name and version.
 
-    A signature is of the catalog, not of a wheel's metadata: with another name or version there, a bundle
-    that was rightly signed would be taken for another one.
-
-    Args:
-        item: as :func:`~cutlass_aot.runtime.search_path.located` has it.
-        keys: see :func:`cutlass_aot.open`.
-
-    Raises:
-        BundleError: if there is nothing to open, or it is another bundle than was announced.
-        CorruptFile: as :func:`~cutlass_aot.runtime.opened.bundle_directory.open_directory`, like the others.
-        SchemaTooNew: likewise.
-        UntrustedBundle: likewise.
-        SignatureError: likewise.
+    A signature covers the catalog but not a wheel's metadata: without this check, metadata could present a
+    correctly signed bundle under the name of another. Raises BundleError if there is nothing to open, or if
+    the names or versions differ.
     """
     if item.problem:
         raise BundleError(item.problem)
@@ -229,9 +205,9 @@ class _Gathered(NamedTuple):
     Attributes:
         candidates: what can be opened, in the order of the search path.
         refused: what cannot, with the reasons.
-        names: names and versions of all that is installed, as far as they are known.
+        names: names and versions of everything installed, as far as they are known.
         errors: of bundles of the requested name and version.
-        unnamed: errors of bundles whose name could not be read, and which may be meant.
+        unnamed: errors of bundles whose name could not be read; one of them may be the requested one.
     """
 
     candidates: list[Candidate]
@@ -253,7 +229,7 @@ def _gather(
 
     gathered = _Gathered([], [], [], [], [])
     for item in found:
-        # Of a wheel whose version is not known the name decides.
+        # If a wheel's version is not known, the name alone decides.
         if item.announced and not matches(item.name, item.version or version):
             gathered.names.append((item.name, item.version))
             continue
@@ -288,7 +264,6 @@ def _status(candidate: Candidate, reason: str) -> InstalledStatus:
 
 
 def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> CutlassAotError:
-    """Why there is nothing to open."""
     if len(gathered.errors) == 1:
         return gathered.errors[0]
     if gathered.errors:

@@ -1,9 +1,9 @@
-"""Elements narrower than a byte: bytes to codes and back, codes to values and back.
+"""Convert elements narrower than a byte: bytes to codes and back, codes to values and back.
 
-Elements follow each other without gaps, the first one in the lowest bits of the first byte: two 4-bit
-elements in a byte, four 6-bit elements in three. A **code** is the bits of one element as a number from 0
-on. Values of the floating types are those of the OCP Microscaling Formats (MX) specification 1.0, section
-5.3; none of them has an infinity or a NaN. ``i4`` is two's complement.
+Elements are packed without gaps, the first one in the lowest bits of the first byte: two 4-bit elements in a
+byte, four 6-bit elements in three bytes. A **code** is the bits of one element as an unsigned number. Values
+of the floating types are those of the OCP Microscaling Formats (MX) specification 1.0, section 5.3; none of
+them has an infinity or a NaN. ``i4`` is two's complement.
 
 =========  ====  ========  ========  =======  ===========
 type       bits  exponent  mantissa  largest  smallest > 0
@@ -36,17 +36,18 @@ _GROUPS = {4: (2, 1), 6: (4, 3)}
 
 
 def pack(codes: Any, dtype: str) -> Any:
-    """Codes as the bytes that kernels read.
+    """Pack codes into the bytes that kernels read.
 
     Args:
         codes: torch tensor of an integer type, one code an element; the last mode is the contiguous one.
         dtype: ``f4e2m1``, ``f6e2m3``, ``f6e3m2`` or ``i4``.
 
     Returns:
-        uint8 tensor whose last extent is ``bits / 8`` times the one of ``codes``.
+        uint8 tensor whose last extent is ``bits / 8`` times that of ``codes``.
 
     Raises:
-        OperandError: if the last extent fills no whole bytes, a code does not fit, or the type is no such.
+        OperandError: if the last extent does not fill whole bytes, a code does not fit, or the type is
+            another.
     """
     import torch
 
@@ -70,7 +71,7 @@ def pack(codes: Any, dtype: str) -> Any:
 
 
 def unpack(packed: Any, dtype: str) -> Any:
-    """The codes of packed bytes: the inverse of :func:`pack`.
+    """Unpack bytes into codes: the inverse of :func:`pack`.
 
     Args:
         packed: torch tensor of bytes (uint8, int8 or ``float4_e2m1fn_x2``), the last mode the contiguous one.
@@ -80,7 +81,7 @@ def unpack(packed: Any, dtype: str) -> Any:
         uint8 tensor with one code an element.
 
     Raises:
-        OperandError: if the last extent holds no whole elements, or the type is no such.
+        OperandError: if the last extent does not hold whole elements, or the type is another.
     """
     import torch
 
@@ -103,17 +104,10 @@ def unpack(packed: Any, dtype: str) -> Any:
 
 
 def decode(codes: Any, dtype: str) -> Any:
-    """The values of codes, exactly.
-
-    Args:
-        codes: torch tensor of an integer type.
-        dtype: of the elements.
-
-    Returns:
-        float32 tensor of the same shape.
+    """The exact values of codes, a torch tensor of an integer type, as float32 of the same shape.
 
     Raises:
-        OperandError: if the type is no such.
+        OperandError: if the type is another.
     """
     import torch
 
@@ -122,24 +116,18 @@ def decode(codes: Any, dtype: str) -> Any:
 
 
 def encode(values: Any, dtype: str) -> Any:
-    """The code of the nearest value of the type.
+    """The codes of the nearest values of the type, as a uint8 tensor of the same shape.
 
-    Halfway between two, it is the code whose last bit is 0; beyond the largest, that of the largest.
-
-    Args:
-        values: torch tensor of real numbers without NaN.
-        dtype: of the elements.
-
-    Returns:
-        uint8 tensor of the same shape.
+    A value halfway between two gets the code whose last bit is 0; one beyond the largest gets that of the
+    largest. ``values`` is a torch tensor of real numbers without NaN.
 
     Raises:
-        OperandError: if the type is no such.
+        OperandError: if the type is another.
     """
     import torch
 
     known = _values(dtype)
-    # Of 0 and -0, which are equal, the first is kept.
+    # 0 and -0 are equal; the first is kept.
     codes = sorted(range(len(known)), key=lambda code: (known[code], code))
     codes = codes[:1] + [code for before, code in pairwise(codes) if known[before] < known[code]]
     table = torch.tensor([known[code] for code in codes], dtype=torch.float64, device=values.device)

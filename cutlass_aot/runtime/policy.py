@@ -1,7 +1,7 @@
-"""What :meth:`cutlass_aot.Bundle.gemm` does where the bundle has no kernel: the policy on misses.
+"""The policy on misses: what :meth:`cutlass_aot.Bundle.gemm` does if the bundle has no kernel.
 
-``required`` (the default): the miss is an error. ``warn``: the operands' own framework computes, with a
-warning once for each problem. ``jit``: a kernel is compiled in this process by the DSL where it is installed,
+``required`` (the default): the miss is an error. ``warn``: the operands' own framework computes the result,
+with a warning once for each problem. ``jit``: the DSL, if it is installed, compiles a kernel in this process,
 with a warning once for each kernel. Under every policy each miss is counted and written to the logger
 ``cutlass_aot``.
 
@@ -33,18 +33,18 @@ ENVIRONMENT_VARIABLE = "CUTLASS_AOT_POLICY"
 """Read once, when a policy is first needed that nothing in the process has set."""
 
 MAX_SIGNATURES = 10_000
-"""Problems that are counted apart; further ones are counted together, under :data:`OTHERS`."""
+"""Most problems with a count of their own; further ones are counted together, under :data:`OTHERS`."""
 
 OTHERS = "other problems"
 
-# By name, and imported on a miss alone: the runtime side does not know the build side.
+# A name, imported only on a miss: the runtime side does not depend on the build side.
 _JIT = "cutlass_aot.builder.jit"
 
 _of_block: ContextVar[str | None] = ContextVar("cutlass_aot_policy", default=None)
 
 
 class MissedKernel(Protocol):
-    """A declared kernel, as far as a miss of it is concerned."""
+    """What a miss needs to know of a declared kernel."""
 
     def call_text(self, values: Parameters, /) -> str:
         """A call with these parameters, for messages."""
@@ -59,13 +59,11 @@ class Misses(dict[str, int]):
 
     @property
     def total(self) -> int:
-        """All misses."""
+        """Number of all misses."""
         return sum(self.values())
 
 
 class _Process:
-    """What is known of this process: its policy, the misses, what was warned of."""
-
     def __init__(self) -> None:
         self.policy: str | None = None
         self.misses = Misses()
@@ -77,7 +75,7 @@ _process = _Process()
 
 
 def get() -> str:
-    """The policy here and now.
+    """The policy in force here.
 
     Raises:
         PolicyError: if the environment variable decides and names no policy.
@@ -90,7 +88,7 @@ def get() -> str:
 
 
 def set(policy: str) -> None:
-    """Set the policy of the process; blocks of :func:`use` have their own.
+    """Set the policy of the process; :func:`use` overrides it.
 
     Raises:
         PolicyError: if there is no such policy.
@@ -100,7 +98,7 @@ def set(policy: str) -> None:
 
 @contextmanager
 def use(policy: str) -> Iterator[None]:
-    """Within the block, in this thread or task alone: this policy.
+    """Use this policy within the block, in this thread or task only.
 
     Raises:
         PolicyError: if there is no such policy.
@@ -125,7 +123,7 @@ def misses() -> Misses:
 
 
 def reset_misses() -> None:
-    """Count from zero; what was warned of is warned of again."""
+    """Count from zero, and issue warnings again that were issued before."""
     with _process.lock:
         _process.misses.clear()
         _process.warned.clear()
@@ -137,16 +135,12 @@ def on_miss(
     """Count a miss, write it to the log, and do what the policy says.
 
     Args:
-        error: what the miss is under ``required``.
+        error: what the miss raises under ``required``, and where the framework cannot compute the problem. It
+            is the cause of any other error.
         query: what no kernel matches.
         operands: in the order of the query.
-        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-        workspace: likewise.
-
-    Raises:
-        KernelNotFound: ``error``, under ``required``, and where the framework has no way to compute it.
-        ToolchainError: under ``jit``, where the DSL is not installed.
-        CutlassAotError: whatever else went wrong on the way that the policy chose; ``error`` is its cause.
+        stream: the caller's, as for a launch.
+        workspace: the caller's, as for a launch.
     """
     counted, policy = _note(str(query))
     if policy == "required":
@@ -171,17 +165,14 @@ def on_declared_miss(
     """Count a miss of a declared kernel, write it to the log, and do what the policy says.
 
     Args:
-        error: what the miss is under ``required``, and under ``warn``: no framework computes it.
+        error: what the miss raises under ``required`` and ``warn`` (no framework computes such a kernel). It
+            is the cause of any error under ``jit``.
         declared: the kernel.
         values: its parameters.
-        ordinal: CUDA device ordinal; -1 where none is at hand, for which nothing is compiled.
+        ordinal: CUDA device ordinal; nothing is compiled for -1, which means that no GPU is given.
 
     Returns:
-        What launches it, called as a prebuilt kernel's ``launch``, and the names of its operands.
-
-    Raises:
-        KernelNotFound: ``error``.
-        CutlassAotError: under ``jit``, whatever went wrong; ``error`` is its cause.
+        The compiled kernel, called like a prebuilt kernel's ``launch``, and the names of its operands.
     """
     _, policy = _note(f"{declared.call_text(values)} on {f'GPU {ordinal}' if ordinal >= 0 else 'any GPU'}")
     if policy != "jit" or ordinal < 0:
@@ -197,14 +188,14 @@ def warn_once(what: str, message: str) -> None:
     """Issue a :class:`MissWarning`, unless there was one for the same thing."""
     if what in _process.warned:
         return
-    # Where a filter makes an error of the warning, it is one each time.
+    # Marked after it: if a filter turns the warning into an error, it is raised each time.
     warnings.warn(message, MissWarning, stacklevel=_level_of_caller())
     with _process.lock:
         _process.warned[what] = None
 
 
 def _level_of_caller() -> int:
-    """The ``stacklevel``, for the calling function, of the first frame that is not of this package."""
+    """The ``stacklevel``, for the calling function, of the first frame outside of this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cutlass_aot."):
         level, frame = level + 1, frame.f_back
@@ -212,7 +203,7 @@ def _level_of_caller() -> int:
 
 
 def _note(signature: str) -> tuple[str, str]:
-    """Count a miss and write it to the log: what it is counted as, and the policy here and now."""
+    """Count a miss and write it to the log; returns the signature counted and the policy in force."""
     counted, count = count_miss(signature)
     policy = get()
     _logger().warning("no kernel for %s (miss %d of it, policy %s)", signature, count, policy)
@@ -220,7 +211,7 @@ def _note(signature: str) -> tuple[str, str]:
 
 
 def count_miss(signature: str) -> tuple[str, int]:
-    """Count a miss: what it is counted as, and how many of it there are."""
+    """Count a miss; returns the signature counted, and its count."""
     with _process.lock:
         counts = _process.misses
         if signature not in counts and len(counts) >= MAX_SIGNATURES:
@@ -232,6 +223,6 @@ def count_miss(signature: str) -> tuple[str, int]:
 def _logger() -> logging.Logger:
     logger = logging.getLogger("cutlass_aot")
     if not logger.handlers:
-        # Without one, an application that configures no logging would have each line on standard error.
+        # Without a handler, an application that configures no logging would get each line on standard error.
         logger.addHandler(logging.NullHandler())
     return logger

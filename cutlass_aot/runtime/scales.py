@@ -1,11 +1,10 @@
-"""Lay the scale factors of a block-scaled operand out as tensor cores read them, and back again.
+"""Convert scale factors of block-scaled operands to the layout that tensor cores read, and back.
 
 A block-scaled operand of extents ``(rows, k)`` has one scale factor for each ``block`` elements along K.
 Plain scale factors have shape ``(rows, ceil(k / block))``, or ``(batch, rows, ceil(k / block))``. Kernels
 take them in tiles of 128 rows by 4 blocks: rows are padded to a multiple of 128 and blocks to a multiple of
-4, and tiles follow each other along K first, then along rows, then along the batch. Within a tile, the
-scale factor of row ``r`` and block ``c`` stands at ``(r % 32) * 16 + (r // 32) * 4 + c``. Rows are those of
-A; for B they are its columns.
+4, and tiles are in order of K first, then of rows, then of the batch. Within a tile, the scale factor of row
+``r`` and block ``c`` is at ``(r % 32) * 16 + (r // 32) * 4 + c``. For B, "rows" are its columns.
 
 Source of the layout: cuBLAS documentation, "1D Block Scaling Factors Layout". It is ``32x4x4`` in records.
 """
@@ -29,13 +28,13 @@ _TILE = TILE_ROWS * TILE_BLOCKS
 
 
 def count(rows: int, k: int, block: int, *, batch: int = 1) -> int:
-    """How many scale factors the arranged form has, padding included.
+    """Number of scale factors in the arranged form, including padding.
 
     Args:
         rows: M for operand A, N for operand B.
         k: extent that blocks lie along.
         block: elements that share a scale factor, 16 or 32.
-        batch: how many such operands follow each other.
+        batch: number of operands in the batch.
 
     Raises:
         OperandError: if a number is less than 1.
@@ -47,15 +46,10 @@ def count(rows: int, k: int, block: int, *, batch: int = 1) -> int:
 
 
 def position(row: int, column: int, rows: int, k: int, block: int, *, batch: int = 0) -> int:
-    """Where the scale factor of one row and one block stands in the arranged form.
+    """Position in the arranged form of the scale factor of one row and one block.
 
-    Args:
-        row: of the operand.
-        column: number of the block along K.
-        rows: see :func:`count`, like the others.
-        k: likewise.
-        block: likewise.
-        batch: number of the operand in the batch.
+    ``column`` is the number of the block along K, and ``batch`` the number of the operand in the batch;
+    ``rows``, ``k`` and ``block`` are as in :func:`count`.
     """
     tiles = _padded(_blocks(k, block), TILE_BLOCKS) // TILE_BLOCKS
     tile = row // TILE_ROWS * tiles + column // TILE_BLOCKS
@@ -66,7 +60,7 @@ def position(row: int, column: int, rows: int, k: int, block: int, *, batch: int
 def arrange(scales: Any, rows: int, k: int, block: int) -> Any:
     """Scale factors in the order that kernels take, as a new contiguous tensor of rank 1.
 
-    Padding is zero bytes: it is multiplied with elements that are zero, and must not be NaN.
+    Padding is zero bytes: it is multiplied by elements that are zero, and must not be NaN.
 
     Args:
         scales: plain scale factors, of an element type of one byte: a torch tensor on any device, or an array
@@ -79,7 +73,7 @@ def arrange(scales: Any, rows: int, k: int, block: int) -> Any:
         :func:`count` elements of the same type, on the same device.
 
     Raises:
-        OperandError: if the shape is another one, or an element has not one byte.
+        OperandError: if the shape differs, or elements are not one byte wide.
     """
     blocks = _blocks(k, block)
     shape = tuple(int(extent) for extent in scales.shape)
@@ -94,27 +88,27 @@ def arrange(scales: Any, rows: int, k: int, block: int) -> Any:
     values = library.bytes(scales).reshape(batch, rows, blocks)
     padded_rows, padded_blocks = _padded(rows, TILE_ROWS), _padded(blocks, TILE_BLOCKS)
     values = library.padded(values, padded_rows - rows, padded_blocks - blocks)
-    # (batch, row tile, group of 32 rows, row of 32, block tile, block): a tile is (row of 32, group, block).
+    # (batch, row tile, group of 32 rows, row of 32, block tile, block); in a tile: (row of 32, group, block).
     values = values.reshape(batch, padded_rows // TILE_ROWS, 4, 32, padded_blocks // TILE_BLOCKS, TILE_BLOCKS)
     values = library.ordered(values, (0, 1, 4, 3, 2, 5))
     return library.typed(values.reshape(-1), scales)
 
 
 def restore(arranged: Any, rows: int, k: int, block: int, *, batch: int | None = None) -> Any:
-    """Plain scale factors again: the inverse of :func:`arrange`, without the padding.
+    """Plain scale factors from the arranged form, without the padding: the inverse of :func:`arrange`.
 
     Args:
         arranged: contiguous, of :func:`count` elements in any shape.
         rows: M for operand A, N for operand B.
         k: extent that blocks lie along.
         block: elements that share a scale factor, 16 or 32.
-        batch: how many operands; None for one of rank 2.
+        batch: number of operands; None for a result of rank 2.
 
     Returns:
         A new tensor ``(rows, ceil(k / block))``, with the batch first if one was given.
 
     Raises:
-        OperandError: if the number of elements is another one.
+        OperandError: if the number of elements differs.
     """
     expected = count(rows, k, block, batch=1 if batch is None else batch)
     shape = tuple(int(extent) for extent in arranged.shape)
@@ -147,8 +141,10 @@ def _padded(extent: int, multiple: int) -> int:
 
 
 class _Library:
-    """The few operations needed, in one array library. Scale factors go as bytes: few libraries can do
-    anything with their own element types."""
+    """The few operations needed, in one array library.
+
+    Scale factors are passed as bytes, since few libraries can compute with their own element types.
+    """
 
     def __init__(self, module: Any, torch: bool) -> None:
         self._module = module
@@ -156,7 +152,7 @@ class _Library:
 
     @classmethod
     def of(cls, tensor: Any) -> _Library:
-        """The library of a tensor. torch is not imported: who has a tensor has imported it."""
+        """The library of a tensor. torch is not imported: if there is a tensor, it already was."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
             return cls(torch, True)
@@ -191,7 +187,7 @@ class _Library:
         return values
 
     def ordered(self, values: Any, order: tuple[int, ...]) -> Any:
-        """A new contiguous tensor with its modes in another order."""
+        """A new contiguous tensor with permuted modes."""
         if self._torch:
             return values.permute(order).clone(memory_format=self._module.contiguous_format)
         return self._module.asarray(self._module.permute_dims(values, order), copy=True)

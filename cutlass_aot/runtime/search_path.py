@@ -1,14 +1,13 @@
-"""Bundles at hand: those that were installed as wheels, and those in directories of the search path.
+"""List installed bundles: wheels, and directories of the search path.
 
-A wheel of a bundle has an entry point in the group ``cutlass_aot.bundles``: its name is
-the bundle's, its value a package, which has the bundle's files in the folder ``bundle``. It is found without
-importing the package.
+The wheel of a bundle has an entry point in the group ``cutlass_aot.bundles``: its name is the bundle's, its
+value a package with the bundle's files in the folder ``bundle``. It is found without importing the package.
 
-A directory of the search path is a bundle, or holds some: as they were built (``DIRECTORY/NAME``), or as a
-wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
+A directory of the search path is a bundle or contains bundles: as they were built (``DIRECTORY/NAME``), or as
+a wheel unpacks (``DIRECTORY/PACKAGE/bundle``). It may be read-only.
 
-A search reads nothing of a bundle. What a wheel's metadata announce is not what was signed: who opens one
-checks it against the catalog (:func:`~cutlass_aot.runtime.installed.open_located`).
+A search reads no files of bundles. The metadata of a wheel are not signed: whoever opens a bundle checks them
+against its catalog (:func:`~cutlass_aot.runtime.installed.open_located`).
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from cutlass_aot.schema.versions import order
 FOLDER = "bundle"
 
 ENVIRONMENT_VARIABLE = "CUTLASS_AOT_BUNDLE_PATH"
-"""Directories of the search path, between ``os.pathsep``; read at each search."""
+"""Directories of the search path, separated by ``os.pathsep``; read at each search."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledBundle:
-    """A bundle at hand.
+    """An installed bundle.
 
     Attributes:
-        name: of the bundle; of its directory, where that is not read, or cannot be.
-        version: of the distribution it was installed from, or of the bundle in a directory; ``""`` where it
-            is not known.
+        name: of the bundle; of its directory, if the catalog was not or could not be read.
+        version: of the distribution it was installed from, or of the bundle in a directory; ``""`` if not
+            known.
         distribution: name of that distribution; ``""`` in a directory of the search path.
-        package: package that holds its files; likewise.
-        path: the bundle's directory; None if it is not there.
-        place: where on the search path it was found, 0 first.
+        package: package that holds its files; ``""`` in a directory of the search path.
+        path: the bundle's directory; None if it does not exist.
+        place: position on the search path, 0 first.
         problem: why its name or version could not be read; ``""`` if they could.
     """
 
@@ -57,19 +56,18 @@ class InstalledBundle:
 
     @property
     def announced(self) -> bool:
-        """Whether its name is that of an entry point, and not one that its own catalog has."""
+        """Whether its name comes from an entry point, and not from its own catalog."""
         return bool(self.package)
 
 
 def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
-    """Every bundle at hand, sorted by name, version and place.
+    """Every installed bundle, sorted by name, version and place.
 
-    It is a list and no more: nothing is loaded, and no signature is checked of what is in a directory,
-    whose catalog is read for its name and version.
+    Nothing is loaded. Catalogs of bundles in directories are read for names and versions, without checking
+    signatures.
 
     Args:
-        paths: directories that come before those of ``CUTLASS_AOT_BUNDLE_PATH``, which come before what is
-            installed.
+        paths: directories that come before those of ``CUTLASS_AOT_BUNDLE_PATH``, which come before wheels.
     """
     return sorted(
         map(_named, located(paths)),
@@ -78,13 +76,10 @@ def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[Inst
 
 
 def located(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:
-    """Where bundles lie, in the order of the search path; nothing of them is read.
+    """The locations of bundles, in the order of the search path; no file of theirs is read.
 
-    Those in directories have no version, and the name of their directory: what they are stands in their
-    catalog, which is read once somebody who is trusted is found to have signed it.
-
-    Args:
-        paths: see :func:`installed_bundles`.
+    Those in directories have no version, and the name of the directory: their catalog is read only after a
+    trusted key is found to have signed it. ``paths`` is as for :func:`installed_bundles`.
     """
     listed = os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)
     directories = [Path(path) for path in (*paths, *filter(None, listed))]
@@ -93,14 +88,13 @@ def located(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundl
         for bundle in _in_directory(directory, place):
             found.setdefault(_where(bundle.path or directory), bundle)
     for bundle in _of_wheels(len(directories)):
-        # A distribution that is found twice (a path listed twice) counts once.
+        # A distribution may be found twice, if a path is listed twice.
         where = _where(bundle.path) if bundle.path else f"{bundle.package} {bundle.version}"
         found.setdefault(where, bundle)
     return list(found.values())
 
 
 def _named(item: InstalledBundle) -> InstalledBundle:
-    """With the name and version that its catalog has, if it lies in a directory."""
     if item.announced or item.problem or item.path is None:
         return item
     try:
@@ -114,14 +108,14 @@ def _where(path: Path) -> str:
     try:
         return os.path.realpath(path)
     except ValueError:
-        # A null byte; that it cannot be read is said elsewhere.
+        # A null byte; reading the directory reports it.
         return str(path)
 
 
 def _of_wheels(place: int) -> Iterator[InstalledBundle]:
     for point in metadata.entry_points(group=BUNDLES):
         distribution, version = (_field(point.dist, name) for name in ("Name", "Version"))
-        # What an interrupted uninstall leaves behind has no metadata any more.
+        # An interrupted uninstall leaves a distribution without metadata.
         problem = "" if version else (
             f"bundle {point.name!r} (package {point.value}) is of a distribution that has no version: its "
             "METADATA is gone or damaged; install the wheel again, or remove what is left of it"
@@ -132,17 +126,16 @@ def _of_wheels(place: int) -> Iterator[InstalledBundle]:
 
 
 def _field(distribution: metadata.Distribution | None, name: str) -> str:
-    """A field of a distribution's metadata, ``""`` where there is none."""
     try:
         fields = distribution.metadata if distribution else None
-        # Asked first: a field that is not there is None, which is to become an error.
+        # Tested first: indexing gives None for a missing field, and is to raise an error in future.
         return fields[name] if fields and name in fields else ""
     except (OSError, ValueError):
         return ""
 
 
 def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
-    """What a directory of the search path holds; itself with a problem, if that is nothing."""
+    """The bundles in a directory of the search path; if there are none, the directory with a problem."""
     try:
         inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
     except (OSError, ValueError) as error:
@@ -162,7 +155,7 @@ def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
 
 
 def _folder(package: str) -> Path | None:
-    """Where a package's bundle lies; the package is located, not imported."""
+    """The folder of a package's bundle; the package is located, not imported."""
     top, *inner = package.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -174,6 +167,6 @@ def _folder(package: str) -> Path | None:
             if folder.is_dir():
                 return folder
         except OSError:
-            # It must not be looked into: opening it says so.
+            # No permission to look into it; opening the bundle reports that.
             return folder
     return None

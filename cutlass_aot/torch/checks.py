@@ -1,6 +1,6 @@
-"""What a product of operands looks like, or why there is none: one rule for real and fake tensors.
+"""Shapes and element types of products, or why there is none: the same rules for real and fake tensors.
 
-Sizes may be symbolic. Whether a bundle has a kernel is no question of this module.
+Sizes may be symbolic. Whether a bundle has a kernel is not checked here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ _SCALED_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def output_shape(rank: int, a: Tensor, b: Tensor) -> Shape:
-    """Shape of ``a @ b``.
-
-    Args:
-        rank: of both: 2, or 3 with the batch first.
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-    """
+    """Shape of ``a @ b`` for (m, k) and (k, n), or, with rank 3, each with a batch first."""
     left, right = a.shape, b.shape
     if len(left) != rank or len(right) != rank:
         expected = "(m, k) and (k, n)" if rank == 2 else "(batch, m, k) and (batch, k, n)"
@@ -60,12 +54,7 @@ def output_shape(rank: int, a: Tensor, b: Tensor) -> Shape:
 
 
 def linear_shape(x: Tensor, weight: Tensor) -> Shape:
-    """Shape of ``x @ weight.T``.
-
-    Args:
-        x: (..., k).
-        weight: (n, k).
-    """
+    """Shape of ``x @ weight.T`` for (..., k) and (n, k)."""
     left, right = x.shape, weight.shape
     if not left or len(right) != 2 or left[-1] != right[1]:
         raise OperandError(
@@ -75,7 +64,7 @@ def linear_shape(x: Tensor, weight: Tensor) -> Shape:
 
 
 def output_dtype(operand: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype:
-    """Element type of the output: what is requested, else what goes with the first operand."""
+    """Element type of the output: the requested one, else the default for the first operand's."""
     if out_dtype is not None:
         return out_dtype
     dtype = _DEFAULT_OUTPUT.get(operand)
@@ -85,13 +74,13 @@ def output_dtype(operand: torch.dtype, out_dtype: torch.dtype | None) -> torch.d
 
 
 def check_out(out: Tensor, shape: Sequence[int]) -> None:
-    """Refuse an output of another shape: nothing is ever resized."""
+    """Refuse an output of another shape: it is never resized."""
     if tuple(out.shape) != tuple(shape):
         raise OperandError(f"expected out of shape {tuple(shape)}, got {tuple(out.shape)}")
 
 
 def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
-    """Refuse a bias that is not one number an output feature, of the output's element type."""
+    """Refuse a bias other than one number an output feature, of the output's element type."""
     if bias is None:
         return
     if bias.dim() != 1 or bias.shape[0] != n:
@@ -101,9 +90,9 @@ def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
 
 
 def check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> None:
-    """Refuse scales that are neither one number nor one a row of a, or a column of b, in f32.
+    """Refuse scales other than f32, one number in all or one for each row of a or column of b.
 
-    Refuses outputs too that what was scaled is not simply rounded to.
+    Also refuses outputs that the scaled f32 product cannot simply be rounded to.
     """
     if out_dtype not in _SCALED_OUTPUTS:
         raise OperandError(
@@ -131,7 +120,7 @@ def check_devices(**operands: Tensor | None) -> None:
 
 
 def check_differentiable(**operands: Any) -> None:
-    """Refuse to be followed by autograd where no gradient can be given."""
+    """Refuse operands that autograd follows where there is no gradient."""
     for name, dtype in operands.items():
         if dtype not in DIFFERENTIABLE:
             raise OperandError(

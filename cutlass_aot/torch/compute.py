@@ -1,4 +1,4 @@
-"""The products themselves, on real tensors: what the operators do below autograd."""
+"""Compute the products on real tensors: what the operators do below autograd."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 COMMON_ALIGNMENT = 16
-"""Bytes; where an operand lies at a multiple of it, no copy would lie better for any kernel in use."""
+"""Bytes; for an operand aligned to this, a copy would not be aligned better for any kernel in use."""
 
 _served: WeakKeyDictionary[Bundle, dict[Any, bool]] = WeakKeyDictionary()
-"""By bundle, which operands it has a kernel for."""
+"""Whether a bundle has a kernel for operands, by bundle."""
 
 
 def product(
@@ -34,7 +34,7 @@ def product(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``a @ b``, row-major, in fresh memory. ``rank`` is that of a and b."""
+    """Compute ``a @ b``, row-major, in newly allocated memory. ``rank`` is that of a and b."""
     shape = checks.output_shape(rank, a, b)
     out = a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
     _gemm(a, b, out, bundle, accumulator)
@@ -44,7 +44,7 @@ def product(
 def product_into(
     rank: int, a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None = None
 ) -> None:
-    """``out = a @ b``; see :func:`product`."""
+    """Compute ``out = a @ b``; see :func:`product`."""
     checks.check_out(out, checks.output_shape(rank, a, b))
     _gemm(a, b, out, bundle, accumulator)
 
@@ -53,7 +53,7 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | 
     if not out.numel():
         return
     if not a.shape[-1]:
-        # An empty sum. No kernel is launched for it, as none takes it.
+        # An empty sum: no kernel takes k = 0.
         out.zero_()
         return
     try:
@@ -71,15 +71,10 @@ def fitted_product(
     accumulator: str | None,
     purpose: str,
 ) -> Tensor:
-    """``a @ b``, row-major, in fresh memory; operands are copied where the bundle's kernels need it.
+    """Compute ``a @ b`` as :func:`product`, on copies of the operands where the bundle's kernels need them.
 
-    Args:
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-        bundle: an open bundle.
-        out_dtype: element type of the result. One of 16 bits may be computed in f32 and rounded.
-        accumulator: element type, None for any.
-        purpose: what the product is, for the message of an error.
+    The operands are (m, k) and (k, n), or each with a batch first. A result of 16 bits may be computed in f32
+    and rounded. ``purpose`` says in errors what the product is for.
     """
     out = a.new_empty(checks.output_shape(a.dim(), a, b), dtype=out_dtype)
     if not out.numel():
@@ -98,7 +93,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``x @ weight.T + bias``, row-major, in fresh memory."""
+    """Compute ``x @ weight.T + bias``, row-major, in newly allocated memory."""
     shape = checks.linear_shape(x, weight)
     dtype = checks.output_dtype(x.dtype, out_dtype)
     checks.check_bias(bias, shape[-1], dtype)
@@ -115,7 +110,7 @@ def linear_into(
     bundle: Bundle,
     accumulator: str | None = None,
 ) -> None:
-    """``out = x @ weight.T + bias``; see :func:`linear`."""
+    """Compute ``out = x @ weight.T + bias``; see :func:`linear`."""
     shape = checks.linear_shape(x, weight)
     checks.check_out(out, shape)
     checks.check_bias(bias, shape[-1], out.dtype)
@@ -137,7 +132,7 @@ def _linear(
 
 
 def _multiply_rows(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
-    """``out = a @ b``; a alone is copied if no kernel takes it as it lies in memory."""
+    """Compute ``out = a @ b``; only a is copied if no kernel takes its layout."""
     if a.is_contiguous() and not a.data_ptr() % COMMON_ALIGNMENT:
         _gemm(a, b, out, bundle, accumulator)
     else:
@@ -155,7 +150,7 @@ def _rows_of(out: Tensor) -> Tensor:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """(..., k) as (rows, k); a copy where there is no such view. Traceable, with symbolic sizes too."""
+    """View (..., k) as (rows, k), or copy it where no view exists. Traceable, also with symbolic sizes."""
     # Not reshape(-1, k), which is ambiguous where k is 0.
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -169,7 +164,7 @@ def scaled_product(
     out_dtype: torch.dtype,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
+    """Compute ``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
     shape = checks.output_shape(2, a, b)
     checks.check_scales(a, b, scale_a, scale_b, out_dtype)
     out = a.new_empty(shape, dtype=out_dtype)
@@ -178,7 +173,7 @@ def scaled_product(
     if not a.shape[-1]:
         return out.zero_()
     checks.check_devices(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    # Asked beforehand: a miss is counted, and may not be an error.
+    # Asked beforehand: trying it would count a miss, which some policies do not raise.
     wide = describe((a.shape[0], b.shape[1]), "f32", device=a.get_device())
     if _serves(bundle, _like(a), _like(b), wide, accumulator):
         unscaled = product(2, a, b, bundle, torch.float32, accumulator)
@@ -189,7 +184,7 @@ def scaled_product(
 
 
 def _like(operand: Tensor) -> OperandDescription:
-    """What can decide whether an operand is served."""
+    """The properties of an operand that decide whether it is served."""
     description = describe_operand(operand)
     return replace(description, address=description.address % COMMON_ALIGNMENT)
 

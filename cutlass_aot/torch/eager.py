@@ -1,7 +1,7 @@
-"""May a call go straight to the bundle, or is there something in torch that wants to see the operator?
+"""Decide whether a call may go directly to the bundle, or something in torch has to see the operator.
 
-Each time torch's dispatcher enters Python, it costs about what the launch itself does. A plain call, on plain
-tensors that autograd need not follow, gets nothing for it.
+Each time torch's dispatcher enters Python, it costs about as much as the launch itself, for nothing if the
+call is plain: on plain tensors that autograd need not follow.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
-"""Classes whose memory is the tensor: no fake, traced, batched or wrapped ones."""
+"""Classes of real tensors: not fake, traced, batched or wrapped."""
 
-# Bound here: what a call costs is mostly what it looks up.
+# Bound here: most of a call's cost is looking up names.
 _compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -25,10 +25,9 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def is_plain(*operands: Any) -> bool:
-    """Whether a call is nothing but the kernel's launch: no tracing, transform, mode, profile or gradient.
+    """Whether a call needs only the kernel's launch: no tracing, transform, mode, profile or gradient.
 
-    Args:
-        operands: tensors, or None for one that is not given.
+    Operands that are not given are None.
     """
     if (
         _compiling()

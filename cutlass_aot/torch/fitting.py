@@ -1,8 +1,8 @@
-"""Bring operands into a form that a bundle has kernels for: by another layout, or by zeros along an extent.
+"""Bring operands into a form that a bundle has kernels for: another layout, or padding with zeros.
 
-Gradients need it: their operands may lie otherwise in memory than any kernel of the bundle takes them, and
-their k may be no multiple of what it demands. Zeros along k add nothing to a sum; columns and rows that are
-added elsewhere are cut off again.
+Gradients need this: their operands may have a layout that no kernel of the bundle takes, and their k may not
+be a multiple of what kernels demand. Zeros along k add nothing to a sum; rows and columns that are added to
+the output are cut off again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 MAX_REMEMBERED = 4096
-"""Answers that are remembered for a bundle; all are forgotten when there are more."""
+"""Most cached answers for a bundle; when there are more, all are dropped."""
 
 _ADDRESSES = 128
-"""Bytes; addresses are told apart up to this alignment."""
+"""Bytes; addresses are distinguished modulo this number."""
 
 _WIDER = {"f16": "f32", "bf16": "f32"}
 """Outputs that may be computed in another element type and rounded to theirs afterwards."""
@@ -39,12 +39,9 @@ _WIDER = {"f16": "f32", "bf16": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How operands are brought into the form of a kernel.
+    """The copies that bring operands into the form of a kernel; None for an operand that is used itself.
 
-    Attributes:
-        a: the copy of it to make, None to take it as it is.
-        b: likewise.
-        out: what to compute into and copy to the output from, None to compute into the output itself.
+    ``out`` is computed into and then copied to the output.
     """
 
     a: OperandDescription | None
@@ -60,18 +57,13 @@ def fit(
 ) -> Fit | None:
     """The cheapest way to bring operands into a form that the bundle has a kernel for; None if there is none.
 
-    Args:
-        bundle: an open bundle.
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-        out: (m, n), or (batch, m, n).
-        accumulator: element type, None for any.
-        copy_b: whether b and out may be copied too, or a alone.
+    The operands are (m, k), (k, n) and (m, n), or each with a batch first. ``accumulator`` None means any.
+    Unless ``copy_b``, only a may be copied.
     """
     known = _fits.setdefault(bundle, {})
     key = (_like(a), _like(b), _like(out), accumulator, copy_b)
     if key in known:
-        # Another thread may just have made room.
+        # Another thread may have cleared the dictionary meanwhile.
         with suppress(KeyError):
             return known[key]
     described = (describe_operand(a), describe_operand(b), describe_operand(out))
@@ -95,11 +87,11 @@ def find_fit(
     *,
     copy_b: bool = True,
 ) -> Fit | None:
-    """As :func:`fit`, for descriptions; nothing is remembered."""
+    """As :func:`fit`, for descriptions; the answer is not cached."""
     candidates = dict.fromkeys(_candidates(bundle, a, b, out, copy_b))
     for candidate in sorted(candidates, key=lambda found: _cost(found, out)):
         operands = candidate.a or a, candidate.b or b, candidate.out or out
-        # Which groups run on the operands' device is for the bundle to say, about those that are left.
+        # Without a device: the bundle itself checks which of the remaining groups run on it.
         anywhere = [replace(operand, device=None) for operand in operands]
         if any(
             supports(group.operands, anywhere)
@@ -113,7 +105,6 @@ def find_fit(
 
 
 def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntry]:
-    """Groups of GEMMs for operands of these element types."""
     found = bundle.groups.with_dtypes("gemm", [operand.dtype for operand in operands])
     return [group for group in found if not group.epilogue]
 
@@ -121,12 +112,12 @@ def _groups(bundle: Bundle, *operands: OperandDescription) -> Sequence[GroupEntr
 def _candidates(
     bundle: Bundle, a: OperandDescription, b: OperandDescription, out: OperandDescription, copy_b: bool
 ) -> Iterator[Fit]:
-    """Ways to lay the operands out: each as it is, row-major or column-major, without and with zeros."""
+    """Possible layouts of the operands: each as it is, row-major or column-major, with and without zeros."""
     layouts = ("", "t", "n")
     dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
     for dtype in dtypes:
         groups = _groups(bundle, a, b, replace(out, dtype=dtype))
-        # What extents have to be multiples of, at most.
+        # Extents that are multiples of this satisfy every group.
         multiple = math.lcm(1, *(operand.divisibility for group in groups for operand in group.operands))
         for layout_a, layout_b in itertools.product(layouts, layouts if copy_b else ("",)):
             for step in (1, multiple) if copy_b and multiple > 1 else (1,):
@@ -151,7 +142,7 @@ def _up(extent: int, multiple: int) -> int:
 def _laid_out(
     operand: OperandDescription, layout: str, rows: int, columns: int, dtype: str = ""
 ) -> OperandDescription:
-    """A compact copy of an operand, in fresh memory, with this layout and these extents."""
+    """A compact copy of an operand with this layout and these extents."""
     shape = (*operand.shape[:-2], rows, columns)
     strides = (1, rows) if layout == "n" else (columns, 1)
     batch = (rows * columns,) if len(shape) == 3 else ()
@@ -175,21 +166,14 @@ def compute_fitted(
     purpose: str,
     copy_b: bool = True,
 ) -> None:
-    """``out = a @ b`` for operands that have elements, with the copies that the bundle's kernels need.
+    """Compute ``out = a @ b`` for non-empty operands, with the copies that the bundle's kernels need.
 
-    Args:
-        bundle: an open bundle.
-        a: (m, k), or (batch, m, k).
-        b: (k, n), or (batch, k, n).
-        out: (m, n), or (batch, m, n); written.
-        accumulator: element type, None for any.
-        purpose: what the product is, for the message of an error.
-        copy_b: whether b and out may be copied too, or a alone.
+    Arguments are those of :func:`fit`; ``purpose`` says in errors what the product is for.
     """
     found = fit(bundle, a, b, out, accumulator, copy_b=copy_b)
     if found is None:
         try:
-            # A miss like any other: counted, and then the policy's.
+            # No way to compute it: counted as a miss and left to the policy, as any other.
             bundle.gemm(a, b, out, accumulator=accumulator)
         except KernelNotFound as error:
             raise KernelNotFound(

@@ -1,8 +1,8 @@
-"""What users call: products by a bundle's kernels, as functions on torch tensors.
+"""Functions for users: products by a bundle's kernels, on torch tensors.
 
-All of them are differentiable where it says so, keep torch.compile in one graph (``fullgraph=True``), and are
-captured by CUDA graphs. A plain call in eager mode goes straight to the bundle; every other one goes through
-the operators ``torch.ops.cutlass_aot``.
+They are differentiable where their descriptions say so, keep torch.compile in one graph (``fullgraph=True``),
+and can be captured in CUDA graphs. A plain call in eager mode goes directly to the bundle; every other one
+goes through the operators ``torch.ops.cutlass_aot``.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def mm(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``a @ b``, by the best kernel of the bundle. No operand is copied.
+    """Compute ``a @ b`` by the best kernel of the bundle. No operand is copied.
 
-    Gradients are products by the same bundle, of ``out``'s gradient rounded to the operands' element type. If
-    the bundle has no kernel for them as they lie in memory, they are computed on copies.
+    Gradients are products by the same bundle, of ``out``'s gradient rounded to the operands' element type.
+    They are computed on copies if the bundle has no kernel for their layout.
 
     Args:
         a: (m, k).
         b: (k, n); ``weight.T`` for a weight as torch.nn.Linear keeps it.
         bundle: an open bundle, or the handle of a registered one.
-        out: (m, n), written; with it there are no gradients. None allocates a row-major one.
-        out_dtype: element type of a fresh output. None takes that of ``a``, or int32 for integers.
+        out: (m, n), written; there are no gradients then. None allocates a row-major one.
+        out_dtype: element type of an allocated output. None takes that of ``a``, or int32 for integers.
         accumulator: element type, such as ``"f32"``; see :meth:`cutlass_aot.Bundle.find`.
 
     Returns:
-        ``out``. With m or n 0 it is empty, with k 0 it is zero; nothing is launched for it.
+        ``out``. If m or n is 0 it is empty, and if k is 0 it is zero, without a launch.
 
     Raises:
-        OperandError: if the operands do not go together, or a gradient is requested that there is none of:
-            with ``out``, or with FP8 operands.
+        OperandError: if the operands do not fit together, or a gradient is requested with ``out`` or with FP8
+            operands.
         KernelNotFound: if the bundle has no kernel for the operands, or, in a backward pass, for a gradient,
             unless :mod:`cutlass_aot.policy` says otherwise.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
@@ -77,23 +77,15 @@ def bmm(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``a @ b`` for each matrix of a batch; otherwise as :func:`mm`.
+    """Compute ``a @ b`` for each matrix of a batch; otherwise as :func:`mm`, also in results and errors.
 
     Args:
-        a: (batch, m, k); a stride of 0 along the batch (``expand``) is no obstacle.
-        b: (batch, k, n); likewise.
+        a: (batch, m, k); the stride along the batch may be 0 (``expand``).
+        b: (batch, k, n); the stride along the batch may be 0.
         bundle: an open bundle, or the handle of a registered one.
-        out: (batch, m, n), written; with it there are no gradients. None allocates a row-major one.
-        out_dtype: element type of a fresh output. None takes that of ``a``, or int32 for integers.
-        accumulator: element type, such as ``"f32"``; see :meth:`cutlass_aot.Bundle.find`.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        OperandError: see :func:`mm`.
-        KernelNotFound: likewise.
-        CutlassAotError: likewise.
+        out: (batch, m, n), written; there are no gradients then. None allocates a row-major one.
+        out_dtype: as for :func:`mm`.
+        accumulator: as for :func:`mm`.
     """
     if out is None:
         if is_plain(a, b):
@@ -119,35 +111,26 @@ def linear(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``x @ weight.T + bias``, as torch.nn.functional.linear. ``x`` is copied if no kernel takes its layout.
+    """Compute ``x @ weight.T + bias``, as torch.nn.functional.linear; errors are those of :func:`mm`.
 
-    The product is rounded to the output's element type before the bias is added, and the sum again.
-
-    Gradients are as for :func:`mm`; that of the bias is a sum by torch.
+    ``x`` is copied if no kernel takes its layout. The product is rounded to the output's element type before
+    the bias is added, and the sum again. Gradients are as for :func:`mm`; that of the bias is a sum by torch.
 
     Args:
         x: (..., k).
         weight: (n, k).
         bias: (n,), of the output's element type.
         bundle: an open bundle, or the handle of a registered one.
-        out: (..., n), written; with it there are no gradients. None allocates a row-major one.
-        out_dtype: element type of a fresh output. None takes that of ``x``, or int32 for integers.
-        accumulator: element type, such as ``"f32"``; see :meth:`cutlass_aot.Bundle.find`.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        OperandError: see :func:`mm`.
-        KernelNotFound: likewise.
-        CutlassAotError: likewise.
+        out: (..., n), written; there are no gradients then. None allocates a row-major one.
+        out_dtype: as for :func:`mm`.
+        accumulator: as for :func:`mm`.
     """
     if out is None:
         if is_plain(x, weight, bias):
             return compute.linear(x, weight, bias, bundle_of(bundle), out_dtype, accumulator)
         result: Tensor
         if bias is not None and torch.compiler.is_compiling():
-            # The same sum, where the compiler can fuse it with what comes next.
+            # Added here, where the compiler can fuse the sum with what follows.
             checks.check_bias(bias, weight.shape[0], checks.output_dtype(x.dtype, out_dtype))
             result = operators.linear(x, weight, None, handle_of(bundle), out_dtype, accumulator)
             return result + bias
@@ -172,27 +155,27 @@ def scaled_mm(
     out_dtype: torch.dtype,
     accumulator: str | None = None,
 ) -> Tensor:
-    """``((a @ b) * scale_a) * scale_b``, for FP8 operands that stand for themselves times their scales.
+    """Compute ``((a @ b) * scale_a) * scale_b`` for FP8 operands with scales. There are no gradients.
 
     The product is computed into f32, each multiplication is rounded to f32, and the result once more to
-    ``out_dtype``. Only if the bundle has no kernel from these operands into f32 is the product computed
-    into bf16, and so rounded to bf16 first. Within the product, FP8 tensor cores of Hopper keep fewer bits of
-    their sums than f32 has. There are no gradients.
+    ``out_dtype``. If the bundle has no kernel from these operands into f32, the product is computed into
+    bf16, and so rounded to bf16 first. Within the product, FP8 tensor cores of Hopper keep fewer bits of
+    their sums than f32 has.
 
     Args:
         a: (m, k).
-        b: (k, n); column-major for the kernels there are.
+        b: (k, n); column-major for the existing kernels.
         scale_a: f32, one element for the whole tensor, or (m, 1) for one a row.
         scale_b: f32, one element for the whole tensor, or (1, n) for one a column.
         bundle: an open bundle, or the handle of a registered one.
         out_dtype: element type of the result: f32, f16 or bf16.
-        accumulator: element type, such as ``"f32"``; see :meth:`cutlass_aot.Bundle.find`.
+        accumulator: as for :func:`mm`.
 
     Returns:
-        (m, n), row-major, fresh.
+        (m, n), row-major, newly allocated.
 
     Raises:
-        OperandError: if operands or scales do not go together, or a gradient is requested.
+        OperandError: if operands or scales do not fit together, or a gradient is requested.
         KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy` says
             otherwise.
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.

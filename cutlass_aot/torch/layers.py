@@ -21,10 +21,10 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
     Its parameters and the keys of its state are those of torch.nn.Linear, and it trains like one. Under
     autocast its operands are cast as torch.nn.Linear's are.
 
-    It keeps the bundle's handle, not the bundle. So it can be copied and pickled like any module, and what is
-    pickled has none of the bundle in it: where it is loaded, open the same bundle and pass it to
-    :func:`cutlass_aot.torch.register` before the layer is called, or BundleError says so. For another bundle
-    (another build of it, say), ``register(bundle, handle=layer.bundle)``.
+    It holds the bundle's handle, not the bundle, so it can be copied and pickled like any module. Before a
+    layer that was loaded can be called, open the same bundle and pass it to
+    :func:`cutlass_aot.torch.register`; without that, BundleError is raised. To use another bundle (such as
+    another build of it), call ``register(bundle, handle=layer.bundle)``.
 
     Attributes:
         bundle: the bundle's handle.
@@ -34,7 +34,7 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
 
     @classmethod
     def of(cls, layer: torch.nn.Linear, bundle: Bundle | str) -> PrebuiltLinear:
-        """A layer that shares the parameters of ``layer``, and its other attributes, but for hooks.
+        """A layer that shares the parameters of ``layer``, and its other attributes except hooks.
 
         Raises:
             OperandError: if ``layer`` has buffers or modules of its own.
@@ -63,7 +63,7 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
 
         Raises:
             KernelNotFound: if the bundle has no kernel for the input.
-            OperandError: if the input does not go with the weight.
+            OperandError: if the input does not fit the weight.
             BundleError: if no bundle is registered under the layer's handle in this process.
         """
         weight, bias = self.weight, self.bias
@@ -75,5 +75,5 @@ class PrebuiltLinear(torch.nn.Linear):  # type: ignore[misc]
         return linear(input, weight, bias, bundle=self.bundle)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of it."""
+        """The text that ``print`` shows for it."""
         return f"{super().extra_repr()}, bundle={self.bundle}"

@@ -1,15 +1,15 @@
 """The operators ``torch.ops.cutlass_aot``: schemas, implementations, fakes, gradients; registered at import.
 
-A bundle is passed as its handle (:mod:`cutlass_aot.torch.registry`). Outputs are row-major and fresh, or
-given as ``out``, which the ``.out`` overloads write and return nothing for: that is the form that
-functionalization of custom operators knows.
+A bundle is passed as its handle (:mod:`cutlass_aot.torch.registry`). Outputs are row-major and newly
+allocated, or given as ``out``; the ``.out`` overloads write it and return nothing, the only form that
+functionalization of custom operators supports.
 
-The implementations serve all devices, so that operands on a wrong one are refused in the bundle's words.
-Gradients are products by the same bundle, through the operator ``fitted_mm``, which copies its operands where
-the bundle has no kernel for them as they are. It has gradients itself, and so there are second ones.
+The implementations are registered for all devices, so that the bundle's own message refuses operands on a
+wrong one. Gradients are products by the same bundle, through the operator ``fitted_mm``, which copies its
+operands where the bundle has no kernel for their layout. It has gradients itself, so second derivatives work.
 
-The kernels for autograd are written out here, where torch.library.register_autograd would make them, because
-its own enter the dispatcher a second time for every call: about as dear as the rest of the call.
+The autograd kernels are written out here instead of using torch.library.register_autograd, whose kernels
+enter the dispatcher a second time for every call, which costs about as much as the rest of the call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMESPACE = "cutlass_aot"
 _library = torch.library.Library(NAMESPACE, "DEF")
 _TAGS = (
     torch.Tag.pt2_compliant_tag,
-    # A compiler hands over operands as they lie in memory in eager mode: a kernel is for one layout.
+    # Makes a compiler keep the strides of eager mode: a kernel is for one layout.
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
 )
 
@@ -54,7 +54,6 @@ def _below_autograd(operator: Any, keys: Any, arguments: Sequence[Any], options:
 
 
 def _wants_gradient(operands: Sequence[Tensor | None]) -> bool:
-    """Whether autograd is to follow the operator backwards."""
     given = [operand for operand in operands if operand is not None]
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(operand).tangent is not None for operand in given
@@ -79,10 +78,8 @@ def _with_gradients(
     """Register an operator's kernel for autograd.
 
     Args:
-        name: of the operator.
-        count: its first arguments that are tensors.
-        operator: its overload.
-        implementation: what it does below autograd.
+        count: how many of its first arguments are tensors.
+        implementation: what runs below autograd.
         save: takes a context and the arguments; keeps what ``backward`` needs, or refuses.
         backward: takes the context, which of the first arguments need a gradient, and the output's gradient.
     """
@@ -111,7 +108,7 @@ def _with_gradients(
 
 
 def _without_gradients(name: str, operator: Any, reason: str) -> None:
-    """Register kernels for an operator that autograd cannot follow; they refuse every call."""
+    """Register kernels that refuse every call that autograd would have to record."""
 
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
         operands = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
@@ -126,7 +123,7 @@ def _without_gradients(name: str, operator: Any, reason: str) -> None:
 
 
 def _writes_out(name: str, operator: Any) -> None:
-    """Register what tells autograd that ``out`` was written, in case somebody else's gradient needs it."""
+    """Register a kernel that tells autograd ``out`` was written, in case a gradient needs its old value."""
 
     def kernel(keys: Any, *arguments: Any, out: Tensor) -> Any:
         increment_version(out)
@@ -157,7 +154,7 @@ def _save_product(
 
 
 def _product_backward(ctx: Any, needed: Sequence[bool], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """dA = dOut @ B^T and dB = A^T @ dOut, each laid out as its operand is."""
+    """dA = dOut @ B^T and dB = A^T @ dOut, each with the layout of its operand."""
     a, b = ctx.saved_tensors
     of = f" of the {ctx.purpose}" if ctx.purpose else ""
     grad_a = grad_b = None
@@ -180,7 +177,7 @@ def _product_backward(ctx: Any, needed: Sequence[bool], grad: Tensor) -> tuple[T
 
 
 def _register_product(name: str, rank: int) -> tuple[Any, Any]:
-    """Register ``mm`` or ``bmm``; the operators that allocate their output, and that write a given one."""
+    """Register ``mm`` or ``bmm``: the operator that allocates its output, and the one that writes ``out``."""
 
     def implementation(
         a: Tensor,

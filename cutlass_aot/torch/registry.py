@@ -1,12 +1,12 @@
-"""Open bundles by a handle: plain text, which is all that an operator or a compiled graph can carry.
+"""Open bundles by handle: text, since operators and compiled graphs cannot carry other objects.
 
-The registry keeps bundles alive. A compiled graph, a graph of gradients or a layer holds the handle alone, so
-a weak registry would let the bundle go while they still need it; and there is little to be gained, since
-mapped libraries stay mapped for the life of the process.
+The registry keeps bundles alive. A compiled graph, a graph of gradients or a layer holds only the handle, so
+that a weak registry would let the bundle go while they need it; and it would free little, since mapped
+libraries stay mapped for the life of the process.
 
-A handle is made from the bundle's contents, and whether it was opened to choose by its rankings. It is the
-same in every process and for every copy of the bundle, so that a saved model, an exported graph or a
-compiler's cache finds its kernels again.
+A handle is made from the bundle's contents, and from whether it was opened with its rankings. It is the same
+in every process and for every copy of the bundle, so that a saved model, an exported graph or a compiler's
+cache finds its kernels again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _lock = ProcessLock()
 
 
 def register(bundle: Bundle, handle: str | None = None) -> str:
-    """Make an open bundle known under a handle, for the life of the process.
+    """Register an open bundle under a handle, for the life of the process.
 
-    The functions of this package do it for a bundle that they are given. Call it to load a saved model or an
-    exported graph, which has only the handle.
+    The functions of this package register the bundles that they are given. Call it to load a saved model or
+    an exported graph, which has only the handle.
 
     Args:
         bundle: an open bundle.
-        handle: any text; None for one made of the bundle's name, version and contents, with ``-unranked``
-            where it was opened with ``rankings=False``.
+        handle: any text; None for one made of the bundle's name, version and contents, with ``-unranked`` if
+            it was opened with ``rankings=False``.
 
     Returns:
-        The handle. Bundles with the same contents, opened alike, share one, and the first of them computes.
+        The handle. Bundles with the same contents, opened alike, share one, and the first of them is used.
 
     Raises:
         OperandError: if ``bundle`` is not an open bundle, or ``handle`` already stands for another bundle.
@@ -72,12 +72,12 @@ def register(bundle: Bundle, handle: str | None = None) -> str:
 
 def _default_handle(bundle: Bundle) -> str:
     contents = bundle.digest[:16]
-    # Opened without rankings it chooses other kernels.
+    # Without rankings it chooses other kernels.
     return f"{bundle.name}-{bundle.version}-{contents}{'' if bundle.uses_rankings else '-unranked'}"
 
 
 def bundle_of(bundle: Bundle | str) -> Bundle:
-    """The open bundle that is given, or that a handle stands for.
+    """The open bundle given, or registered under the handle given.
 
     Raises:
         BundleError: for a handle that nothing is registered under.
@@ -94,7 +94,7 @@ def bundle_of(bundle: Bundle | str) -> Bundle:
 
 
 def handle_of(bundle: Bundle | str) -> str:
-    """The handle of a bundle, which is registered if it was not; a handle stands for itself."""
+    """The handle of a bundle, which is registered if it was not; a handle is returned unchanged."""
     if isinstance(bundle, str):
         return bundle
     if torch.compiler.is_compiling():
@@ -105,14 +105,14 @@ def handle_of(bundle: Bundle | str) -> str:
 def _handle_by_identity(identity: int) -> str:
     """The handle of the bundle with this ``id``.
 
-    A tracing compiler runs it with constants alone, of which an object is none, but its identity is: the
-    compiler guards it, so that another bundle in the same variable is another compilation.
+    A tracing compiler can only run it with constant arguments. A bundle is not one, but its ``id`` is: the
+    compiler guards on it, so that another bundle in the same variable causes another compilation.
     """
-    # Held by whoever is being traced.
+    # Alive, since the traced program holds it.
     known = next((bundle for bundle in list(_handles) if id(bundle) == identity), None)
     bundle = known or next(found for found in gc.get_objects() if id(found) == identity)
     return register(bundle)
 
 
-# What torch.compiler.assume_constant_result sets; that function would import the compiler here and now.
+# As torch.compiler.assume_constant_result does, which would import the compiler now.
 _handle_by_identity._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Swap a model's linear layers for ones that a bundle computes, and say which were not, and why."""
+"""Replace a model's linear layers by ones that a bundle computes, and report which were not, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
 
 ROWS = (1, 3, 4096)
-"""Numbers of rows that a bundle has to have kernels for to serve a layer: one, an odd one and many."""
+"""Numbers of rows that a bundle must have kernels for to serve a layer: one, an odd number and many."""
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -34,15 +34,9 @@ _HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What became of one linear layer.
+    """The outcome for one linear layer, with n output and k input features.
 
-    Attributes:
-        name: its path in the model.
-        n: output features.
-        k: input features.
-        dtype: element type of its weight, as torch names it.
-        replaced: whether the bundle computes it now.
-        reason: why not; empty if it does.
+    ``name`` is its path in the model; ``reason`` is empty if it was replaced.
     """
 
     name: str
@@ -55,11 +49,9 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a model's linear layers; ``str`` of it is a table.
+    """The outcome for a model's linear layers, in the order of its modules; ``str`` of it is a table.
 
-    Attributes:
-        bundle: the bundle's handle.
-        layers: in the order of the model's modules.
+    ``bundle`` is the bundle's handle.
     """
 
     bundle: str
@@ -72,7 +64,7 @@ class Report:
 
     @property
     def refused(self) -> tuple[LayerReport, ...]:
-        """Layers that stayed what they were, each with its reason."""
+        """Layers that were left as they are, each with its reason."""
         return tuple(layer for layer in self.layers if not layer.replaced)
 
     def __str__(self) -> str:
@@ -97,20 +89,20 @@ def replace_linear(
     *,
     filter: Callable[[str, torch.nn.Linear], bool] | None = None,
 ) -> Report:
-    """Swap the torch.nn.Linear layers of a model, in place, for :class:`PrebuiltLinear` ones.
+    """Replace the torch.nn.Linear layers of a model, in place, by :class:`PrebuiltLinear` ones.
 
-    Parameters are shared, so optimizers and state dictionaries stay valid. A layer is swapped if the bundle
-    describes kernels for it, whatever the number of rows; nothing is launched to find out. Left as they are:
-    subclasses, layers with hooks, buffers, modules or a ``forward`` of their own, and what the bundle has no
-    kernel for.
+    Parameters are shared, so optimizers and state dictionaries stay valid. A layer is replaced if the bundle
+    describes kernels for it for any number of rows; nothing is launched to find out. Left as they are:
+    subclasses, layers with hooks, or with buffers, modules or a ``forward`` of their own, and layers that the
+    bundle has no kernel for.
 
     Args:
         module: the model, on the device it is to run on.
-        bundle: an open bundle; registered, and so kept open.
-        filter: takes a layer's path and the layer; false leaves it as it is.
+        bundle: an open bundle; it is registered, and so kept open.
+        filter: takes a layer's path and the layer; if it returns false, the layer is left as it is.
 
     Returns:
-        What became of each layer: print it.
+        The outcome for each layer, to be printed.
 
     Raises:
         OperandError: if ``bundle`` is not an open bundle.
@@ -118,7 +110,7 @@ def replace_linear(
     handle = register(bundle)
     made: dict[torch.nn.Linear, PrebuiltLinear] = {}
     layers = []
-    # A layer that is in the model twice is found twice, and swapped for the same one.
+    # A layer that is in the model twice is visited twice, and replaced by one and the same layer.
     for name, layer in list(module.named_modules(remove_duplicate=False)):
         if not isinstance(layer, torch.nn.Linear):
             continue
@@ -147,7 +139,6 @@ def _refusal(
     bundle: Bundle,
     filter: Callable[[str, torch.nn.Linear], bool] | None,
 ) -> str:
-    """Why a layer is left as it is; empty if it can be swapped."""
     if isinstance(layer, PrebuiltLinear):
         return f"already computed by {layer.bundle}"
     if type(layer) is not torch.nn.Linear:

@@ -15,8 +15,7 @@ _MEMORY = 2
 class Clocks:
     """Reads the clocks of one GPU. A context manager; outside of it, everything is None.
 
-    Args:
-        bus_id: PCI bus address of the GPU, as the driver gives it: ordinals of NVML are not those of CUDA.
+    ``bus_id`` is the PCI bus address of the GPU, since ordinals of NVML are not those of CUDA.
     """
 
     def __init__(self, bus_id: str) -> None:
@@ -49,7 +48,7 @@ class Clocks:
             self._library = None
 
     def sm_mhz(self) -> int | None:
-        """Present clock of the multiprocessors."""
+        """Present clock of the streaming multiprocessors."""
         return self._number("nvmlDeviceGetClockInfo", ctypes.c_int(_SM))
 
     def memory_mhz(self) -> int | None:
@@ -57,7 +56,7 @@ class Clocks:
         return self._number("nvmlDeviceGetClockInfo", ctypes.c_int(_MEMORY))
 
     def power_limit_watts(self) -> float | None:
-        """Power that the GPU is held to."""
+        """Enforced power limit."""
         milliwatts = self._number("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1000
 

@@ -1,9 +1,9 @@
-"""The bench: checks and times kernels on a GPU, with torch for memory, events and graphs.
+"""Check and time kernels on a GPU, with torch for memory, events and graphs.
 
-Every kernel of a problem runs once on operands whose product is known; those that are wrong are out. The
-others are each captured in a CUDA graph that launches them on one set of operands after the other
-(:mod:`cutlass_aot.tuning.rotation`), so that the host has no part in the time, and the graphs are replayed
-between events as :mod:`cutlass_aot.tuning.search` asks.
+Every kernel of a problem runs once on operands whose product is known, and wrong ones are excluded. Each of
+the others is captured in a CUDA graph that launches it on one set of operands after the other
+(:mod:`cutlass_aot.tuning.rotation`), so that host time is not measured. The graphs are replayed between
+events in the order that :mod:`cutlass_aot.tuning.search` asks for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Operands = tuple[Any, Any, Any]
 
 
 def import_torch(ordinal: int) -> Any:
-    """torch, able to use a GPU."""
+    """Import torch; refuse one that cannot use a GPU."""
     try:
         import torch
     except ImportError as error:
@@ -56,7 +56,7 @@ def import_torch(ordinal: int) -> Any:
 
 
 class GpuBench:
-    """Measures on one GPU; a context manager, within which torch works on that GPU in full precision."""
+    """Measures on one GPU; a context manager, within which torch uses that GPU in full precision."""
 
     def __init__(self, torch: Any, ordinal: int, effort: Effort) -> None:
         self._torch = torch
@@ -73,7 +73,7 @@ class GpuBench:
         self._precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         self._device = torch.device("cuda", self._ordinal)
-        # A stream of our own: the legacy default stream cannot be captured.
+        # A new stream: the legacy default stream cannot be captured.
         self._within = torch.cuda.stream(torch.cuda.Stream(self._device))
         self._within.__enter__()
         self.clocks.__enter__()
@@ -155,15 +155,15 @@ class GpuBench:
         self._warm = True
 
     def _load(self, job: Job, operands: Operands) -> None:
-        """Launch each kernel of a group once, because the first launch loads it, which takes long."""
+        """Launch each kernel of a group once: the first launch loads it, which takes long."""
         for handle in job.kernels:
-            # A launch that is refused is refused again where it is checked.
+            # A refused launch is reported when it is checked.
             with contextlib.suppress(CutlassAotError):
                 handle.launch(*operands)
         self._loaded.add(job.digest)
 
     def _operands(self, rotation: Rotation, job: Job, extents: Extents) -> list[Operands]:
-        """Sets of equal operands, the outputs left as they are."""
+        """Copies of the operands, one for each set; outputs are not initialised."""
         torch = self._torch
         needed = rotation.total_bytes + rotation.flush_bytes
         if self._memory is None or self._memory.numel() < needed:
@@ -188,13 +188,13 @@ class GpuBench:
         return sets
 
     def _flushed(self, rotation: Rotation) -> Any:
-        """Memory behind the sets, None where the cache need not be flushed."""
+        """Memory behind the sets to flush the cache with; None where that is not needed."""
         if not rotation.flush_bytes:
             return None
         return self._memory[rotation.total_bytes : rotation.total_bytes + rotation.flush_bytes]
 
     def _lying(self, place: Place, base: int = 0) -> Any:
-        """An operand as it lies in memory: contiguous."""
+        """A contiguous view of an operand's memory."""
         begin = base + place.offset
         dtype = getattr(self._torch, DTYPES[place.dtype].torch)
         return self._memory[begin : begin + place.bytes].view(dtype).view(place.memory)
@@ -204,9 +204,8 @@ class GpuBench:
     ) -> tuple[dict[int, str], float]:
         """Compare each kernel's result with the reference.
 
-        Returns:
-            Reasons by the number of each kernel that is wrong, and the seconds of the fastest launch; a
-            launch that is shorter than the host takes for it is not told from that.
+        Returns the reasons by number of each wrong kernel, and the seconds of the fastest launch, which
+        include the host's time where that is longer.
         """
         torch = self._torch
         constraints = job.kernels[0].group.operands
@@ -232,7 +231,7 @@ class GpuBench:
             launched.append((index, begin, end, reference.error(lying)))
         if not launched:
             return failed, BATCH_SECONDS
-        # One wait for all of them.
+        # Synchronise once for all.
         errors = torch.stack([error for *_, error in launched]).tolist()
         fastest = math.inf
         for (index, begin, end, _), found in zip(launched, errors, strict=True):
@@ -250,12 +249,12 @@ class GpuBench:
 class GraphStopwatch:
     """Times kernels on one problem by replaying CUDA graphs of their launches between events.
 
+    Uses torch's current stream, which must allow capture. Each launch takes the next of the sets.
+
     Args:
-        torch: the module; all is done on its current stream, which can be captured.
-        sets: operands; each launch takes the next.
         flush: memory to write over before each batch; None if the sets together exceed the L2 cache.
         fastest: about how many seconds the fastest kernel takes.
-        waiting: called while the GPU works, once a round.
+        waiting: called once a round while the GPU works.
     """
 
     def __init__(
@@ -273,13 +272,13 @@ class GraphStopwatch:
         self._graphs: dict[int, Any] = {}
         self._events: dict[int, tuple[Any, Any]] = {}
         self._replays = 1
-        # Whole turns of the rotation, so that no replay begins with what the one before has just used.
+        # Whole turns of the rotation, so that no replay begins with the set that the last one ended with.
         turn = len(sets)
         turns = round(BATCH_SECONDS / (turn * fastest)) if flush is None else 1
         self._launches = turn * max(1, min(turns, MOST_SETS // turn))
 
     def capture(self, index: int, handle: KernelHandle) -> None:
-        """Capture launches of a kernel, which then is candidate ``index``, and replay them once."""
+        """Capture launches of a kernel, which becomes candidate ``index``, and replay them once."""
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
@@ -290,7 +289,7 @@ class GraphStopwatch:
             _abandon(graph)
             raise
         graph.capture_end()
-        # The first replay brings it onto the GPU.
+        # The first replay uploads the graph.
         graph.replay()
         self._graphs[index] = graph
         self._events[index] = (_event(torch), _event(torch))
@@ -319,7 +318,7 @@ class GraphStopwatch:
 
 
 def _abandon(graph: Any) -> None:
-    """End a capture that failed; whatever it says, the reason is known already."""
+    """End a capture that failed, ignoring further errors: the first one is the reason."""
     try:
         graph.capture_end()
     except RuntimeError:
@@ -331,7 +330,7 @@ def _event(torch: Any) -> Any:
 
 
 def _microseconds(seconds: float) -> float:
-    """With three digits after the point, and no time so short that none is left."""
+    """Microseconds with three decimals, and never 0."""
     return max(round(seconds * 1e6, 3), 0.001)
 
 

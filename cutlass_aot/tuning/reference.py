@@ -1,8 +1,9 @@
-"""Right results to hold candidates against, on the GPU: random operands, their product, the error allowed.
+"""Reference results to check candidates on the GPU: random operands, their product, the error allowed.
 
 The product is computed by torch in f64 where it is small or the output is f64, else in f32. Integer operands
 are even and so small that every sum is exact in f32; results are then multiples of 4, and compared exactly.
-Floating results may be off, relative to the element's magnitude plus the root mean square of the product, by
+The error allowed for floating results, relative to the element's magnitude plus the root mean square of the
+product, is
 
     (unit roundoff of the output) + 4 * sqrt(K) * (roundoff of the accumulation) + 1e-13
 
@@ -40,7 +41,7 @@ _FP8_NAN = 0x7F
 """NaN in both FP8 formats."""
 
 _EXACT_SUM = 2**24
-"""Largest magnitude up to which every whole number is an f32."""
+"""Magnitude up to which f32 represents every whole number."""
 
 _SMALL_WORK = 2**31
 """Multiply-adds up to which f64 is affordable on a GPU that has little of it."""
@@ -55,7 +56,7 @@ def is_integer(dtype: str) -> bool:
 
 
 def tolerance(operands: Sequence[OperandConstraint], accumulator: str, extents: Extents) -> float:
-    """Largest error of an output (see the module's description); 0, exact, for an integer output."""
+    """Largest error allowed (see the module's description); 0 for an integer output."""
     out = operands[-1].dtype
     if is_integer(out):
         return 0.0
@@ -75,10 +76,9 @@ def reference_dtype(operands: Sequence[OperandConstraint], extents: Extents) -> 
 
 
 def integer_range(operands: Sequence[OperandConstraint], k: int) -> tuple[int, int]:
-    """How integer operands are filled, so that neither an f32 nor the output overflows.
+    """How to fill integer operands, so that neither an f32 nor the output overflows.
 
-    Returns:
-        The largest magnitude, an even number, and which of every so many elements along K is not zero.
+    Returns the largest magnitude, an even number, and the step along K between elements that are not zero.
     """
     out = operands[-1].dtype
     largest = min(_EXACT_SUM, _largest(out)) if is_integer(out) else _EXACT_SUM
@@ -97,16 +97,11 @@ def fill(
 ) -> None:
     """Fill an operand with random values.
 
-    Args:
-        torch: the module.
-        memory: (batch, major, minor) of the operand, contiguous.
-        position: of the operand: 0 for a, 1 for b.
-        operands: of the group.
-        extents: of the problem.
+    ``memory`` is (batch, major, minor) of the operand, contiguous; ``position`` is 0 for a, 1 for b.
     """
     operand = operands[position]
     if not is_integer(operand.dtype):
-        # An FP8 output overflows early: then the product's elements have a variance of 1.
+        # FP8 outputs overflow early, so elements of the product get a variance of 1.
         spread = extents.k**-0.25 if operands[-1].dtype.startswith("f8") else 1.0
         if operand.dtype.startswith("f8"):
             values = torch.empty(memory.shape, dtype=torch.float16, device=memory.device)
@@ -126,7 +121,7 @@ def fill(
 
 
 def poison(torch: Any, memory: Any) -> None:
-    """Fill an output with what no result is: NaN, or an odd number."""
+    """Fill an output with a value that no result has: NaN, or an odd number."""
     if not memory.is_floating_point():
         memory.fill_(INTEGER_POISON % 256 if memory.dtype == torch.uint8 else INTEGER_POISON)
     elif memory.dtype.itemsize == 1:
@@ -136,21 +131,15 @@ def poison(torch: Any, memory: Any) -> None:
 
 
 class Reference:
-    """The product of a problem's operands.
+    """The product of a problem's operands, (batch, m, k) and (batch, k, n), computed in ``dtype``.
 
-    Args:
-        torch: the module; float32 products have to be set to full precision.
-        a: (batch, m, k).
-        b: (batch, k, n).
-        out: where the output lies.
-        dtype: element type to compute in.
-        exact: whether errors are absolute, as for integers.
+    float32 products have to be set to full precision. If ``exact``, as for integers, errors are absolute.
     """
 
     def __init__(self, torch: Any, a: Any, b: Any, out: Place, dtype: str, *, exact: bool) -> None:
         wide = getattr(torch, DTYPES[dtype].torch)
         product = torch.matmul(a.to(wide), b.to(wide))
-        # In the order of the output's memory, so that both are compared as they lie.
+        # In the order of the output's memory, so that no transposition is needed to compare.
         self._product = (product.transpose(1, 2) if out.transposed else product).contiguous().view(-1)
         self._scale = None
         if not exact:
@@ -159,11 +148,7 @@ class Reference:
         self._torch = torch
 
     def error(self, memory: Any) -> Any:
-        """Largest error of an output, as a tensor on the GPU; NaN where it was not written.
-
-        Args:
-            memory: of the output, contiguous.
-        """
+        """Largest error of an output (contiguous), as a tensor on the GPU; NaN where it was not written."""
         found = []
         for begin in range(0, self._product.numel(), _CHUNK):
             part = slice(begin, begin + _CHUNK)

@@ -1,6 +1,6 @@
-"""Where the operands of a problem lie: several sets of them in one piece of memory, used in turn.
+"""Placement of a problem's operands: several sets in one piece of memory, used in turn.
 
-A launch then finds its operands in memory and not in the L2 cache, as the weights of a model are found.
+A launch then finds its operands in memory and not in the L2 cache, as is the case for the weights of a model.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ MOST_SETS = 64
 """More would take longer to capture than to run."""
 
 ALIGNMENT = 512
-"""Bytes; what an allocator gives, and enough for any operand."""
+"""Bytes; as allocators align, and enough for any operand."""
 
 _EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One operand within a set.
+    """One operand within a set, ``offset`` bytes from the set's beginning.
 
-    Attributes:
-        dtype: element type.
-        offset: bytes from the beginning of the set.
-        memory: extents in the order of memory, compact: batch, then the other mode, then the contiguous one.
-        transposed: whether the contiguous mode is the last but one (column-major).
+    ``memory`` has the extents in the order of memory, compact: batch, then the other mode, then the
+    contiguous one. ``transposed`` tells whether the contiguous mode is the last but one (column-major).
     """
 
     dtype: str
@@ -40,20 +37,16 @@ class Place:
 
     @property
     def bytes(self) -> int:
-        """Size."""
+        """Size of the operand."""
         return math.prod(self.memory) * DTYPES[self.dtype].bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Sets of operands.
+    """Sets of operands, ``set_bytes`` apart; ``places`` are those of a, b and out.
 
-    Attributes:
-        places: of a, b and out.
-        set_bytes: from one set to the next.
-        sets: number of sets.
-        flush_bytes: memory to write over before each batch of launches; 0 where the sets together exceed
-            twice the L2 cache, so that each launch evicts what a later one needs.
+    ``flush_bytes`` of memory are written over before each batch of launches; 0 if the sets together exceed
+    twice the L2 cache, so that each launch evicts what a later one needs.
     """
 
     places: tuple[Place, ...]

@@ -1,7 +1,7 @@
-"""Rank candidates by time: a first look that drops those far behind, then rounds over the rest.
+"""Rank candidates by time: a first look that drops the slow ones, then rounds over the rest.
 
-Each round times every candidate once, one after the other, so that a clock that drifts or throttles meets
-all of them alike; every second round goes backwards, so that none always follows the same neighbour. The
+Each round times every candidate once, one after the other, so that drifting or throttled clocks affect all of
+them alike; every second round goes backwards, so that no candidate always follows the same neighbour. The
 time of a candidate is the median over the rounds.
 """
 
@@ -17,7 +17,7 @@ Standing = tuple[tuple[int, float], ...]
 
 
 class Stopwatch(Protocol):
-    """Times the candidates of one problem, which are numbers here."""
+    """Times the candidates of one problem, which are identified by numbers."""
 
     def time(self, candidates: Sequence[int]) -> Sequence[float]:
         """Time one batch of launches of each candidate in this order; seconds a launch, in the same order."""
@@ -28,12 +28,12 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        first_looks: rounds over all candidates, whose best times decide who goes on.
-        stop_ratio: a candidate that is slower than the leader by more than this factor does not go on.
-        least_rounds: rounds over those that go on, however long they take.
+        first_looks: rounds over all candidates, whose best times decide which of them continue.
+        stop_ratio: a candidate that is slower than the fastest by more than this factor is dropped.
+        least_rounds: rounds over the rest, however long they take.
         most_rounds: rounds, however short they are.
         seconds: after the least rounds, no round begins later than this.
-        exhaustive: nobody is dropped.
+        exhaustive: no candidate is dropped.
     """
 
     first_looks: int = 2
@@ -46,11 +46,9 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The outcome of one problem.
+    """The outcome of one problem: candidates measured to the end, by the median of their times.
 
-    Attributes:
-        ranked: those that were measured to the end, by the median of their times.
-        stopped: those that were dropped after the first looks, by the best of their times.
+    ``stopped`` are those that were dropped after the first looks, by the best of their times.
     """
 
     ranked: Standing
@@ -60,7 +58,7 @@ class Ranked:
 def rank(
     candidates: Sequence[int], stopwatch: Stopwatch, clock: Callable[[], float], effort: Effort
 ) -> Ranked:
-    """Rank candidates; ``clock`` gives the seconds that the effort is checked against."""
+    """Rank candidates; ``clock`` gives the seconds that ``effort`` limits."""
     if not candidates:
         return Ranked((), ())
     begin = clock()

@@ -1,4 +1,4 @@
-"""Measure groups problem by problem: what is left to do, what is kept after each, and how it goes."""
+"""Measure groups problem by problem: what remains to be done, saving, and reports of progress."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProbl
 from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0
-"""Results are written after a problem if the last time is longer ago than this: a kill loses no more."""
+"""Results are saved after a problem if the last time is longer ago than this; a kill loses no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One group to be measured.
-
-    Attributes:
-        digest: of the group.
-        name: readable name of it.
-        kernels: its kernels.
-        problems: those that its operands allow.
-    """
+    """One group to be measured, with the problems that its operands allow."""
 
     digest: str
     name: str
@@ -46,20 +39,20 @@ class Skipped:
 
 
 class Bench(Protocol):
-    """Measures the kernels of a group on one problem; :mod:`cutlass_aot.tuning.gpu` has the real one."""
+    """Measures the kernels of a group on one problem; implemented by :mod:`cutlass_aot.tuning.gpu`."""
 
     def measure(self, job: Job, extents: Extents) -> TunedProblem | Skipped:
         """Check and time all kernels of a job."""
 
 
 class Report(Protocol):
-    """Is told how it goes."""
+    """Receives the progress."""
 
     def measured(self, job: Job, problem: TunedProblem) -> None:
         """A problem was measured."""
 
     def kept(self, job: Job, problem: TunedProblem) -> None:
-        """A problem had been measured before."""
+        """A problem is skipped, as it was measured before."""
 
     def skipped(self, job: Job, extents: Extents, reason: str) -> None:
         """A problem could not be measured."""
@@ -70,13 +63,8 @@ def plan(
 ) -> tuple[list[Job], list[str]]:
     """The groups to measure on a GPU, and notes on what is left out.
 
-    A group that a better target of the GPU has too is left out: nothing would choose it.
-
-    Args:
-        bundle: whose kernels are measured.
-        filters: as for :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
-        extents: problems.
-        capability: compute capability of the GPU.
+    A group that the bundle also has for a better target of the GPU is left out, as it would never be chosen.
+    ``filters`` are those of :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
     """
     targets = runnable_targets(bundle.targets, capability)
     handles: dict[str, list[KernelHandle]] = {}
@@ -119,12 +107,9 @@ def _index(targets: Sequence[str], target: str) -> int:
 
 
 def resumed(before: Tuning, now: Tuning, bundle: Bundle) -> Tuning:
-    """What was measured before, to go on from; with the date and versions of now.
+    """Earlier measurements to continue from, with the date and versions of now.
 
-    Args:
-        before: a file that was read.
-        now: a tuning without groups, of this GPU, driver and bundle.
-        bundle: whose kernels are measured.
+    ``before`` was read from a file; ``now`` is a tuning without groups, of this GPU, driver and bundle.
     """
     fit = fits(
         before,
@@ -155,18 +140,11 @@ def run(
     *,
     exhaustive: bool = False,
 ) -> Tuning:
-    """Measure what ``tuning`` lacks, and save after each problem (:data:`SAVE_SECONDS`) and at the end.
+    """Measure what ``tuning`` lacks, saving after problems (see :data:`SAVE_SECONDS`) and at the end.
 
-    Also saves what there is when it is interrupted or the bench fails, and lets that pass on.
-
-    Args:
-        jobs: what is to be there in the end.
-        tuning: what is there; groups and problems that no job names are kept.
-        bench: measures.
-        save: writes the tuning file.
-        report: is told.
-        clock: seconds.
-        exhaustive: whether a problem of which some kernels were stopped counts as not measured.
+    What was measured is also saved on an interrupt or an error of the bench, which is then raised again. The
+    result contains all jobs, and everything of ``tuning`` that is in no job. With ``exhaustive``, a problem
+    at which some kernels were stopped is measured again. ``clock`` gives seconds.
     """
     saved = clock()
     changed = False
@@ -200,7 +178,7 @@ def _problems(tuning: Tuning, digest: str) -> tuple[TunedProblem, ...]:
 
 
 def _with(tuning: Tuning, job: Job, problem: TunedProblem) -> Tuning:
-    """``tuning`` with a problem of a job's group put in, or in place of what was known of it."""
+    """``tuning`` with a problem of a job's group added or replaced."""
     kernels = {
         handle.digest: TunedKernel(handle.digest, handle.entry.object_sha256, handle.name)
         for handle in job.kernels

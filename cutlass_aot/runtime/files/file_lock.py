@@ -1,8 +1,8 @@
-"""Locks that a process holds as long as it lives. They save work; nothing relies on them.
+"""Locks held at most as long as a process lives. They save work, and correctness does not depend on them.
 
-The package ``filelock`` does not fit here. Where a file system has no ``flock``, it makes a lock that is only
-a file, which stays behind when its owner is killed and would stop everybody for ever; here nothing is locked
-then. Its import also takes longer than the first use of a kernel or of a store may wait.
+The package ``filelock`` does not fit here. Where a file system has no ``flock``, it falls back to a lock that
+is just a file, which stays behind when its owner is killed and would block everybody for ever; here nothing
+is locked then. Its import also takes too long for the first use of a kernel or a store.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 
 
 class Lock:
-    """One lock: a file, removed when it is given back.
+    """One lock: a file, removed when it is released.
 
     Args:
         path: the file; a symbolic link is refused.
-        shared: whether several users lock it. Then anybody may open the file, and one that may not be opened
+        shared: whether several users lock it. Then any user may open the file, and one that cannot be opened
             counts as held by another user.
 
     Attributes:
@@ -36,19 +36,15 @@ class Lock:
         self._descriptor: int | None = None
 
     def try_acquire(self, *, create: bool = True) -> bool:
-        """Take it without waiting; False while another holds it. True, too, where there are no locks.
+        """Take it without waiting; False while another process holds it. True also if there are no locks.
 
-        Args:
-            create: whether to make the file; else it has to be there.
-
-        Raises:
-            OSError: if the file cannot be opened.
+        Without ``create`` the file has to exist. OSError is raised if it cannot be opened.
         """
         # Non-blocking, or opening a FIFO would wait.
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         while True:
-            # Not inherited by programs that are started; kept in the object before it is locked, so that an
-            # interrupt between the two leaves nothing that release() misses.
+            # Not inherited by child programs. Stored before it is locked, so that release() finds it even if
+            # an interrupt comes between.
             try:
                 self._descriptor = os.open(self.path, flags, 0o666 if self._shared else 0o600)
             except PermissionError:
@@ -70,20 +66,17 @@ class Lock:
             self._close()
 
     def release(self, *, remove: bool = True) -> None:
-        """Give it back and remove its file. One that is not held is left alone.
-
-        Args:
-            remove: whether to remove the file; not one that is somebody else's.
-        """
+        """Release it and remove its file, unless ``remove`` is False. Does nothing if it is not held."""
         if self._descriptor is not None:
-            # While it is held: whoever opened the file before finds that it is gone, and opens the new one.
+            # Removed while held: a process that opened the file before sees that it is gone, and opens a new
+            # one.
             if remove:
                 with contextlib.suppress(OSError):
                     self.path.unlink()
             self._close()
 
     def _is_current(self, descriptor: int) -> bool:
-        """Whether the file that was locked is still the one of this name: its last owner removes it."""
+        """Whether the locked file still has this name: its last owner may have removed it."""
         mine = os.fstat(descriptor)
         try:
             there = self.path.stat()
@@ -93,7 +86,7 @@ class Lock:
 
     def _close(self) -> None:
         if self._descriptor is not None:
-            # Not by closing alone: a child forked meanwhile has the same lock, and may live long.
+            # Closing alone is not enough: a child forked meanwhile shares the lock, and may live long.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)

@@ -1,6 +1,6 @@
-"""Public keys and signatures: read, and checked against a bundle's manifest.
+"""Read public keys and signatures, and check them against a bundle's manifest.
 
-The package ``cryptography`` is imported when a key is read or a signature verified, and at no other time.
+The package ``cryptography`` is imported only when a key is read or a signature verified.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cutlass_aot.schema.bundles.signature import (
 )
 
 KEY_SUFFIX = ".pub"
-"""Of the files that are keys in a directory of public keys."""
+"""Suffix of keys in a directory of public keys."""
 
 MAX_KEY_FILE = 1 << 16
-"""Bytes of a key's file that are read at most."""
+"""Most bytes that are read of a key file."""
 
 _PEM = b"-----BEGIN "
-"""What each thing in a file in PEM begins with. Source: RFC 7468, section 2."""
+"""Beginning of each item in a PEM file. Source: RFC 7468, section 2."""
 
 _NEEDED = (
     "keys and signatures need the package cryptography, which cannot be imported here ({}): "
@@ -41,19 +41,14 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A public key.
-
-    Attributes:
-        raw: its 32 bytes.
-        source: the file that it was read from.
-    """
+    """A public key: its 32 bytes, and the file that it was read from."""
 
     raw: bytes
     source: str
 
     @property
     def id(self) -> str:
-        """How it is called."""
+        """The name by which messages and signature files refer to it."""
         return key_id(self.raw)
 
     def __str__(self) -> str:
@@ -62,13 +57,9 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A file in a bundle's folder of signatures, after a look at it.
+    """A file in a bundle's folder of signatures, examined; ``signature`` is None if it cannot be read.
 
-    Attributes:
-        path: where it is in the bundle.
-        signature: what it says; None if it cannot be read.
-        problem: what is wrong with it; empty for a right signature of this bundle, and for one that was not
-            to be checked.
+    ``problem`` is empty for a valid signature of this bundle, and for one that was not checked.
     """
 
     path: str
@@ -77,7 +68,7 @@ class Examined:
 
 
 def ed25519() -> Any:
-    """The module of ``cryptography`` that has the algorithm."""
+    """The module of ``cryptography`` that implements Ed25519."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519 as module
     except ImportError as error:
@@ -86,7 +77,7 @@ def ed25519() -> Any:
 
 
 def why_unchecked() -> str:
-    """Why no signature can be checked here; empty where they can be."""
+    """Why signatures cannot be checked here; empty if they can."""
     try:
         ed25519()
     except SignatureError as error:
@@ -104,14 +95,14 @@ def serialization() -> Any:
 
 
 def read_key_file(path: Path) -> bytes:
-    """The bytes of a key's file."""
+    """Read a file of a public or a private key."""
     try:
         # Non-blocking, or opening a FIFO would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
             data = file.read(MAX_KEY_FILE + 1) or b""
     except OSError as error:
         raise SignatureError(f"key {path} cannot be read: {error.strerror or error}") from None
-    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    # A path with a NUL, or one that the file system's encoding cannot express.
     except ValueError as error:
         raise SignatureError(f"{os.fspath(path)!r} cannot be the path of a key: {error}") from None
     if len(data) > MAX_KEY_FILE:
@@ -129,14 +120,14 @@ def read_public_key(path: Path) -> PublicKey:
             f"private key, as NAME{KEY_SUFFIX}; a private key belongs on no machine that loads bundles"
         )
     if data.count(_PEM) > 1:
-        # The first of them would count, and the others would seem to.
+        # Only the first would count, though the others would seem to.
         raise SignatureError(
             f"{path} holds {data.count(_PEM)} keys or other things in PEM, expected one public key a file: "
             f"give each a file of its own, in a directory as *{KEY_SUFFIX} if there are many"
         )
     try:
         key = serialization().load_pem_public_key(data)
-    # It raises errors of its own for algorithms that it does not know.
+    # cryptography has its own exception classes for unknown algorithms.
     except Exception as error:
         raise SignatureError(f"{path} is not a public key in PEM: {error}") from None
     if not isinstance(key, module.Ed25519PublicKey):
@@ -145,15 +136,11 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey, ...]:
-    """Read public keys, each once, in order.
-
-    Args:
-        paths: files, and directories, of which every file ``*.pub`` is a key.
-    """
+    """Read public keys, each once, in order: from files, and from every ``*.pub`` file of directories."""
     found: dict[bytes, PublicKey] = {}
     for given in paths:
         if not os.fspath(given):
-            # What pathlib takes for the current directory, with whatever keys lie there.
+            # pathlib would take it for the current directory, whose keys nobody chose to trust.
             raise SignatureError(
                 "an empty path names no keys: expected a file or a directory of public keys (is a variable "
                 "unset?)"
@@ -176,7 +163,7 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
 
 
 def is_right(signature: Signature, manifest: bytes) -> bool:
-    """Whether a signature is by the key that it names, and of the bundle with this manifest."""
+    """Whether a signature was made by the key that it names, for the bundle with this manifest."""
     return verifies(signature.public_key, signature.signature, signed_message(manifest))
 
 
@@ -193,12 +180,7 @@ def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def read_signature(root: Path, path: str) -> Signature:
-    """Read a signature's file of a bundle; whether it is right is another question.
-
-    Args:
-        root: the bundle.
-        path: of the file in it.
-    """
+    """Read a signature file, given by its path in the bundle; the signature is not verified."""
     signature = Signature.from_bytes(read_bounded(root, path, MAX_SIGNATURE_FILE), path)
     if signature.path != path:
         raise CorruptFile(f"{path} is by key {signature.key}: expected it as {signature.path}")
@@ -206,24 +188,19 @@ def read_signature(root: Path, path: str) -> Signature:
 
 
 def is_signed(root: Path) -> bool:
-    """Whether a bundle has signatures; whose, and whether they are good, is not looked at."""
+    """Whether a bundle has signatures; they are neither read nor verified."""
     try:
         return (root / SIGNATURES).is_dir()
     except OSError:
-        # Whoever reads the bundle says why it cannot be looked at.
+        # Reading the bundle reports why.
         return False
 
 
 def examine(root: Path, manifest: bytes, *, check: bool = True) -> list[Examined]:
-    """Look at every file in a bundle's folder of signatures, at :data:`MAX_SIGNATURES` of them at most.
+    """Examine the files in a bundle's folder of signatures, at most :data:`MAX_SIGNATURES` of them, by path.
 
-    Args:
-        root: the bundle.
-        manifest: the bytes of its manifest that count.
-        check: whether to hold signatures against the manifest; else only what they look like is looked at.
-
-    Returns:
-        By path; what is wrong with the folder itself stands under its name.
+    With ``check`` False only their form is checked, not the signatures. A problem with the folder itself is
+    listed under the folder's name.
     """
     try:
         folder = os.open(
@@ -261,7 +238,7 @@ def _examined(root: Path, path: str, manifest: bytes, check: bool) -> Examined:
 def signers(root: Path, manifest: bytes, keys: Sequence[PublicKey]) -> tuple[PublicKey, ...]:
     """Those of the keys that have signed the bundle with this manifest.
 
-    Their own files alone are read: what else is in the folder of signatures can neither help nor harm.
+    Only the files of these keys are read, so that no other file in the folder of signatures has any effect.
     """
     return tuple(key for key in keys if _has_signed(root, manifest, key))
 

@@ -1,8 +1,8 @@
-"""Whose bundles this process loads: those of anybody, or those that given keys have signed.
+"""Decide which bundles this process loads: any, or only those signed by given keys.
 
 Keys are required by the argument ``keys`` of :func:`cutlass_aot.open`, by :func:`trust` for the process, and
 by the environment variable ``CUTLASS_AOT_TRUSTED_KEYS``. An argument and :func:`trust` both have to be
-satisfied; where there is either, the variable does not count, and the log says so.
+satisfied; if either is given, the variable is ignored, and the log says so.
 """
 
 from __future__ import annotations
@@ -33,25 +33,14 @@ _EXPECTED = "expected files or directories of public keys, as text or as paths"
 
 
 class Required(NamedTuple):
-    """Keys of which one has to have signed a bundle.
-
-    Attributes:
-        by: who requires that, in words.
-        keys: at least one.
-    """
+    """Keys of which one has to have signed a bundle; ``by`` says in words who requires it."""
 
     by: str
     keys: tuple[PublicKey, ...]
 
 
 class _Opened(NamedTuple):
-    """A directory that was opened.
-
-    Attributes:
-        name: of the bundle.
-        path: of the directory.
-        signers: the required keys that had signed it, each as its 32 bytes.
-    """
+    """A directory that was opened; ``signers`` has the 32 bytes of each required key that had signed it."""
 
     name: str
     path: Path
@@ -59,11 +48,9 @@ class _Opened(NamedTuple):
 
 
 class _Process:
-    """What this process requires, and what it has opened."""
-
     def __init__(self) -> None:
         self.lock = ProcessLock()
-        # For good: a kernel may be held where its bundle is not, and what was mapped is never unmapped.
+        # Never removed: a kernel may outlive its bundle, and mapped libraries are never unmapped.
         self.opened: dict[_Opened, None] = {}
         self.trusted: tuple[PublicKey, ...] = ()
         self.of_environment: tuple[PublicKey, ...] = ()
@@ -74,25 +61,26 @@ _process = _Process()
 
 
 def trust(*keys: str | os.PathLike[str]) -> None:
-    """From now on, load nothing in this process but bundles that one of these keys has signed.
+    """From now on, load only bundles in this process that one of these keys has signed.
 
-    Call it before the first bundle is opened: one that was opened may have been dropped, and its kernels be
-    held and launched nevertheless. Called again, it can only take keys away.
+    Call it before the first bundle is opened: kernels of a bundle can be held and launched even after the
+    bundle itself was dropped. Further calls can only remove keys.
 
     Args:
-        keys: files of public keys in PEM, and directories, of which every file ``*.pub`` is one.
+        keys: files of public keys in PEM, or directories of which every file ``*.pub`` is one.
 
     Raises:
-        SignatureError: if there is no key, or a file is none; or for a key that an earlier call did not name.
-        UntrustedBundle: if a bundle was opened that was not checked against these keys. They are
-            required from then on nevertheless.
+        SignatureError: if there is no key, a file is not a key, or a key was not among those of an earlier
+            call.
+        UntrustedBundle: if a bundle was opened that was not checked against these keys. The keys are required
+            from then on nevertheless.
     """
     named = _read(keys, "cutlass_aot.trust")
     with _process.lock:
         before = {key.raw for key in _process.trusted}
         added = [key for key in named if before and key.raw not in before]
         if not added:
-            # Whoever notes a directory later looks at these.
+            # Before the check below: directories noted from now on are checked against these.
             _process.trusted = named
         opened = tuple(_process.opened)
     if added:
@@ -116,26 +104,18 @@ def note_opened(
     signers: tuple[PublicKey, ...],
     keys: KeyFiles | None = None,
 ) -> tuple[PublicKey, ...]:
-    """Count a directory among those that this process has opened, for :func:`trust` to look at.
+    """Record that this process has opened a directory, for :func:`trust` to check.
 
-    Args:
-        name: of the bundle.
-        root: as :func:`check` had it, like the others.
-        manifest: likewise.
-        signers: what :func:`check` gave.
-        keys: what the caller of ``open`` gave.
-
-    Returns:
-        The required keys that have signed it: others, if :func:`trust` was called since the check.
+    Takes what was given to :func:`check`, and the signers that it returned. Returns the required keys that
+    have signed the bundle, which differ from these if :func:`trust` was called in between.
 
     Raises:
-        UntrustedBundle: if :func:`trust` was called since, with keys of which none has signed it.
-        SignatureError: as for :func:`check`.
+        UntrustedBundle: if :func:`trust` was called in between, with keys of which none has signed it.
     """
     while True:
         raw = frozenset(key.raw for key in signers)
         with _process.lock:
-            # Either `trust` sees what is noted, or it came first, and its keys are seen here.
+            # Either `trust` sees this entry, or it was called first and its keys are seen here.
             if not _process.trusted or not raw.isdisjoint(key.raw for key in _process.trusted):
                 _process.opened[_Opened(name, root, raw)] = None
                 return signers
@@ -143,24 +123,17 @@ def note_opened(
 
 
 def read_once(keys: KeyFiles | None) -> tuple[PublicKey, ...] | None:
-    """The keys that a caller gave, for who opens several bundles with them; None where none were given.
+    """Read the keys that a caller gave, to open several bundles with them; None where none were given.
 
-    An iterator has them once, and a file might have another key the next time.
-
-    Raises:
-        SignatureError: if they cannot be read, or there is none.
+    An iterator gives them only once, and a file might hold another key the next time.
     """
     return None if keys is None else _read(keys, _ARGUMENT)
 
 
 def required(keys: KeyFiles | None = None) -> list[Required]:
-    """Whose signatures a bundle that is opened now needs; empty if nobody requires any.
+    """The requirements on the signatures of a bundle opened now; empty if there are none.
 
-    Args:
-        keys: what the caller of ``open`` gave.
-
-    Raises:
-        SignatureError: if keys are required that cannot be read, or a list of them is empty.
+    ``keys`` is what the caller of ``open`` gave.
     """
     found = []
     if keys is not None:
@@ -181,19 +154,10 @@ def required(keys: KeyFiles | None = None) -> list[Required]:
 
 
 def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[PublicKey, ...]:
-    """Refuse a bundle that nobody who is trusted has signed.
+    """Refuse a bundle that no required key has signed; return the required keys that have signed it.
 
-    Args:
-        root: the bundle.
-        manifest: the bytes of its manifest, from which everything that is loaded has to follow.
-        keys: what the caller of ``open`` gave.
-
-    Returns:
-        The required keys that have signed it; empty if none are required.
-
-    Raises:
-        UntrustedBundle: if keys are required and none of them has signed it.
-        SignatureError: if keys are required that cannot be read, or ``cryptography`` is not there.
+    The result is empty if no keys are required. Everything that is loaded later has to be verified against
+    the very bytes that are given as ``manifest``. ``keys`` is what the caller of ``open`` gave.
     """
     demands = required(keys)
     if not demands:
@@ -210,7 +174,7 @@ def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[Pu
 
 
 def _read(given: object, by: str) -> tuple[PublicKey, ...]:
-    """Whatever was given as keys: who is trusted is no place to guess what a value of another type means."""
+    """Read keys given as any accepted type; other types are refused, as a guess might trust the wrong key."""
     from cutlass_aot.runtime.files.signatures import PublicKey, read_public_keys
 
     if isinstance(given, (str, os.PathLike)):

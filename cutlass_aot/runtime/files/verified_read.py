@@ -1,4 +1,4 @@
-"""Read a bundle's files: bounded, never through a symbolic link, and only as their digests say.
+"""Read a bundle's files: of bounded size, never through a symbolic link, and checked against their digests.
 
 ``MANIFEST.json`` is written last and lists every other file::
 
@@ -35,14 +35,14 @@ MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
-"""Bytes that are read at once of a file that is read whole: most files are smaller."""
+"""Bytes per read of a file that is read whole; most files are smaller."""
 
 
 def open_beneath(root: Path, path: str) -> int:
     """Open a regular file of a bundle for reading, and return its descriptor.
 
-    Every component below ``root`` is opened without following symbolic links, so that no file outside the
-    bundle can be read in the name of one inside.
+    Every component below ``root`` is opened without following symbolic links, so that a path in the bundle
+    cannot lead to a file outside.
     """
     check_relative(path)
     folder = _open(root, "", os.fspath(root), None, os.O_DIRECTORY)
@@ -68,7 +68,7 @@ def _open(root: Path, path: str, name: str, folder: int | None, flags: int) -> i
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
     except OSError as error:
         raise _not_opened(root, path, error) from None
-    # A path with a NUL, or with what has no bytes in the file system's encoding.
+    # A path with a NUL, or one that the file system's encoding cannot express.
     except ValueError as error:
         raise BundleError(f"{os.fspath(root / path)!r} cannot be the path of a file: {error}") from None
 
@@ -97,7 +97,7 @@ def _not_opened(root: Path, path: str, error: OSError) -> BundleError | CorruptF
 
 
 def why_unreadable(error: OSError) -> str:
-    """What the system says of a file that it does not give, and what to do where that is known."""
+    """The system's message for a file that cannot be read, with advice where there is some."""
     said = error.strerror or str(error)
     if not_for_files(error):
         return f"{said}: raise the limit (ulimit -n; for the whole system, fs.file-max)"
@@ -105,18 +105,18 @@ def why_unreadable(error: OSError) -> str:
 
 
 def not_for_files(error: OSError) -> bool:
-    """Whether it was for want of a descriptor. The loader's own errors have no number, only its text."""
+    """Whether the error is a lack of file descriptors; the loader's own errors have a text but no number."""
     numbers = errno.EMFILE, errno.ENFILE
     return error.errno in numbers or any(str(error).endswith(os.strerror(number)) for number in numbers)
 
 
 def read_bounded(root: Path, path: str, limit: int) -> bytes:
-    """Read a whole file of a bundle, which is at most ``limit`` bytes long."""
+    """Read a whole file of a bundle; one of more than ``limit`` bytes is refused."""
     return b"".join(_blocks(root, path, limit, _WHOLE))
 
 
 def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
-    """A file of at most ``limit`` bytes in pieces of at most ``size``."""
+    """Yield a file of at most ``limit`` bytes in pieces of at most ``size``."""
     total = 0
     with os.fdopen(open_beneath(root, path), "rb", buffering=0) as file:
         while True:
@@ -140,7 +140,7 @@ def read_file(root: Path, reference: FileReference) -> bytes:
 
 
 def _check(root: Path, reference: FileReference, size: int, found: str) -> None:
-    """Refuse bytes that are not what the reference says."""
+    """Refuse a file whose size or digest differs from the reference."""
     if size != reference.size:
         raise CorruptFile(
             f"{root / reference.path} has {size} bytes, expected {reference.size}: it is truncated, {_FETCH}"
@@ -158,17 +158,17 @@ def read_manifest(root: Path) -> dict[str, FileReference]:
 
 
 def manifest_bytes(root: Path) -> bytes:
-    """The bytes of ``MANIFEST.json``: what a signature is for, and what :func:`catalog_of` goes by."""
+    """The bytes of ``MANIFEST.json``, which signatures sign and :func:`catalog_of` verifies against."""
     return read_bounded(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
 
 
 def parse_manifest(data: bytes, what: str) -> dict[str, FileReference]:
-    """Read the bytes of a ``MANIFEST.json``; ``what`` is its name in an error."""
+    """Parse a ``MANIFEST.json``; ``what`` is its name in errors."""
     return {path: _reference(path, entry, what) for path, entry in sorted(_listed(data, what).items())}
 
 
 def _listed(data: bytes, what: str) -> dict[str, Any]:
-    """What a manifest lists, not yet looked at."""
+    """The entries of a manifest, not yet checked."""
     try:
         body = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -201,19 +201,16 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
 
 
 def read_catalog(root: Path) -> Catalog:
-    """Read a bundle's parent index, verified against its manifest. Two files are read, no more."""
+    """Read a bundle's parent index, verified against its manifest. No other file is read."""
     return catalog_of(root, manifest_bytes(root))
 
 
 def catalog_of(root: Path, manifest: bytes) -> Catalog:
     """Read the parent index of the bundle that has this manifest; ``MANIFEST.json`` is not read again.
 
-    The catalog in turn has the digest of every file that is read later; ``verify`` checks that the two
+    ``manifest`` is the result of :func:`manifest_bytes`, so that the bytes whose signature was checked are
+    the ones used. The catalog has the digest of every file that is read later; ``verify`` checks that both
     agree.
-
-    Args:
-        root: the bundle.
-        manifest: what :func:`manifest_bytes` gave, so that bytes that were found good are those that count.
     """
     what = f"{root}/{MANIFEST_NAME}"
     listed = _listed(manifest, what)

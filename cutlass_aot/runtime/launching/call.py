@@ -1,4 +1,4 @@
-"""Call native launch code: the stream a launch goes to, the workspace, errors into ours."""
+"""Call native launch code: choose its stream and workspace, and translate its errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from cutlass_aot.runtime.launching.tensors import View, describe_operand, export
 def stream_handle(stream: Any, device: int) -> int:
     """The ``cudaStream_t`` of a stream, as a number.
 
-    Args:
-        stream: a torch or CuPy stream, an object with ``__cuda_stream__`` (cuda.core), a
-            ``cuda.bindings`` ``CUstream``, or a handle as a number or ``ctypes.c_void_p``.
-        device: CUDA device ordinal of the operands.
+    ``stream`` is a torch or CuPy stream, an object with ``__cuda_stream__`` (cuda.core), a ``cuda.bindings``
+    ``CUstream``, or a handle as a number or ``ctypes.c_void_p``.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
@@ -34,7 +32,7 @@ def stream_handle(stream: Any, device: int) -> int:
         return int(stream.cuda_stream)
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
-        # A method in cuda.core and torch; early producers had a plain tuple.
+        # A method in cuda.core and torch, a plain tuple in early producers.
         _, handle = protocol() if callable(protocol) else protocol
         return int(handle)
     if hasattr(stream, "ptr"):
@@ -48,7 +46,7 @@ def stream_handle(stream: Any, device: int) -> int:
 
 
 def current_stream(operands: Sequence[Any], device: int) -> int | None:
-    """Handle of the current stream of the operands' framework; None if they have no such thing."""
+    """Handle of the current stream of the operands' framework; None if the framework has none."""
     operands = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
     if any(is_torch(operand) for operand in operands):
         return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
@@ -58,7 +56,7 @@ def current_stream(operands: Sequence[Any], device: int) -> int | None:
 
 
 WORKSPACE_ALIGNMENT = 128
-"""Bytes; the alignment that compiled code may expect of a workspace."""
+"""Alignment in bytes that compiled code may expect of a workspace."""
 
 _CUDA_ERROR = re.compile(
     r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device|"
@@ -70,27 +68,17 @@ _ARGUMENT = re.compile(r"argument #(\d+)")
 def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = None) -> Any:
     """Call a ``tvm_ffi.Function`` on tensors of any kind, with the stream set in tvm_ffi's environment.
 
-    Args:
-        function: takes the arguments in their order.
-        arguments: torch tensors or objects of the DLPack protocol.
-        device: CUDA device ordinal of the stream.
-        stream: see :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        Exception: whatever the function raises.
+    What the function raises is passed on, not translated.
     """
     if stream is None and all(map(exported, arguments)):
-        # torch's current stream is read, and set for the call, by native code.
+        # Native code reads torch's current stream and sets it for the call.
         return function(*arguments)
     import tvm_ffi
 
     handle = current_stream(arguments, device) if stream is None else stream_handle(stream, device)
     where = tvm_ffi.device("cuda", device)
     used = int(tvm_ffi.get_raw_stream(where)) if handle is None else handle
-    # Torch tensors too: they themselves would set torch's current stream.
+    # Torch tensors too: passed directly, they would set torch's current stream instead.
     tensors = [to_ffi(argument, used) for argument in arguments]
     if handle is None:
         return function(*tensors)
@@ -99,8 +87,8 @@ def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = Non
 
 
 def requires_gradient(operands: Sequence[Any]) -> bool:
-    """Whether autograd would have to follow what is done with the operands."""
-    # A loop: any() with a generator takes three times as long, and this runs at each launch.
+    """Whether autograd would have to record a call on the operands."""
+    # A loop, as this runs at each launch: any() with a generator takes three times as long.
     for operand in operands:  # noqa: SIM110
         if getattr(operand, "requires_grad", False) is True:
             return True
@@ -108,7 +96,7 @@ def requires_gradient(operands: Sequence[Any]) -> bool:
 
 
 def without_gradients(names: Sequence[str], operands: Sequence[Any]) -> Sequence[Any]:
-    """The operands as a launch may have them; refused where autograd would have to follow, as by ``out=``."""
+    """The operands, detached where needed; refused, as by ``out=``, if autograd would have to record it."""
     if not requires_gradient(operands):
         return operands
     if sys.modules["torch"].is_grad_enabled():
@@ -130,14 +118,8 @@ def workspace_for(
 ) -> Any:
     """The caller's workspace after a check, or one from torch's allocator for its current stream.
 
-    Args:
-        size: bytes the kernel needs.
-        kernel_name: for messages.
-        operands: of the launch.
-        device: CUDA device ordinal of the operands.
-        given: the caller's, None for none.
-        stream: the caller's, None for torch's current one. torch would give the memory to others on its
-            current stream while another stream still used it.
+    A workspace has to be ``given`` if the caller names a stream: torch could reuse what it allocates on its
+    current stream while the other stream still used it.
     """
     if given is None:
         tensors = [operand.tensor if isinstance(operand, View) else operand for operand in operands]
@@ -167,13 +149,7 @@ def workspace_for(
 
 
 def translated(error: Exception, kernel_name: str, names: Sequence[str]) -> CutlassAotError:
-    """Our error for one that came out of native code.
-
-    Args:
-        error: what was raised.
-        kernel_name: for messages.
-        names: the caller's names of the operands, in order.
-    """
+    """Translate an error of native code; ``names`` are the caller's names of the operands, in order."""
     if isinstance(error, CutlassAotError):
         return error
     text = str(error).strip() or type(error).__name__

@@ -1,13 +1,12 @@
 """Unpacked files in a directory that processes share: one of them unpacks, the others read.
 
-A file is named by the digest of what it was unpacked from, written beside its name and renamed when it is
-whole. Whoever reads a part of one checks it against a digest of its own: whatever has become of the directory
-meanwhile can cost time, and nothing else. Where there is no directory that can be used, everybody unpacks for
-himself.
+A file is named by the digest of the packed file, written under another name and renamed when it is complete.
+Readers check each part against its own digest, so damage to the directory can cost time but nothing else. If
+no directory can be used, every process unpacks for itself.
 
 The directory is ``$CUTLASS_AOT_CACHE`` (empty: none), else ``cutlass-aot`` in ``$XDG_CACHE_HOME``, else in
-``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB), or one file that is larger: what was used
-longest ago goes first.
+``~/.cache``. It holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB), or one file that is larger: the least
+recently used files are removed first.
 """
 
 from __future__ import annotations
@@ -42,19 +41,14 @@ _told: set[str] = set()
 
 
 class CachedPart(NamedTuple):
-    """A part of an unpacked file, which nobody has verified.
-
-    Attributes:
-        data: the part, shorter than requested if the file has become so.
-        path: of the file.
-    """
+    """A part of an unpacked file, not verified yet; shorter than requested if the file was truncated."""
 
     data: bytes
     path: Path
 
 
 def directory() -> Path | None:
-    """The shared directory, which need not exist; None for none."""
+    """The shared directory, which may not exist yet; None if there is to be none."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named is not None:
         return Path(named) if named else None
@@ -64,7 +58,7 @@ def directory() -> Path | None:
             home = Path.home()
         except RuntimeError:
             return None
-        # A user without a home of his own has the root.
+        # System users without a home directory have the root.
         if not home.is_absolute() or home == Path("/"):
             return None
         base = home / ".cache"
@@ -72,7 +66,7 @@ def directory() -> Path | None:
 
 
 def limit() -> int:
-    """Most bytes that the directory is to hold."""
+    """Maximum size of the directory in bytes."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
@@ -83,13 +77,10 @@ def limit() -> int:
 
 
 class State(NamedTuple):
-    """What the shared directory is like.
+    """The state of the shared directory; ``directory`` is None if there is to be none.
 
-    Attributes:
-        directory: where it is; None if there is none.
-        held: bytes of unpacked files in it.
-        limit: most bytes that it is to hold.
-        problem: why nothing can be kept there; ``""`` if it can.
+    ``held`` and ``limit`` are bytes of unpacked files. ``problem`` says why nothing can be stored there;
+    ``""`` if it can.
     """
 
     directory: Path | None
@@ -99,7 +90,7 @@ class State(NamedTuple):
 
 
 def state() -> State:
-    """Look at the shared directory; nothing is made."""
+    """The state of the shared directory; nothing is created."""
     folder = directory()
     if folder is None:
         variable = os.environ.get(DIRECTORY_VARIABLE)
@@ -118,18 +109,16 @@ def state() -> State:
 
 
 def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]) -> CachedPart | None:
-    """Read a part of an unpacked file, made now if it is not there; None where it cannot be kept.
+    """Read a part of an unpacked file, unpacking it first if needed; None where it cannot be stored.
 
-    Why it cannot is said once a process.
+    The reason is logged once a process.
 
     Args:
-        name: digest of what it is unpacked from.
+        name: digest of the packed file.
         offset: bytes before the part.
-        size: bytes of it.
-        unpack: gives all of the file; called at most once, and by one process at a time.
-
-    Raises:
-        Exception: what ``unpack`` raises.
+        size: bytes of the part.
+        unpack: gives the whole file; called at most once, and by one process at a time. What it raises is
+            passed on.
     """
     folder = directory()
     if folder is None:
@@ -140,7 +129,7 @@ def read(name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]
         if data is None:
             _make_directory(folder)
             with _locked(_lock_of(path)):
-                # Somebody else may have been first.
+                # Another process may have unpacked it meanwhile.
                 data = _read(path, offset, size)
                 if data is None:
                     _write(path, unpack, limit())
@@ -161,17 +150,14 @@ def fill(
     unpack: Callable[[], Iterable[bytes]],
     most: int | None,
 ) -> Path:
-    """Unpack a file into a directory, unless what is there has all its parts.
+    """Unpack a file into a directory, unless the file there has all its parts.
 
     Args:
-        folder: to become the shared directory.
+        folder: will be used as the shared directory.
         name: as for :func:`read`.
         parts: offset, size and SHA-256 of each.
         unpack: as for :func:`read`.
-        most: bytes that the directory is to hold at most, for which others go; None for any number.
-
-    Raises:
-        Exception: what ``unpack`` raises.
+        most: bytes that the directory may hold, for which other files are removed; None for no limit.
     """
     path = _path(folder, name)
     try:
@@ -193,7 +179,7 @@ def forget(path: Path) -> None:
 
 
 class _Disk(Exception):
-    """The directory cannot be used: no error for the caller."""
+    """The directory cannot be used; callers never see this error."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -201,7 +187,7 @@ class _Disk(Exception):
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What there is; None also where that cannot be looked at."""
+    """The status of a file; None if there is no file, or it cannot be looked at."""
     try:
         return path.stat()
     except OSError:
@@ -216,7 +202,7 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, offset: int, size: int) -> bytes | None:
-    """A part of a file; None if there is no file, or one that is not large enough, which goes."""
+    """A part of a file; None if there is no file, or a shorter one, which is removed."""
     try:
         # Non-blocking, or opening a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -233,7 +219,7 @@ def _read(path: Path, offset: int, size: int) -> bytes | None:
             forget(path)
             return None
         if time.time() - status.st_mtime > _TOUCH_SECONDS:
-            # What is used stays. A directory that is only read need not know.
+            # Marks it as used; in a read-only directory that is not possible, and no error.
             with suppress(OSError):
                 os.utime(descriptor)
         return os.pread(descriptor, size, offset)
@@ -258,26 +244,25 @@ def _lock_of(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that only saves work: whoever does not get it goes on, and renames a whole file as well."""
+    """Hold a lock that only saves work: a process that does not get it goes on, and unpacks too."""
     lock = Lock(path, shared=False)
     deadline = time.monotonic() + _LOCK_SECONDS
     try:
         try:
-            # Not by waiting in the kernel: a process that was stopped would hold up all others for ever.
+            # Polled: with a blocking lock, a process that is stopped would block all others for ever.
             while not lock.try_acquire() and time.monotonic() <= deadline:
                 time.sleep(_LOCK_POLL_SECONDS)
         except OSError as error:
             raise _Disk(error) from None
         yield
     finally:
-        # Who waits for it finds the code by then, and so does everybody who comes later.
+        # By now the file is in place, for waiting processes and for later ones.
         lock.release()
 
 
 def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
-    """Put a file in place, whole; whatever is there under its name is replaced."""
     pieces = unpack()
-    # Not by tempfile, whose import the first use of a kernel would wait for.
+    # Without tempfile: importing it would delay the first use of a kernel.
     beside = path.parent / f".new-{os.urandom(16).hex()}"
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -303,7 +288,7 @@ def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) 
 
 
 def _make_room(path: Path, size: int, most: int | None) -> None:
-    """Remove what killed processes left, and what was used longest ago, until ``size`` bytes fit."""
+    """Remove leftovers of killed processes, then the least recently used files, until ``size`` bytes fit."""
     now = time.time()
     for left in path.parent.glob(".new-*"):
         with suppress(OSError):
@@ -311,13 +296,13 @@ def _make_room(path: Path, size: int, most: int | None) -> None:
                 left.unlink()
     if most is None:
         return
-    # What it replaces goes anyway.
+    # The file that it replaces needs no room.
     others = [item for item in _files(path.parent) if item[2] != str(path)]
     excess = sum(item[1] for item in others) + size - most
     for _, taken, name in sorted(others):
         if excess <= 0:
             break
-        # Whoever reads it just now goes on reading.
+        # A process that has it open can still read it.
         with suppress(OSError):
             Path(name).unlink()
             excess -= taken
@@ -336,9 +321,8 @@ def _files(folder: Path) -> list[tuple[float, int, str]]:
 
 
 def _tell(text: str) -> None:
-    """A warning, once a process."""
     if text not in _told:
-        # Its import takes longer than reading the code.
+        # Imported here: it takes longer than reading the code.
         import logging
 
         _told.add(text)

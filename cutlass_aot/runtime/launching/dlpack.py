@@ -10,7 +10,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 # A capsule keeps the pointer to its name, not a copy.
 _NAME = b"dltensor"
-# Prototypes of our own: everybody would see argument types that are set on the shared ctypes.pythonapi.
+# Own prototypes: argument types set on the shared ctypes.pythonapi would affect all its users.
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -43,16 +43,15 @@ class ManagedTensor(ctypes.Structure):
 
 
 def tensor_in(capsule: Any) -> ManagedTensor:
-    """The tensor of a capsule that nobody has taken it from. The capsule has to outlive it.
+    """The tensor of a capsule that was not consumed yet. The capsule has to outlive it.
 
-    Raises:
-        ValueError: if somebody has taken it, or the capsule is of another kind.
+    ValueError is raised if it was consumed, or is a capsule of another kind.
     """
     return ManagedTensor.from_address(int(_pointer(capsule, _NAME)))
 
 
 def capsule_of(tensor: ManagedTensor) -> Any:
-    """A capsule with a tensor, which has to outlive it and whoever takes it from there."""
+    """A capsule of a tensor. The tensor has to outlive the capsule and its consumer."""
     return _new(ctypes.addressof(tensor), _NAME, None)
 
 
@@ -61,7 +60,7 @@ _alive: dict[int, tuple[Any, ...]] = {}
 
 
 def _forget(address: int, alive: dict[int, tuple[Any, ...]] = _alive) -> None:
-    # A default value: at the interpreter's end, consumers may come after this module's globals are gone.
+    # A default value: at exit, consumers may call this after the module's globals are gone.
     alive.pop(address, None)
 
 
@@ -72,11 +71,7 @@ _delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget)
 def view(tensor: Any, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
     """A ``tvm_ffi.Tensor`` over the memory of another one, which it keeps alive.
 
-    Args:
-        tensor: a ``tvm_ffi.Tensor``.
-        shape: extents of the view.
-        strides: in elements.
-        dtype: element type of the view, as wide as the tensor's own.
+    Strides are in elements; ``dtype`` has to be as wide as the tensor's own.
     """
     import tvm_ffi
 
@@ -86,7 +81,7 @@ def view(tensor: Any, shape: Sequence[int], strides: Sequence[int], dtype: str) 
     device_type, device_id = tensor.__dlpack_device__()
     code, bits = DTYPES[dtype].dlpack
     managed = ManagedTensor(
-        # data_ptr includes the byte offset of the tensor's own description.
+        # data_ptr already includes the tensor's byte offset.
         data=tensor.data_ptr(),
         device_type=device_type,
         device_id=device_id,

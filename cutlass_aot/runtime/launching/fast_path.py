@@ -1,7 +1,7 @@
-"""The fast path of a launch: an object in place of a method, without a frame of Python before native code.
+"""The fast path of a launch: a callable object implemented in native code, without a Python frame.
 
-A call through a method of Python costs a tenth of a launch; through this object, implemented in the bundle's
-launcher (``builder/native/fast_path.c``), next to nothing.
+A call through a Python method costs a tenth of a launch; through this object, which the bundle's launcher
+implements (``builder/native/fast_path.c``), next to nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,10 @@ def make(
     slow_path: Callable[..., None],
     failed: Callable[[BaseException, tuple[Any, ...]], None],
 ) -> Any:
-    """An object that is called like ``slow_path``, and calls that until :func:`open_way`.
+    """Make an object that is called like ``slow_path``, and calls it until :func:`open_way`.
 
-    Args:
-        launcher: the bundle's.
-        slow_path: takes every call that the fast path does not serve.
-        failed: called with what native code raised and the arguments; raises what the caller is to see.
-
-    Returns:
-        The object; ``slow_path`` itself where this Python is not one that native code knows.
+    ``failed`` is called with an error of native code and the arguments, and raises what the caller is to see.
+    If native code does not support this Python, ``slow_path`` itself is returned.
     """
     if not _supported():
         return slow_path
@@ -36,13 +31,11 @@ def make(
 
 
 def open_way(launcher: Library, way: Any, function: Any, tensor: type, recording: Callable[[], bool]) -> None:
-    """From now on, have calls on nothing but tensors of exactly this class go to ``function``.
-
-    A second time does nothing.
+    """Let further calls on nothing but tensors of exactly this class go to ``function``; once only.
 
     Args:
         launcher: the bundle's.
-        way: of :func:`make`.
+        way: result of :func:`make`.
         function: a ``tvm_ffi.Function``.
         tensor: class whose instances native code takes with their framework's stream.
         recording: whether the framework records gradients.
@@ -52,7 +45,7 @@ def open_way(launcher: Library, way: Any, function: Any, tensor: type, recording
 
 
 def _supported() -> bool:
-    """Whether objects are laid out as the stable ABI says: CPython with its global lock."""
+    """Whether objects have the layout of the stable ABI: CPython with its global lock."""
     return sys.implementation.name == "cpython" and "t" not in sys.abiflags
 
 

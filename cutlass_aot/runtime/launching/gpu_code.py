@@ -1,4 +1,4 @@
-"""GPU code of a bundle: unpacked when the first of it is needed, each kernel's verified when it is."""
+"""GPU code of a bundle: unpacked as a whole at the first use, and verified kernel by kernel."""
 
 from __future__ import annotations
 
@@ -13,33 +13,29 @@ from cutlass_aot.schema.encoding import digest
 
 
 class Code:
-    """The GPU code of one group or several, which share a file.
+    """The GPU code of one or more groups that share a file.
 
-    It is unpacked into a file that processes share (:mod:`~.code_cache`), or else into memory
-    of this one. May be used from several threads, which may do the same twice.
-
-    Args:
-        root: the bundle.
-        reference: the packed file.
+    It is unpacked into a file that processes share (:mod:`~.code_cache`), or else into the memory of this
+    process. May be used from several threads, which may do the same work twice.
     """
 
     def __init__(self, root: Path, reference: FileReference) -> None:
         self._root = root
         self._reference = reference
         # Without a lock, which a forked child could inherit held. The shared file is opened for each kernel:
-        # a descriptor that is kept could be closed by one thread while another reads, or be another file's
-        # where a program closes all it has.
+        # one thread could close a kept descriptor while another reads, and in a program that closes all
+        # descriptors its number could become another file's.
         self._kept: Path | None = None
         self._unpacked: bytes | None = None
 
     @property
     def kept(self) -> Path | None:
-        """The file it is unpacked in; None if that is memory, or nothing was needed yet."""
+        """The unpacked file; None if the code was unpacked into memory, or not yet needed."""
         return None if self._unpacked is not None else self._kept
 
     def read(self, span: CodeSpan) -> bytes:
         """The code of one kernel."""
-        # Here, and not above: finding a kernel needs none of it.
+        # Imported here: finding a kernel does not need it.
         from cutlass_aot.runtime.launching import code_cache
 
         unpacked = self._unpacked
@@ -49,7 +45,7 @@ class Code:
                 if digest(found.data) == span.sha256:
                     self._kept = found.path
                     return found.data
-                # Somebody has altered it: the bundle still has what is right.
+                # The shared file was altered; the bundle still has the right code.
                 code_cache.forget(found.path)
             unpacked = self._unpacked = b"".join(self._pieces())
         data = unpacked[span.offset : span.offset + span.size]
@@ -63,15 +59,10 @@ class Code:
         return data
 
     def fill(self, folder: Path, spans: Iterable[CodeSpan], limit: int | None) -> Path:
-        """Unpack it into a directory, unless what is there has everything.
+        """Unpack it into a directory, unless the file there is complete, and return the file.
 
-        Args:
-            folder: to become what processes share.
-            spans: all of its kernels.
-            limit: most bytes that the directory is to hold; None for any number.
-
-        Returns:
-            The file.
+        ``spans`` are those of all its kernels; ``limit`` is the most bytes that the directory may hold, None
+        for no limit.
         """
         from cutlass_aot.runtime.launching import code_cache
 
@@ -79,8 +70,8 @@ class Code:
         return code_cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)
 
     def _pieces(self) -> Iterator[bytes]:
-        """What the packed file holds, from bytes that were verified."""
-        # Here, and not above: what is in the shared directory needs no zstandard.
+        """Verify the packed file and yield its contents."""
+        # Imported here: code in the shared directory needs no zstandard.
         import io
 
         from cutlass_aot.schema.compression import decompress

@@ -22,65 +22,48 @@ _serial = itertools.count(1)
 
 
 class _Mapping:
-    """What one process has of a library."""
-
     __slots__ = ("codes", "functions", "library", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
         self.functions: dict[str, Any] = {}
-        # What slots of the library point to, by symbol: never removed, as the library is never unmapped.
+        # GPU code that slots of the library point to, by symbol: kept for ever, like the mapping.
         self.codes: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 
 class Library:
     """One library of a bundle; unpacked and mapped when its first function is needed, and never unmapped.
 
-    Args:
-        root: the bundle.
-        reference: the packed library's path in it, size and digest.
+    ``reference`` is the packed library.
     """
 
     def __init__(self, root: Path, reference: FileReference) -> None:
         self._root = root
         self._reference = reference
-        # By process: a child that was forked while another thread held the lock must not wait for it.
+        # By process: a forked child must not wait for a lock that another thread held at the fork.
         self._mappings: dict[int, _Mapping] = {}
 
     def function(self, symbol: str) -> Any:
-        """The ``tvm_ffi.Function`` of an exported function.
-
-        Args:
-            symbol: its name, such as :attr:`cutlass_aot.schema.kernels.kernel.Kernel.symbol`.
-        """
+        """The ``tvm_ffi.Function`` of an exported function, such as that of a kernel's symbol."""
         mapping = self._mapping()
         function = mapping.functions.get(symbol)
         if function is None:
             import tvm_ffi
 
             made = tvm_ffi.Function.__from_extern_c__(self.address(symbol), keep_alive_object=mapping.library)
-            # Two threads may both come here: then one of two equal functions stays.
+            # Two threads may both get here: one of two equal functions is kept.
             function = mapping.functions.setdefault(symbol, made)
         return function
 
     def address(self, symbol: str) -> int:
-        """The address of an exported function of TVM-FFI's calling convention, in this process.
-
-        Args:
-            symbol: as for :meth:`function`.
-        """
+        """The address in this process of an exported function of TVM-FFI's calling convention."""
         return self.raw_address(EXPORT_PREFIX + symbol)
 
     def provide(self, symbol: str, code: Callable[[], bytes]) -> None:
-        """Give a kernel its GPU code, unless it has it: it must before its function is called.
+        """Give a kernel its GPU code, unless it has it; required before its function is called.
 
-        Args:
-            symbol: as for :meth:`function`.
-            code: gives the code, verified.
-
-        Raises:
-            Exception: what ``code`` raises.
+        ``code`` returns the verified code; what it raises is passed on.
         """
         mapping = self._mapping()
         if symbol in mapping.codes:
@@ -88,8 +71,8 @@ class Library:
         slot = (ctypes.c_uint64 * 2).from_address(self.raw_address(CODE_PREFIX + symbol))
         data = code()
         with mapping.lock:
-            # Two threads may both come here: the first one's copy stays. A third launches as soon as it sees
-            # that the symbol has its code, so the slot comes first.
+            # Two threads may both get here: the first one's copy is kept. A third launches as soon as it sees
+            # the symbol in this dictionary, so the slot is filled first.
             if symbol not in mapping.codes:
                 held = ctypes.create_string_buffer(data, len(data))
                 slot[1] = len(held)
@@ -97,7 +80,7 @@ class Library:
                 mapping.codes[symbol] = held
 
     def raw_address(self, name: str) -> int:
-        """The address of what the library exports under a name, in this process."""
+        """The address in this process of anything that the library exports."""
         mapping = self._mapping()
         if mapping.library is None:
             with mapping.lock:
@@ -117,7 +100,7 @@ class Library:
         return self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
 
     def _map(self) -> ctypes.CDLL:
-        # Before the library, which names libtvm_ffi.so as a need: it resolves to the one that is loaded.
+        # Imported first: the library needs libtvm_ffi.so, which resolves to the one already loaded.
         import tvm_ffi  # noqa: F401
 
         path = self._root / self._reference.path
@@ -125,15 +108,14 @@ class Library:
             return map_library(self._copy)
         except OSError as error:
             if not_for_files(error):
-                # Each library that is mapped keeps one.
+                # Every mapped library keeps a file descriptor open.
                 raise BundleError(f"{path} cannot be mapped: {why_unreadable(error)}") from error
             raise BundleError(
                 f"{path} cannot be mapped: {error}; see cutlass-aot doctor for what this machine has"
             ) from error
 
     def _copy(self, descriptor: int) -> None:
-        """Unpack the library into a file, from bytes that were verified."""
-        # Here, and not above: opening a bundle and looking kernels up needs no zstandard.
+        # Imported here: opening a bundle and finding kernels need no zstandard.
         from cutlass_aot.schema.compression import decompressed
 
         path = self._root / self._reference.path
@@ -148,14 +130,10 @@ class Library:
 
 
 def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:
-    """Map a shared library from a copy in memory, so that nobody can exchange it after it was verified.
+    """Map a shared library from a copy in memory, so that it cannot be exchanged after it was verified.
 
-    Args:
-        copy: writes the library to a descriptor, and raises if it is not what it should be.
-
-    Raises:
-        OSError: if the loader refuses it.
-        Exception: what ``copy`` raises.
+    ``copy`` writes the library to a descriptor, and raises if it is not as it should be; its errors are
+    passed on. OSError is raised if the loader refuses the library.
     """
     mappers: tuple[Callable[[Callable[[int], None]], ctypes.CDLL], ...] = (_map_memfd, _map_temporary_file)
     if not hasattr(os, "memfd_create"):
@@ -165,9 +143,9 @@ def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:
             return mapper(copy)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # Nor would there be a descriptor for a file, whose directory could not even be removed.
+                # A temporary file would need a descriptor too, and its directory could not even be removed.
                 raise
-            # No /proc, or a policy against mapping such memory; the loader's own refusals come up again.
+            # No /proc, or a policy against mapping such memory; the loader's own refusals recur with a file.
             continue
     return mappers[-1](copy)
 
@@ -181,9 +159,9 @@ def _map_memfd(copy: Callable[[int], None]) -> ctypes.CDLL:
             fcntl.F_ADD_SEALS,
             fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
         )
-        # The descriptor stays open as long as the library is mapped, which is for ever: whoever goes by the
-        # library's path later, as the code that writes the backtrace of an error does, must not come to
-        # whatever file has the number then. An empty one there ends the process with SIGBUS.
+        # The descriptor stays open for ever, as the library stays mapped. Code that opens the library's path
+        # later, such as that which writes the backtrace of an error, would otherwise open whatever file has
+        # the number then; if that is empty, the process dies of SIGBUS.
         return ctypes.CDLL(f"/proc/self/fd/{_unique_steps()}{descriptor}")
     except BaseException:
         os.close(descriptor)
@@ -191,17 +169,17 @@ def _map_memfd(copy: Callable[[int], None]) -> ctypes.CDLL:
 
 
 def _unique_steps() -> str:
-    """Path steps that lead nowhere, different at every call.
+    """Path components that change nothing, different at every call.
 
-    The loader takes a path it has seen for the library it has mapped, and numbers of descriptors are used
-    again where a program closes all of them. The bits of a serial number, written as ``./`` and ``.//``, make
-    each path a new one.
+    The loader takes a path that it has seen for the library already mapped from it, and descriptor numbers
+    are reused where a program closes them all. The bits of a serial number, written as ``./`` and ``.//``,
+    make each path unique.
     """
     return "".join("./" if bit == "0" else ".//" for bit in f"{next(_serial):b}")
 
 
 def _map_temporary_file(copy: Callable[[int], None]) -> ctypes.CDLL:
-    # Imported here: it imports a good deal, for what few machines come to.
+    # Imported here: it imports many modules, and few machines come to this.
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="cutlass-aot-") as folder:

@@ -1,4 +1,4 @@
-"""Describe the operands a caller has, and hand them over to native code."""
+"""Describe a caller's operands, and pass them to native code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _BY_TORCH = {f"torch.{torch}": name for torch, name in BY_TORCH.items()}
 
 
 class View:
-    """A tensor, and what its memory is to be read as; made by :func:`cutlass_aot.view_as`.
-
-    Attributes:
-        tensor: a torch tensor or another object of the DLPack protocol.
-        dtype: element type.
-    """
+    """A tensor whose memory is read as element type ``dtype``; made by :func:`cutlass_aot.view_as`."""
 
     __slots__ = ("dtype", "tensor")
 
@@ -33,7 +28,7 @@ class View:
 
     @property
     def description(self) -> OperandDescription:
-        """The tensor as it is now, with shape and strides in elements of the type that is read."""
+        """The tensor as it is now, with shape and strides in elements of ``dtype``."""
         return read_as(describe_operand(self.tensor), self.dtype)
 
     @property
@@ -42,7 +37,7 @@ class View:
         return getattr(self.tensor, "requires_grad", False) is True
 
     def detach(self) -> View:
-        """The same memory, which autograd does not follow."""
+        """The same memory without autograd."""
         return View(self.tensor.detach(), self.dtype)
 
     def __repr__(self) -> str:
@@ -68,7 +63,7 @@ def view_as(tensor: Any, dtype: str) -> View:
         OperandError: for an unknown element type, or memory that does not hold whole elements of it.
     """
     made = View(tensor, dtype)
-    # Looked at now, so that a mistake is found where it is made, and at each use, as the tensor then is.
+    # Checked now, to report a mistake where it is made, and again at each use, as the tensor may change.
     _ = made.description
     return made
 
@@ -76,12 +71,9 @@ def view_as(tensor: Any, dtype: str) -> View:
 def describe_operand(operand: Any) -> OperandDescription:
     """Describe a torch tensor, any other object of the DLPack protocol, a number, or a description (itself).
 
-    A torch tensor on the ``meta`` device has no memory: it is described as being on no device.
-
-    A whole number counts as ``i32``, another one as ``f32``.
-
-    Nothing is copied, synchronised or imported that the operand's own library has not imported already,
-    except tvm_ffi for an object that is none of a torch tensor, a number and a description.
+    A torch tensor on the ``meta`` device is described as being on no device. A whole number counts as
+    ``i32``, any other as ``f32``. Nothing is copied, synchronised or imported, except tvm_ffi for objects
+    other than torch tensors, numbers and descriptions.
     """
     if isinstance(operand, OperandDescription):
         return operand
@@ -113,7 +105,7 @@ def _describe_number(number: float) -> OperandDescription:
 def _unpacked(
     shape: Sequence[int], strides: Sequence[int], packs: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides in elements, of a tensor whose own elements hold ``packs`` of them."""
+    """Shape and strides in elements, for a tensor each of whose own elements holds ``packs`` of them."""
     if packs == 1:
         return tuple(shape), tuple(strides)
     inner = next((mode for mode in reversed(range(len(shape))) if strides[mode] == 1), len(shape) - 1)
@@ -151,7 +143,7 @@ def _unknown_dtype(name: str) -> OperandError:
 
 
 def is_torch(operand: Any) -> bool:
-    """Whether it is a torch tensor. torch is not imported: who has a tensor has imported it."""
+    """Whether it is a torch tensor. torch is not imported: if there is a tensor, it already was."""
     tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor_class is not None and isinstance(operand, tensor_class)
 
@@ -163,12 +155,10 @@ def is_cupy(operand: Any) -> bool:
 
 
 def to_ffi(operand: Any, stream: int | None = None) -> Any:
-    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as it is.
+    """A ``tvm_ffi.Tensor`` over the operand's memory; a number is returned unchanged.
 
-    Args:
-        operand: a torch tensor or any other object of the DLPack protocol.
-        stream: stream that the memory will be used on, for the producer to order its own work before it;
-            None where it is only looked at, or where the caller uses the producer's current stream.
+    ``stream`` is the stream that the memory will be used on, so that the producer can order its own work
+    before it; None if the memory is not read, or the caller uses the producer's current stream.
     """
     import tvm_ffi
 
@@ -215,7 +205,7 @@ def _torch_to_ffi(tensor: Any) -> Any:
         return view(_torch_to_ffi(tensor.view(torch.uint8)), found.shape, found.strides, name)
     if hasattr(tensor, "__dlpack_c_exchange_api__"):
         return tvm_ffi.from_dlpack(tensor)
-    # torch's own __dlpack__ makes streams wait for each other, which a stream capture does not allow.
+    # Not torch's __dlpack__: it makes streams wait for each other, which stream capture forbids.
     return tvm_ffi.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
 
 
@@ -226,7 +216,7 @@ def exports(tensor: Any) -> bool:
 
 
 def exported(operand: Any) -> bool:
-    """Whether native code can take it from torch itself."""
+    """Whether native code can take the operand from torch directly."""
     return is_torch(operand) and exports(operand)
 
 
@@ -235,7 +225,7 @@ def _torch_exports(name: str) -> bool:
     import torch
 
     try:
-        # Older releases know no DLPack code for FP8 and FP4; which one knows it is tried, not looked up.
+        # Older releases have no DLPack code for FP8 and FP4; trying is simpler than a table of releases.
         torch.utils.dlpack.to_dlpack(torch.empty(1, dtype=getattr(torch, DTYPES[name].torch)))
     except (BufferError, RuntimeError, TypeError, ValueError):
         return False
@@ -243,9 +233,9 @@ def _torch_exports(name: str) -> bool:
 
 
 def native_classes() -> frozenset[type]:
-    """Classes whose instances native code takes as they are, together with their framework's current stream.
+    """Classes whose instances native code takes directly, with their framework's current stream.
 
-    Only for element types that the installed torch exports: see :func:`exports`. Empty without torch.
+    Only for element types that the installed torch exports (:func:`exports`). Empty without torch.
     """
     torch = sys.modules.get("torch")
     return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})

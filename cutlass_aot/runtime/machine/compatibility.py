@@ -1,7 +1,7 @@
-"""Can a bundle be used on a machine? The one rule that decides it: pure, over facts, with every reason.
+"""Decide whether a bundle can be used on a machine, with every reason: pure functions over facts.
 
-:func:`decide` is called wherever something is opened, launched or described: by a bundle for the machine that
-it is on, by ``cutlass-aot doctor`` for that one or another.
+:func:`decide` is the only such rule: bundles use it for the machine they are on, and ``cutlass-aot doctor``
+for this machine or another.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ GLIBC, MUSL = "glibc", "musl"
 class Gpu(NamedTuple):
     """A GPU, as its driver describes it.
 
-    Attributes:
-        name: of its model; how it is called in reasons.
-        capability: compute capability; None to go by the model.
+    ``name`` is that of its model. ``capability`` is None if the model's name should decide it.
     """
 
     name: str
@@ -33,29 +31,24 @@ class Gpu(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """An NVIDIA driver. One of the two is enough.
-
-    Attributes:
-        cuda: newest CUDA version that it supports, as it says itself.
-        release: its own version, such as ``580.159.04``.
-    """
+    """An NVIDIA driver, by the newest CUDA version that it reports, its release (``580.159.04``), or both."""
 
     cuda: tuple[int, int] | None = None
     release: str | None = None
 
 
 class Machine(NamedTuple):
-    """What has to be known of a machine.
+    """The facts about a machine that decide.
 
     Attributes:
         host: CPU architecture, as ``uname -m`` names it.
         libc: the C library, such as ``glibc 2.36`` or ``musl``; None if it is another.
         tvm_ffi: version of apache-tvm-ffi; None if it is not installed.
-        python: version of Python; None if it is not known, which refuses nothing.
-        torch: version of torch; None if it is not installed, which refuses nothing.
+        python: version of Python; None, which refuses nothing, if it is not known.
+        torch: version of torch; None, which refuses nothing, if it is not installed.
         torch_cuda: CUDA version that torch was built for; None if it is not known, or for none.
         driver: None if there is none.
-        gpus: those that a process may use; None if they were not looked for, and are no part of the question.
+        gpus: those that a process may use; None if they do not matter.
     """
 
     host: str
@@ -69,13 +62,9 @@ class Machine(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """What is to be used on a machine.
+    """What a bundle needs: targets and hosts of which it has some, and lowest versions.
 
-    Attributes:
-        targets: GPU code targets that there are kernels for.
-        hosts: CPU architectures that there are libraries for.
-        versions: lowest versions.
-        name: how it is called in reasons.
+    ``name`` is what reasons call it.
     """
 
     targets: Sequence[str]
@@ -85,7 +74,7 @@ class Requirements(NamedTuple):
 
     @classmethod
     def of(cls, catalog: Catalog) -> Requirements:
-        """A bundle, as its catalog describes it."""
+        """The requirements of a bundle, from its catalog."""
         return cls(catalog.targets, catalog.hosts, catalog.requirements)
 
 
@@ -95,17 +84,14 @@ ANYTHING = Requirements(
     VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.17"),
     "a bundle",
 )
-"""All that this release builds: for the question what a machine could use."""
+"""Everything that this release can build, to ask what a machine could use."""
 
 
 class Reason(NamedTuple):
-    """Why something cannot be used.
+    """Why something cannot be used: the problem, a sentence without a full stop, and advice.
 
-    Attributes:
-        about: the fact that is in the way: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``, ``gpus``,
-            or ``gpu`` for that of one of them.
-        problem: what was found and what is needed; a sentence without a full stop.
-        advice: what to do next.
+    ``about`` is the fact that is the reason: ``host``, ``libc``, ``tvm_ffi``, ``python``, ``driver``,
+    ``gpus``, or ``gpu`` for a single GPU.
     """
 
     about: str
@@ -117,12 +103,9 @@ class Reason(NamedTuple):
 
 
 class GpuAnswer(NamedTuple):
-    """What one GPU can be served with.
+    """The targets that run on one GPU with the machine's driver, best first: exact, family, portable.
 
-    Attributes:
-        gpu: which.
-        targets: those that run on it with the machine's driver, best first: exact, family, portable.
-        reasons: why there are none; empty if there are.
+    ``reasons`` says why there are none; empty if there are.
     """
 
     gpu: Gpu
@@ -131,16 +114,15 @@ class GpuAnswer(NamedTuple):
 
     @property
     def target(self) -> str | None:
-        """The target that serves it; None if none does."""
+        """The best target that runs on it; None if none does."""
         return self.targets[0] if self.targets else None
 
 
 class Answer(NamedTuple):
     """Whether something can be used on a machine.
 
-    Attributes:
-        reasons: what refuses the machine as a whole.
-        gpus: each GPU, in the order of the facts; empty if they are no part of the question.
+    ``reasons`` are those against the machine as a whole. ``gpus`` are in the order of the facts, and empty if
+    GPUs do not matter.
     """
 
     reasons: tuple[Reason, ...]
@@ -148,7 +130,7 @@ class Answer(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether nothing refuses the machine, and at least one of its GPUs is served."""
+        """Whether nothing refuses the machine, and at least one of its GPUs has a target."""
         return not self.reasons and (not self.gpus or any(gpu.targets for gpu in self.gpus))
 
     @property
@@ -159,14 +141,10 @@ class Answer(NamedTuple):
 
 
 def decide(machine: Machine, requirements: Requirements) -> Answer:
-    """Whether something can be used on a machine, on which GPUs, and if not why: every reason.
+    """Decide whether a bundle can be used on a machine and on which GPUs; if not, give every reason.
 
-    Pure: nothing is looked up on the machine that this runs on. Versions compare as numbers, and one that
-    cannot be read is a reason.
-
-    Args:
-        machine: facts about it.
-        requirements: what a bundle has, and which versions it needs.
+    Nothing is looked up on the machine that this runs on. Versions compare as numbers, and one that cannot be
+    read is a reason.
     """
     reasons = [
         *_host(machine.host, requirements),
@@ -178,7 +156,7 @@ def decide(machine: Machine, requirements: Requirements) -> Answer:
         return Answer(tuple(reasons), ())
     cuda = driver_cuda(machine.driver)
     reasons += _driver(machine, cuda, requirements)
-    # Without a driver, nothing could see a GPU.
+    # Without a driver no GPU is visible, and the driver is the reason.
     if not machine.gpus and machine.driver is not None:
         problem = "there is no GPU that a process may use"
         reasons.append(Reason("gpus", problem, "see nvidia-smi, and CUDA_VISIBLE_DEVICES"))
@@ -189,7 +167,7 @@ def decide(machine: Machine, requirements: Requirements) -> Answer:
 def runnable_targets(targets: Iterable[str], capability: tuple[int, int]) -> list[str]:
     """Targets whose cubins run on a GPU of this compute capability: exact, then family, then portable.
 
-    A name that is none of a target that is known here runs nowhere.
+    Names of unknown targets are left out.
     """
     parsed = {}
     for name in targets:
@@ -202,7 +180,7 @@ def runnable_targets(targets: Iterable[str], capability: tuple[int, int]) -> lis
 
 
 def driver_cuda(driver: Driver | None) -> tuple[int, int] | None:
-    """Newest CUDA version that a driver supports, as it says, else by its release; None if neither tells."""
+    """Newest CUDA version of a driver: what it reports, else by its release; None if neither is known."""
     if driver is None:
         return None
     if driver.cuda is not None:
@@ -241,7 +219,7 @@ def _tvm_ffi(found: str | None, requirements: Requirements) -> Iterator[Reason]:
 
 
 def _without_post(version: str) -> str:
-    """The release that a version is of, which its post releases count for; a pre-release is itself."""
+    """A version without its post-release part; a pre-release stays as it is."""
     first = version.partition("+")[0].partition(".post")[0]
     return first if is_version(first) else ".".join(map(str, release(version)))
 
@@ -288,7 +266,7 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requir
         problem = (
             f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {required}"
         )
-    # Not an upgrade that has to be followed by another.
+    # The advice names one upgrade that is enough.
     running = [runnable_targets(requirements.targets, c) for c in map(_capability, machine.gpus or ()) if c]
     enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
     yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
@@ -302,11 +280,11 @@ def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, requirements: Requirements) -> 
     running = runnable_targets(requirements.targets, capability)
     if not running:
         return GpuAnswer(gpu, (), (_no_target(gpu.name, capability, requirements),))
-    # Without a driver the machine is refused as a whole.
+    # Without a driver the machine as a whole is refused, not its GPUs.
     known = [name for name in running if cuda is None or minimum_cuda(Target.parse(name)) <= cuda]
     if cuda is None or known:
         return GpuAnswer(gpu, tuple(known), ())
-    # Enough for one of them is enough.
+    # A driver that is new enough for one of them will do.
     nearest, lowest = _nearest(running)
     problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
     lowest = max(lowest, major_minor(requirements.versions.cuda_driver))
@@ -314,7 +292,7 @@ def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, requirements: Requirements) -> 
 
 
 def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:
-    """The first of the targets that ask least of a driver, and the CUDA version that it asks for."""
+    """The first of the targets that need the oldest driver, and the CUDA version needed."""
     return min(((name, minimum_cuda(Target.parse(name))) for name in targets), key=lambda item: item[1])
 
 
@@ -341,7 +319,7 @@ def _supports(cuda: tuple[int, int]) -> str:
 
 
 def upgrade_to(cuda: tuple[int, int], what: str = "upgrade") -> str:
-    """What to do to have a driver for a CUDA version; ``what`` is ``upgrade`` or ``install``."""
+    """Advice on getting a driver for a CUDA version; ``what`` is ``upgrade`` or ``install``."""
     from cutlass_aot.schema.drivers import first_driver
 
     first = first_driver(cuda)
@@ -350,12 +328,12 @@ def upgrade_to(cuda: tuple[int, int], what: str = "upgrade") -> str:
 
 
 def text_of(version: tuple[int, int]) -> str:
-    """A version as it is written, such as ``12.8``."""
+    """A version as text, such as ``12.8``."""
     return f"{version[0]}.{version[1]}"
 
 
 def version_of(text: str) -> tuple[int, ...] | None:
-    """The numbers of a version; None for text that is none."""
+    """The numbers of a version; None if the text is not a version."""
     try:
         return release(text)
     except ValueError:

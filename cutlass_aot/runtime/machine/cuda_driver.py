@@ -1,7 +1,7 @@
 """Facts about the GPUs of this machine, from the driver, when first needed. No context is created.
 
-The driver's library is called as it is: importing bindings for it takes longer than all the rest that
-happens before a first launch.
+The driver's library is called directly: importing bindings for it would take longer than everything else
+before a first launch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def device_count() -> int:
 
 def driver_version() -> tuple[int, int]:
     """Newest CUDA version that the driver supports, as (major, minor)."""
-    # Needs no initialisation, so that it also answers where there is a driver and no GPU.
+    # Needs no initialisation, and so also works with a driver but no GPU.
     number = ctypes.c_int()
     _ask("cuDriverGetVersion", ctypes.byref(number))
     return number.value // 1000, number.value % 1000 // 10
@@ -48,7 +48,7 @@ def sm_count(ordinal: int) -> int:
 
 
 def device_name(ordinal: int) -> str:
-    """Name of a GPU's model."""
+    """Model name of a GPU."""
     device = _device(ordinal)
     name = ctypes.create_string_buffer(256)
     _ask("cuDeviceGetName", name, len(name), device)
@@ -69,7 +69,7 @@ def l2_bytes(ordinal: int) -> int:
 
 
 def bus_id(ordinal: int) -> str:
-    """PCI bus address of a GPU, such as ``0000:1b:00.0``: what other libraries know it by."""
+    """PCI bus address of a GPU, such as ``0000:1b:00.0``, by which other libraries identify it."""
     device = _device(ordinal)
     name = ctypes.create_string_buffer(32)
     _ask("cuDeviceGetPCIBusId", name, len(name), device)
@@ -77,7 +77,7 @@ def bus_id(ordinal: int) -> str:
 
 
 def driver_release() -> str | None:
-    """Version of the driver package, such as ``580.159``; None if the management library has none."""
+    """Version of the driver package, such as ``580.159``; None if the management library does not tell."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -105,7 +105,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _ask(name: str, *arguments: object) -> None:
-    """Call a function of the driver; results are written where the arguments say."""
+    """Call a function of the driver, which writes its results through the arguments."""
     library = _library()
     try:
         function = getattr(library, name)
@@ -124,7 +124,6 @@ def _ask(name: str, *arguments: object) -> None:
 
 
 def _label(library: ctypes.CDLL, status: int) -> str:
-    """The driver's name for what it answered."""
     name = ctypes.c_char_p()
     library.cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode("ascii", "replace") if name.value else f"error {status}"
@@ -132,7 +131,7 @@ def _label(library: ctypes.CDLL, status: int) -> str:
 
 @lru_cache(maxsize=1)
 def _initialise(process: int) -> None:
-    """Call ``cuInit``, once a process: a forked one has to ask again."""
+    """Call ``cuInit``, once a process: a forked child has to call it again."""
     _ask("cuInit", 0)
 
 

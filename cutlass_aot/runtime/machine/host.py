@@ -28,7 +28,7 @@ def c_library() -> str | None:
 
 
 def _is_musl() -> bool:
-    """Whether this process runs on musl, whose loader is its C library too, and so is mapped."""
+    """Whether this process runs on musl, whose loader is also its C library and therefore mapped."""
     try:
         with _MAPS.open(encoding="utf-8", errors="replace") as maps:
             return any("/ld-musl-" in line or "/libc.musl-" in line for line in maps)
@@ -39,7 +39,7 @@ def _is_musl() -> bool:
 def torch_cuda() -> str | None:
     """CUDA version that the installed torch was built for, such as ``13.0``; torch is not imported.
 
-    None if it is not installed, was built for none, or does not say.
+    None if torch is not installed, was built without CUDA, or does not tell.
     """
     from importlib import metadata
 
@@ -49,7 +49,7 @@ def torch_cuda() -> str | None:
             text = source.read(1 << 16)
     except (metadata.PackageNotFoundError, OSError, ValueError):
         return None
-    # It writes the version as a string, and None without quotes.
+    # A version is written as a string there, None without quotes.
     match = re.search(r"""^cuda\b[^=\n]*=\s*['"](\d+(?:\.\d+)*)['"]""", text, re.MULTILINE)
     return match and match[1]
 
@@ -62,7 +62,7 @@ def installed_version(distribution: str) -> str | None:
         found = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         return None
-    # The headers are those of a mail, whose parser takes longer than all the rest of opening a bundle.
+    # Not parsed as mail headers: that parser takes longer than all the rest of opening a bundle.
     for line in (found.read_text("METADATA") or "").splitlines():
         if line.startswith("Version:"):
             return line.removeprefix("Version:").strip()

@@ -1,4 +1,4 @@
-"""A lock of one process: a forked child, which could inherit it held by another thread, gets its own."""
+"""A lock of one process: a forked child gets its own, as it could inherit one that another thread held."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class ProcessLock:
-    """A context manager that one thread of a process is in at a time."""
+    """A context manager that one thread of a process can be in at a time."""
 
     def __init__(self) -> None:
         self._of_process = (os.getpid(), threading.Lock())
@@ -16,7 +16,7 @@ class ProcessLock:
     def __enter__(self) -> None:
         process = os.getpid()
         if self._of_process[0] != process:
-            # A child begins with one thread.
+            # No race: a child begins with one thread.
             self._of_process = (process, threading.Lock())
         self._of_process[1].acquire()
 

@@ -26,19 +26,15 @@ def open_directory(
 ) -> BundleDirectory:
     """Open a bundle's directory, and check its signatures where keys are required.
 
-    Nothing else makes a :class:`BundleDirectory`, so that no bundle is opened unchecked.
-
-    Args:
-        path: the directory.
-        rankings: as for :class:`BundleDirectory`.
-        keys: what the caller requires, beside what :mod:`cutlass_aot.runtime.files.trust` knows of.
+    Nothing else makes a :class:`BundleDirectory`, so that no bundle is opened unchecked. ``keys`` is what the
+    caller requires, besides the keys that :mod:`cutlass_aot.runtime.files.trust` knows of.
     """
-    # Read once: what was signed is what everything that is loaded later follows from.
+    # Read once: everything loaded later has to be verified against the bytes that were signed.
     manifest = manifest_bytes(path)
     keys = trust.read_once(keys)
     signers = trust.check(path, manifest, keys)
     catalog = catalog_of(path, manifest)
-    # Before anybody has it: from now on `trust` knows of it, whatever becomes of the directory.
+    # Recorded before the directory is returned, so that a later call of `trust` checks it.
     signers = trust.note_opened(catalog.name, path, manifest, signers, keys)
     return BundleDirectory(path, catalog, rankings=rankings, signers=signers)
 
@@ -46,11 +42,8 @@ def open_directory(
 class BundleDirectory:
     """A directory with a bundle's files; made by :func:`open_directory`. May be used from several threads.
 
-    Args:
-        path: the directory.
-        catalog: what was read there.
-        rankings: whether the speeds that it knows are to be used.
-        signers: the required keys that have signed it.
+    ``rankings`` tells whether the bundle's rankings are used, and ``signers`` are the required keys that have
+    signed it.
     """
 
     def __init__(
@@ -66,7 +59,7 @@ class BundleDirectory:
         self.uses_rankings = rankings
         self.signers = signers
         self._host = os.uname().machine
-        # Each made when it is first needed, without a lock: what two threads make at once is equal.
+        # Made when first needed, without a lock: two threads at once make equal values.
         self._codes: dict[FileReference, Code] = {}
         self._libraries: dict[FileReference, Library] = {}
         self._groups: dict[str, Group] = {}
@@ -108,17 +101,17 @@ class BundleDirectory:
         return None if reference is None else self._library(reference)
 
     def _code(self, reference: FileReference) -> Code:
-        # Groups of one target may share it, which is then unpacked once.
+        # Cached, since groups of one target may share it.
         code = self._codes.get(reference)
         return code or self._codes.setdefault(reference, Code(self.path, reference))
 
     def _library(self, reference: FileReference) -> Library:
-        # Groups of one target may share a library, which is then mapped once.
+        # Cached, since groups of one target may share a library.
         library = self._libraries.get(reference)
         return library or self._libraries.setdefault(reference, Library(self.path, reference))
 
     def check_machine(self) -> None:
-        """Refuse a machine on which its libraries cannot be loaded; no GPU is looked for."""
+        """Refuse a machine on which its libraries cannot be loaded, without regard to GPUs."""
         if self._machine is None:
             here = self._here()
             self._decide(here, self.catalog.targets)
@@ -127,9 +120,7 @@ class BundleDirectory:
     def require(self, target: str, ordinal: int | None) -> None:
         """Refuse a target that cannot be used on this machine and GPU; the answer is remembered.
 
-        Args:
-            target: GPU code target.
-            ordinal: of the GPU; None looks at the machine alone.
+        If ``ordinal`` is None, only the machine is checked.
         """
         if ordinal is None:
             self.check_machine()
@@ -142,13 +133,13 @@ class BundleDirectory:
         self._runs.add(seen)
 
     def require_any(self, targets: Sequence[str], ordinal: int) -> None:
-        """Refuse a GPU that none of some targets can be used on, with every reason."""
+        """Refuse a GPU that can use none of these targets, with every reason."""
         gpu = compatibility.Gpu(f"GPU {ordinal}", cuda_driver.compute_capability(ordinal))
         driver = compatibility.Driver(cuda_driver.driver_version())
         self._decide(self._here()._replace(gpus=(gpu,), driver=driver), targets)
 
     def _here(self) -> compatibility.Machine:
-        """This machine, as far as it can be told without a GPU."""
+        """The facts about this machine that need no GPU."""
         if self._machine is not None:
             return self._machine
         return compatibility.Machine(

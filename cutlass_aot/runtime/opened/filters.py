@@ -1,4 +1,4 @@
-"""Pick kernels of a bundle by what they are: filters for a listing, and one kernel by its name."""
+"""Select kernels of a bundle: filters for a listing, and one kernel by its name."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OF_KERNEL: Mapping[str, Callable[[KernelHandle], str]] = {
     "name": lambda handle: handle.name,
 }
 _FIRST = ("family", "tile_shape", "cluster_shape", "fallback_cluster_shape")
-"""What a listing is sorted by in the design before everything else."""
+"""Design values by which a listing is sorted first."""
 
 GENERAL_FILTERS = tuple(sorted({*_OF_GROUP, *_OF_KERNEL}))
-"""Filters that every kernel has; all others are names in a design, or of parameters."""
+"""Filters that apply to every kernel; all others are names of design values or parameters."""
 
 
 def group_matches(group: GroupEntry, filters: Filters) -> bool:
-    """Whether a group passes the filters that speak of groups, so that its index is worth reading."""
+    """Whether a group passes the filters on properties of groups; only then its index is read."""
     return all(
         _any(patterns, _OF_GROUP[name](group)) for name, patterns in filters.items() if name in _OF_GROUP
     )
@@ -50,13 +50,13 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
 
 
 def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
-    """What a filter can select: each value that kernels have, once, numbers by their size."""
+    """The values that a filter can select among these kernels, each once; numbers in order of size."""
     if name in _OF_GROUP:
         return sorted({_OF_GROUP[name](handle.group) for handle in handles})
     if name in _OF_KERNEL:
         return sorted({_OF_KERNEL[name](handle) for handle in handles})
     _check_names(handles, (name,))
-    # A switch is true in one kernel and 1 in none, so values of one type stay apart from another's.
+    # By type too: True == 1, but they are different values.
     described = [_described(handle) for handle in handles]
     each = [names[full] for names in described if (full := full_name(name, names)) in names]
     found = {(type(value), value) for value in each}
@@ -74,7 +74,6 @@ def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
 
 
 def _described(handle: KernelHandle) -> Mapping[str, DesignValue]:
-    """What a kernel says of itself by names of its own: its design, and its parameters."""
     parameters = handle.group.parameters
     return {**handle.design, **dict(parameters)} if parameters else handle.design
 
@@ -94,7 +93,6 @@ def _comparable(value: DesignValue) -> tuple[Any, ...]:
 
 
 def _text(value: DesignValue) -> str:
-    """A design value as a filter reads it."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -132,11 +130,11 @@ def _begins(handle: KernelHandle, name: str) -> bool:
 
 
 def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
-    """One kernel by its name, or by the beginning of its name, its digest, or its request's digest."""
+    """The kernel whose name, digest or request's digest is or begins with ``name``."""
     for handle in handles:
         if name in (handle.name, handle.digest):
             return handle
-    # Two directories may both have the kernel of one request.
+    # Two groups may both have the kernel of one request.
     found = list({handle.digest: handle for handle in handles if name and _begins(handle, name)}.values())
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,4 @@
-"""Which kernels of an open bundle match a call, best first."""
+"""Find the kernels of an open bundle that match a call, best first."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ from cutlass_aot.schema.tuning.ranking import Extents
 class Choice(NamedTuple):
     """The kernel that a bundle takes for a problem, and why.
 
-    Attributes:
-        kernel: to launch.
-        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``; see
-            :mod:`~.selection.tiers`.
-        reason: what the tier went by, in words.
+    ``tier`` is ``tuned``, ``nearest tuned``, ``modelled`` or ``default order`` (see
+    :mod:`~.selection.tiers`); ``reason`` tells the data that it used.
     """
 
     kernel: KernelHandle
@@ -39,13 +36,10 @@ class Choice(NamedTuple):
 
 
 def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count: int | None) -> Preference:
-    """What the first tier that knows an answer says.
+    """The preference of the first tier that has data for the problem.
 
-    Args:
-        groups: of one target, that all serve the problem.
-        extents: of the problem.
-        gpu: model of the GPU, None if there is none to choose for.
-        sm_count: its SMs; None for those of a typical GPU of the target.
+    The groups are of one target and all serve the problem. ``gpu`` is a model, None if there is none to
+    choose for; ``sm_count`` None stands for a typical GPU of the target.
     """
     sms = sm_count or usual_sm_count(groups[0].entry.target)
     measured: list[Ranked] = []
@@ -85,7 +79,7 @@ def _candidates(groups: Sequence[Group]) -> Candidates:
 
 
 class _Match(NamedTuple):
-    """What matches a query for one target: what a tier says, the groups, and the kernels of each."""
+    """The result of a query for one target: the preference, the groups, and the kernels of each."""
 
     preference: Preference
     groups: list[Group]
@@ -94,7 +88,7 @@ class _Match(NamedTuple):
     sm_count: int | None
 
     def best(self) -> Choice:
-        """The kernel that the preference comes to."""
+        """The preferred kernel."""
         for digest in self.preference.digests:
             for group, members in zip(self.groups, self.handles, strict=True):
                 position = group.index.position(digest)
@@ -103,7 +97,7 @@ class _Match(NamedTuple):
         raise AssertionError("a preference names a kernel of the groups")
 
     def ordered(self) -> list[KernelHandle]:
-        """All kernels: those that the preference names in its order, then the others in the default order."""
+        """All kernels: those that the preference names, in its order, then the rest in the default order."""
         by_digest = {handle.digest: handle for members in self.handles for handle in members}
         sms = self.sm_count or usual_sm_count(self.groups[0].entry.target)
         others = _default_order(self.groups, self.extents, sms).digests
@@ -112,27 +106,14 @@ class _Match(NamedTuple):
 
 
 class PreparedCall(NamedTuple):
-    """A call whose operands are described: what finding, choosing and launching need to know of it.
-
-    Attributes:
-        query: what the kernels have to serve.
-        ordinal: of the GPU that the operands are on, -1 for none.
-    """
+    """A call whose operands are described; ``ordinal`` is that of the operands' GPU, -1 for none."""
 
     query: Query
     ordinal: int
 
 
 class Finder:
-    """Finds the kernels of a bundle that match a query. It holds nothing but the bundle.
-
-    Args:
-        directory: the bundle's directory.
-
-    Attributes:
-        targets: GPU code targets that the bundle has kernels for, sorted.
-        groups: the bundle's groups.
-    """
+    """Finds the kernels of a bundle that match a query. ``targets`` are those of the bundle, sorted."""
 
     def __init__(self, directory: BundleDirectory) -> None:
         self._directory = directory
@@ -162,14 +143,14 @@ class Finder:
         try:
             targets, where = self._targets(common_device(descriptions), target)
         except (Incompatible, DeviceError) as error:
-            # Then that is the reason for each group.
+            # The error then is the reason for every group.
             targets, where = (), str(error)
         return match.explain(self.groups, computation.query(targets, where, descriptions))
 
     def prepare(
         self, computation: Computation, operands: Sequence[Any], target: str | None = None
     ) -> PreparedCall:
-        """Describe the operands of a call, and say which targets will do for them."""
+        """Describe the operands of a call, and determine the targets that can serve it."""
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
@@ -180,7 +161,7 @@ class Finder:
         return next(self._matches(call, target, gpu)).best()
 
     def _matches(self, call: PreparedCall, target: str | None, gpu: str | None) -> Iterator[_Match]:
-        """What matches, by target, the best first: one for operands on a GPU, at least one."""
+        """Matches by target, the best first: exactly one for operands on a GPU, at least one otherwise."""
         query, ordinal = call
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
             raise OperandError(
@@ -206,7 +187,7 @@ class Finder:
             raise KernelNotFound(match.not_found(self._directory.catalog.name, self.groups, query))
 
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
-        """Targets to look at, best first, and why these."""
+        """Targets to search, best first, and in words why these."""
         if target is not None:
             try:
                 Target.parse(target)
@@ -226,9 +207,9 @@ class Finder:
 
 
 def _gpu(ordinal: int) -> tuple[str | None, int | None]:
-    """Model and SMs of a GPU."""
+    """Model and SMs of a GPU; None for each if it is not here."""
     try:
         return cuda_driver.device_name(ordinal), cuda_driver.sm_count(ordinal)
     except DeviceError:
-        # A target was named, for a GPU that is not here.
+        # A target was named explicitly, for a GPU that is not here.
         return None, None

@@ -33,7 +33,7 @@ class Group:
         root: the bundle.
         entry: the group's entry in the parent index.
         code: GPU code of its kernels.
-        libraries: what has their host code on this machine's CPU architecture, empty if nothing has.
+        libraries: those with its host code for this machine's CPU architecture, empty if there are none.
         launcher: the bundle's launcher for this machine, None if there is none.
         require: called with a target and a device (None for no device) before anything is mapped; raises
             where it cannot run.
@@ -57,7 +57,7 @@ class Group:
         self.launcher = launcher
         self._code = code
         self._libraries = tuple(libraries)
-        # Filled without a lock, which a forked child could inherit held: two threads read the same twice.
+        # Filled without a lock, which a forked child could inherit held; two threads may read the same twice.
         self._index: GroupIndex | None = None
         self._requests: RequestIndex | None = None
         self._candidates: Candidates | None = None
@@ -81,7 +81,7 @@ class Group:
     def requests(self) -> RequestIndex:
         """The requests of a program that its kernels answer, in the order of the index; read once."""
         if self._requests is None:
-            # Here, and not above: kernels that operands find need none of it.
+            # Imported here: only kernels that answer requests need it.
             from cutlass_aot.schema.requests.request_index import requests_from_bytes
 
             reference = self.entry.requests
@@ -95,7 +95,7 @@ class Group:
 
     @property
     def candidates(self) -> Candidates:
-        """What choosing needs of its kernels; the order of the index decides where nothing else does."""
+        """Candidates for a choice among its kernels; the order of the index decides between full equals."""
         if self._candidates is None:
             shared: dict[object, Candidate] = {}
             found = {}
@@ -109,7 +109,7 @@ class Group:
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:
-        """One of the group's rankings, read once; what it says of foreign kernels is left out."""
+        """One of the group's rankings, read once; entries for kernels of other groups are dropped."""
         found = self._rankings.get(reference)
         if found is None:
             what = str(self._root / reference.file.path)
@@ -132,16 +132,14 @@ class Group:
         return found
 
     def compiled(self, position: int, device: int | None) -> Any:
-        """The ``tvm_ffi.Function`` of compiled code itself, which takes operands with the batch alone.
+        """The ``tvm_ffi.Function`` of a kernel's compiled code, whose operands always have a batch.
 
-        Args:
-            position: of the kernel in the index.
-            device: CUDA device ordinal that it is to run on; None asks no GPU.
+        ``position`` is that in the index. If ``device``, a CUDA ordinal, is None, no GPU is checked.
         """
         return self._ready(position, device).function(self.index[position].kernel.symbol)
 
     def function(self, position: int, device: int) -> Any:
-        """The ``tvm_ffi.Function`` that launches a kernel on operands with the batch or without."""
+        """The ``tvm_ffi.Function`` that launches a kernel on operands with or without a batch."""
         library = self._ready(position, device)
         if self.launcher is None:
             raise self._foreign_host()
@@ -150,11 +148,11 @@ class Group:
         return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
     def require(self, device: int | None) -> None:
-        """Refuse a device that the kernels cannot run on; for None, a machine that cannot load them."""
+        """Refuse a device that cannot run the kernels; for None, a machine that cannot load them."""
         self._require(self.entry.target, device)
 
     def _ready(self, position: int, device: int | None) -> Library:
-        """The library of a kernel, which has its GPU code by then."""
+        """The library of a kernel, after the kernel's GPU code was provided to it."""
         self.require(device)
         if not self._libraries:
             raise self._foreign_host()
@@ -171,7 +169,7 @@ class Group:
 
 
 def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
-    """What ``builder/native/launcher.c`` asks for of each operand, one after the other."""
+    """The requirements on each operand in turn, as numbers in the format of ``builder/native/launcher.c``."""
     places = {operand.name: index for index, operand in enumerate(operands)}
     numbers = []
     for operand in operands:

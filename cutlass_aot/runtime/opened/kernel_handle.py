@@ -1,4 +1,4 @@
-"""A kernel of an open bundle: what it is, what it supports, and how to launch it."""
+"""A kernel of an open bundle: its properties, what it supports, and its launch."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Launch(Protocol):
 
 
 class _LaunchAttribute:
-    """Makes the fast path of a kernel's launch when it is first used, and puts it in its own place.
+    """Makes the fast path of a kernel's launch at its first use, and replaces itself by it on the instance.
 
-    ``functools.cached_property`` would do, but for the lock that it holds before Python 3.12, for all kernels
-    at once: a child that is forked meanwhile would wait for it for ever.
+    This is ``functools.cached_property`` without the lock which that holds before Python 3.12, one for all
+    kernels: a child forked while it is held would wait for it for ever.
     """
 
     def __init__(self, make: Callable[[KernelHandle], Launch]) -> None:
@@ -54,7 +54,7 @@ class _LaunchAttribute:
 
 
 class KernelHandle:
-    """A kernel of an open bundle. Bundles make these; they may be kept, and used from several threads."""
+    """A kernel of an open bundle. Made by the bundle; may be kept, and used from several threads."""
 
     def __init__(self, group: Group, position: int) -> None:
         self._group = group
@@ -85,7 +85,7 @@ class KernelHandle:
 
     @property
     def group(self) -> GroupEntry:
-        """The group of functionally equivalent kernels it is one of."""
+        """The group of functionally equivalent kernels that it belongs to."""
         return self._group.entry
 
     @property
@@ -105,12 +105,7 @@ class KernelHandle:
 
     @property
     def request(self) -> CompiledRequest | None:
-        """The request of a program that it answers; None for a kernel that operands find.
-
-        Raises:
-            CorruptFile: if the group's requests are not what the bundle says.
-            BundleError: if they cannot be read.
-        """
+        """The request of a program that it answers; None for a kernel that is found by operands."""
         if self.group.requests is None:
             return None
         request: CompiledRequest = self._group.requests[self._position]
@@ -118,7 +113,7 @@ class KernelHandle:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of device memory that a launch needs beside the operands; 0 for most kernels."""
+        """Bytes of device memory that a launch needs besides the operands; 0 for most kernels."""
         return self.kernel.workspace_bytes
 
     def __repr__(self) -> str:
@@ -131,7 +126,7 @@ class KernelHandle:
             operands: torch tensors, DLPack objects or descriptions, in the order of the call: a, b, out.
 
         Returns:
-            A value that is true, or one that is false with a ``reason``.
+            A true value, or a false one with a ``reason``.
 
         Raises:
             OperandError: if an operand cannot be described.
@@ -142,17 +137,17 @@ class KernelHandle:
     def launch(self) -> Launch:
         """Launch it: ``launch(*operands, stream=None, workspace=None)``.
 
-        It returns as soon as the work is queued. Nothing of Python stands between a repeated call on torch
-        tensors and native code.
+        Returns as soon as the work is queued. Repeated calls on torch tensors go to native code without
+        running any Python code in between.
 
         Args:
-            operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch
-                or with the batch first. What is written must not share memory with another operand: that is
-                not looked for. They have to stay alive until the stream is done with them, as for
-                any launch on a stream that their allocator does not know of.
+            operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch or
+                with the batch first. An output must not share memory with another operand, which is not
+                checked. They have to stay alive until the stream is done with them, as for any launch on a
+                stream that their allocator does not know of.
             stream: a torch or CuPy stream, an object with ``__cuda_stream__``, or a ``cudaStream_t`` as a
-                number. None is the current stream of the operands' framework (torch, CuPy), and for
-                other objects that of tvm_ffi's environment. 0 is the legacy default stream.
+                number. None is the current stream of the operands' framework (torch, CuPy), and for other
+                objects that of tvm_ffi's environment. 0 is the legacy default stream.
             workspace: where :attr:`workspace_bytes` is not 0, that many bytes as a contiguous u8 tensor on
                 the operands' device, passed to the kernel after its operands. May be left out for torch
                 tensors on torch's current stream.
@@ -169,12 +164,12 @@ class KernelHandle:
         try:
             made: Launch = fast_path.make(launcher, self._launch, self._raise)
         except CutlassAotError:
-            # A launch says so too, after what is wrong with its operands.
+            # The slow path raises this too, but reports wrong operands first.
             return self._launch
         return made
 
     def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
-        """A first launch, or one that the fast path does not take."""
+        """Serve a first launch, or one that the fast path does not take."""
         if self.group.requests is not None:
             raise LaunchError(
                 f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
@@ -190,14 +185,7 @@ class KernelHandle:
         self.launch_on(device, taken, stream, workspace)
 
     def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-        """Launch it on operands whose device is known, and which autograd does not follow.
-
-        Args:
-            device: CUDA device ordinal of the operands.
-            operands: see :attr:`launch`, like the others.
-            stream: likewise.
-            workspace: likewise.
-        """
+        """Launch it on operands of a known CUDA device ordinal which need no gradient; see :attr:`launch`."""
         try:
             arguments = list(operands)
             if self.workspace_bytes:
@@ -210,7 +198,7 @@ class KernelHandle:
             self._open()
 
     def _open(self) -> None:
-        """Open the fast path for torch tensors, whose element types torch exports."""
+        """Open the fast path for torch tensors, if torch exports their element types."""
         launcher = self._group.launcher
         if launcher is not None and not self.workspace_bytes:
             torch = sys.modules["torch"]
@@ -219,15 +207,12 @@ class KernelHandle:
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         if not isinstance(error, Exception):
-            # An interrupt that came while native code took the operands.
+            # A KeyboardInterrupt, say, while native code took the operands.
             raise error
         raise self.failure(error, operands) from error
 
     def native_function(self, device: int) -> Any:
-        """The ``tvm_ffi.Function`` of its launches: it takes the operands, and the workspace if there is one.
-
-        Args:
-            device: CUDA device ordinal that it is to run on.
+        """The ``tvm_ffi.Function`` that launches it on a CUDA device: takes the operands, then any workspace.
 
         Raises:
             Incompatible: if the kernel cannot run there.
@@ -240,19 +225,14 @@ class KernelHandle:
         return self._function
 
     def compiled_function(self, device: int) -> Any:
-        """The ``tvm_ffi.Function`` of the compiled code itself: operands have the batch first, always.
+        """The ``tvm_ffi.Function`` of the compiled code itself, whose operands always have the batch first.
 
-        Args:
-            device: CUDA device ordinal that it is to run on.
-
-        Raises:
-            Incompatible: if the kernel cannot run there.
-            BundleError: if its library cannot be read or mapped.
+        ``device`` and errors are those of :meth:`native_function`.
         """
         return self._group.compiled(self._position, device)
 
     def _device(self, operands: Sequence[Any]) -> int:
-        """The CUDA device of the first operand that is on one; native code looks at all of them."""
+        """The CUDA device of the first operand that is on one; native code checks all of them."""
         if not operands or isinstance(operands[0], OperandDescription):
             raise OperandError("there is no tensor to launch on")
         for operand in operands:
@@ -262,9 +242,10 @@ class KernelHandle:
         return -1
 
     def failure(self, error: Exception, operands: Sequence[Any]) -> CutlassAotError:
-        """Our error for one that a launch on these operands raised: the first of these that there is one for.
+        """Translate an error of a launch on these operands into one of this package.
 
-        A refusal of the operands, a description among them, a device it cannot run on, what native code said.
+        The first that applies: an operand is refused or cannot be described, the device cannot run the
+        kernel, native code raised.
         """
         try:
             descriptions = [describe_operand(operand) for operand in operands]

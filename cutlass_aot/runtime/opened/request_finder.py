@@ -1,4 +1,4 @@
-"""Answer the requests of programs from a bundle: with a compiled function, or with the nearest request."""
+"""Answer requests of programs from a bundle: with a compiled function, or with the nearest request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cutlass_aot.schema.requests.request import (
 
 
 class CompiledFunction(NamedTuple):
-    """What answers a request.
+    """The answer to a request.
 
     Attributes:
-        function: called as what ``cute.compile`` returns is called: the ``tvm_ffi.Function`` itself, or, for
-            arguments by name, the wrapper that TVM-FFI makes of it.
-        call: how it takes arguments by name; None if it takes them in order alone.
-        kernel: the bundle's kernel that it is.
+        function: takes the arguments that the function returned by ``cute.compile`` takes: the
+            ``tvm_ffi.Function`` itself, or, for arguments by name, TVM-FFI's wrapper of it.
+        call: how it takes arguments by name; None if it takes them only in order.
+        kernel: the bundle's kernel.
     """
 
     function: Any
@@ -37,17 +37,13 @@ class CompiledFunction(NamedTuple):
 
 
 class RequestFinder:
-    """Finds what answers a program's requests in a bundle; several threads may use it.
-
-    Args:
-        directory: the bundle's directory.
-    """
+    """Finds the answers to programs' requests in a bundle; several threads may use it."""
 
     def __init__(self, directory: BundleDirectory) -> None:
         self._directory = directory
-        # Each is filled without a lock, which a forked child could inherit held: two threads make the same.
+        # Filled without a lock, which a forked child could inherit held; two threads make equal values.
         self._by_target: dict[str, Mapping[str, Sequence[GroupEntry]]] = {}
-        # By process, as libraries are.
+        # By process, because libraries are mapped by process.
         self._found: dict[tuple[int, str], CompiledFunction] = {}
 
     @property
@@ -58,12 +54,8 @@ class RequestFinder:
     def find(self, request: Request) -> CompiledFunction | None:
         """The compiled function of a request; None if the bundle does not have it.
 
-        The GPU takes its code at the first call. No GPU is looked for before.
-
-        Raises:
-            Incompatible: if this machine cannot load the bundle's libraries.
-            CorruptFile: if a file is not what its digest says, or requests and kernels do not match.
-            BundleError: if a file cannot be read, or a library mapped.
+        The code is loaded onto the GPU at the first call; no GPU is needed before. Raises CorruptFile also if
+        requests and kernels of the bundle do not match.
         """
         key = os.getpid(), request.digest
         found = self._found.get(key)
@@ -74,14 +66,10 @@ class RequestFinder:
         return found
 
     def nearest(self, request: Request) -> tuple[Request, list[Difference]] | None:
-        """The request of the bundle that differs least from one that it does not have, and where they differ.
+        """The request of the bundle that differs least from a given one, and the differences.
 
-        Of the requests of the same callable, for whatever target; if there are none, of all. None if the
-        bundle has no requests.
-
-        Raises:
-            CorruptFile: if a request of the bundle is malformed.
-            BundleError: if a file cannot be read.
+        It is sought among the requests of the same callable, for any target; if there are none, among all.
+        None if the bundle has no requests.
         """
         name = _name(request)
         groups = [entry for target in self.targets for entry in self._groups(target).get(name, ())]
@@ -90,26 +78,16 @@ class RequestFinder:
         return min(compared, key=lambda pair: len(pair[1]), default=None)
 
     def requests(self) -> Iterator[Request]:
-        """Every request of the bundle, each once; by target and callable.
-
-        Raises:
-            CorruptFile: if a request is malformed.
-            BundleError: if a file cannot be read.
-        """
+        """Every request of the bundle, each once; by target and callable."""
         return self._requests(self._all())
 
     def digests(self) -> Iterator[str]:
-        """Digest of every request of the bundle, each once; none is decoded.
-
-        Raises:
-            CorruptFile: if a file is malformed.
-            BundleError: if a file cannot be read.
-        """
+        """Digest of every request of the bundle, each once; no request is decoded."""
         return (digest for _, _, digest in self._rows(self._all()))
 
     @property
     def count(self) -> int:
-        """How many requests the bundle has."""
+        """Number of requests of the bundle."""
         return sum(1 for _ in self.digests())
 
     def _all(self) -> list[GroupEntry]:
@@ -121,7 +99,6 @@ class RequestFinder:
         ]
 
     def _groups(self, target: str) -> Mapping[str, Sequence[GroupEntry]]:
-        """Groups of requests for a target by the callable's name."""
         found = self._by_target.get(target)
         if found is None:
             by_name: dict[str, list[GroupEntry]] = {}
@@ -138,15 +115,15 @@ class RequestFinder:
             position = group.requests.position(request.digest)
             if position is None:
                 continue
-            # Both files are in the same order, but only `verify` has compared them.
+            # Both files should have the same order, but only `verify` has checked that.
             if group.index.digest(position) != kernel.digest:
                 raise CorruptFile(
                     f"{self._directory.path}: requests and kernels of {entry.name} do not belong together: "
                     "build the bundle again"
                 )
             call = group.requests.call(position)
-            # Host, C library and tvm-ffi are checked. The GPU is not: the request has this target because the
-            # program compiles for it, as it does for the GPU that it runs on.
+            # Checks host, C library and tvm-ffi, but no GPU: the program itself asked for this target, as it
+            # would when compiling.
             function = group.compiled(position, None)
             if call is not None:
                 function = _by_name(function, call, group)
@@ -171,7 +148,6 @@ class RequestFinder:
 
 
 def _name(request: Request) -> str:
-    """Name of a request's callable among the parameters of its group."""
     return str(dict(request.kernel.parameters)["callable"])
 
 
@@ -189,7 +165,7 @@ def _by_name(function: Any, call: CallByName, group: Group) -> Any:
             map_dataclass_to_tuple=list(call.dataclasses),
         )
     except (SyntaxError, TypeError, ValueError) as error:
-        # Names become Python's source: TVM-FFI refuses what is not an identifier.
+        # TVM-FFI makes Python source of the names, and refuses what is not an identifier.
         raise CorruptFile(
             f"a function of {group.entry.name} cannot be called by name ({error}): build the bundle again"
         ) from None

@@ -1,4 +1,4 @@
-"""What choosing needs of kernels, and how long each of them is estimated to take.
+"""Estimate the time of kernels from the few properties that decide it.
 
 A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM) for each step along K::
 
@@ -8,12 +8,12 @@ A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM)
     split    = 1 / parts + 1000 / K                              1 if no cluster splits K into parts
     estimate = waves * a wave * split
 
-The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is what
-orders the measurements of ``manifests/tuning`` best (``tools/check/selection.py`` prints how well). How many
-clusters run at once is what the device profile says, if a kernel has it compiled in, else SMs over the size
-of a cluster. A kernel whose two blocks share a tile (``use_2cta_mma``) gives each SM half of it. K counts for
-kernels alone that split it: else it is the same for all. Among equals: larger tiles, then smaller clusters,
-then the dynamic scheduler ("clc"), then the name.
+The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is the
+one that orders the measurements of ``manifests/tuning`` best (``tools/check/selection.py`` prints how well).
+How many clusters run at once is taken from the device profile, if the kernel has it compiled in, else it is
+SMs over the size of a cluster. If two blocks share a tile (``use_2cta_mma``), each SM computes half of it. K
+matters only for kernels that split it. Among equals: larger tiles, then smaller clusters, then the dynamic
+scheduler ("clc"), then the name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TRAFFIC = 64
 """Weight of loading one element of an operand, in multiply-adds."""
 
 ADDING_UP = 1000
-"""Elements of K that take as long as it takes several blocks to add up their parts of a sum; a round number
-that orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
+"""Cost of adding up the parts of a sum that several blocks computed, in elements of K; a round number that
+orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
 
 _USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
 """SMs of a typical GPU by major compute capability, where no device is known: A100, H100, B200, RTX 5090."""
@@ -45,13 +45,13 @@ _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
 
 DECISIVE = ("tile_shape", "cluster_shape", "use_2cta_mma", "family", "tile_scheduler")
-"""Names in a design that a choice looks at."""
+"""Names of the design values that candidates are made of."""
 
 SortKey = tuple[float, int, int, int, str]
 
 
 class Candidate(NamedTuple):
-    """What choosing needs of a kernel; kernels that differ in nothing of it share one.
+    """The properties of a kernel that decide its estimate; kernels that agree in all of them share one.
 
     Attributes:
         tile_m: rows of the output that a block, or a pair of blocks, computes.
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
         cluster_n: blocks of a cluster along N.
         swapped: whether the tile's first extent runs along N.
         cluster: blocks of a cluster.
-        at_once: clusters that run at once by the device profile it was compiled with; 0 if it says nothing.
+        at_once: clusters that run at once by the device profile it was compiled with; 0 without one.
         scheduler: its rank among equals.
     """
 
@@ -77,11 +77,10 @@ class Candidate(NamedTuple):
 
     @classmethod
     def make(cls, values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> Candidate:
-        """A kernel's part of a choice; what a design lacks gets usual values.
+        """Make a candidate from a kernel's design; missing values get the usual ones.
 
-        Args:
-            values: what its design says of :data:`DECISIVE`, None for what it does not say.
-            constants: numbers of a device profile that it has compiled in.
+        ``values`` are in the order of :data:`DECISIVE`, None for those that the design does not have;
+        ``constants`` are the numbers of the device profile that it has compiled in.
         """
         tile, cluster, use_2cta_mma, family, scheduler = values
         tile_m, tile_n = tile[:2] if _is_shape(tile) and len(tile) >= 2 else _UNKNOWN_TILE
@@ -101,7 +100,7 @@ class Candidate(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """How a tile and its cluster lie along M or N; many kernels have the same."""
+    """Tile and cluster extents along M or N; many kernels share them."""
 
     along_n: bool
     tile: int
@@ -110,7 +109,7 @@ class _Side(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """What of an estimate is the same for all problems; sides are positions in a list of them."""
+    """The parts of an estimate that are the same for all problems; sides are positions in a list of them."""
 
     first: int
     second: int
@@ -121,13 +120,13 @@ class _Terms(NamedTuple):
 
 
 class Candidates:
-    """Kernels to choose from, made ready to be estimated for one problem after the other.
+    """Kernels to choose from, prepared for estimates for many problems.
 
     Args:
-        by_digest: what choosing needs of each, by its digest; the order decides where nothing else does.
+        by_digest: candidates by the kernels' digests; the order decides between full equals.
 
     Attributes:
-        digests: the kernels, what is taken among equals first.
+        digests: of the kernels, in the order in which equals are preferred.
         alphabetical: positions in ``digests``, in order of the digests.
     """
 
@@ -144,7 +143,7 @@ class Candidates:
 
     @classmethod
     def merged(cls, parts: Iterable[Candidates]) -> Candidates:
-        """Those of several groups; the order of the groups decides where nothing else does."""
+        """The candidates of several groups; the order of the groups decides between full equals."""
         return cls(
             {
                 digest: candidate
@@ -154,12 +153,7 @@ class Candidates:
         )
 
     def estimates(self, extents: Extents, sm_count: int) -> list[float]:
-        """Estimated time of each for each step along K, in multiply-adds of one SM, in order of ``digests``.
-
-        Args:
-            extents: of the problem.
-            sm_count: SMs of the GPU.
-        """
+        """Estimated time of each per step along K, in multiply-adds of one SM, in order of ``digests``."""
         terms = self._terms.get(sm_count)
         if terms is None:
             terms = self._terms[sm_count] = [
@@ -167,7 +161,8 @@ class Candidates:
                 for candidate, places in zip(self._candidates, self._positions, strict=True)
             ]
         batch, m, n, k = extents
-        # Called for each problem not seen before: what kernels share is counted once, and nothing is called.
+        # For speed, as this runs for each new problem: shared parts are computed once, without function
+        # calls.
         clusters = [
             (((n if along_n else m) + tile - 1) // tile * pair + cluster - 1) // cluster
             for along_n, tile, pair, cluster in self._sides
@@ -181,7 +176,7 @@ class Candidates:
 
 
 def _sides(candidate: Candidate) -> tuple[_Side, _Side]:
-    """Along the first extent of its tile, and along the second."""
+    """The side along the first extent of its tile, and the one along the second."""
     return (
         _Side(candidate.swapped, candidate.tile_m, candidate.pair, candidate.cluster_m),
         _Side(not candidate.swapped, candidate.tile_n, 1, candidate.cluster_n),
@@ -201,7 +196,7 @@ def _terms(candidate: Candidate, sides: tuple[int, int], sm_count: int) -> _Term
 
 
 def estimate(candidate: Candidate, extents: Extents, sm_count: int) -> float:
-    """The estimate for one kernel, as :meth:`Candidates.estimates` has it."""
+    """The estimate for one kernel; see :meth:`Candidates.estimates`."""
     return Candidates({"": candidate}).estimates(extents, sm_count)[0]
 
 
@@ -211,12 +206,9 @@ def usual_sm_count(target: str) -> int:
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
-    """What functionally equivalent kernels of one target are sorted by: the estimate, then what breaks ties.
+    """Sort key of functionally equivalent kernels of one target: the estimate, then the tie-breakers.
 
-    Args:
-        kernel: one of them.
-        extents: of the problem.
-        sm_count: SMs of the GPU; None for that of a typical GPU of the kernel's target.
+    ``sm_count`` is None for that of a typical GPU of the kernel's target.
     """
     candidate = candidate_of(kernel)
     time = estimate(candidate, extents, sm_count or usual_sm_count(kernel.target))
@@ -224,7 +216,7 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
 
 
 def candidate_of(kernel: Kernel) -> Candidate:
-    """A kernel's part of a choice."""
+    """The candidate for a kernel."""
     design = dict(kernel.design)
     return Candidate.make([design.get(name) for name in DECISIVE], dict(kernel.constants))
 

@@ -1,4 +1,4 @@
-"""Which groups match a query, and why the others do not: pure functions over the catalog."""
+"""Decide which groups match a query, and why the others do not: pure functions over the catalog."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Ve
 from cutlass_aot.schema.tuning.ranking import Extents
 
 NEAREST = 9
-"""Rank of a refusal that has nothing against the operands."""
+"""Rank of a refusal for which the operands are not the reason."""
 
 
 class KeptGroups(Protocol):
-    """Groups that are kept by their signature: those of a catalog, or of several."""
+    """Groups indexed by signature: those of one catalog, or of several."""
 
     def with_signature(self, word: str, /) -> Sequence[GroupEntry]:
-        """Those with a :func:`~cutlass_aot.schema.bundles.catalog.signature`, by name."""
+        """Groups with this :func:`~cutlass_aot.schema.bundles.catalog.signature`, by name."""
 
     def of_operation(self, operation: str, target: str, /) -> Sequence[GroupEntry]:
-        """Those of one operation and target."""
+        """Groups of one operation and target."""
 
 
 def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple[int, ...] | Rejected:
-    """Where each operand of a kernel stands among those of a call.
+    """For each operand of a kernel, its position among the operands of a call.
 
     Args:
         known: names of the kernel's operands, in order.
         count: operands of the call.
-        names: of the last of them, as many as were given by name. The others are, in order, what is left.
+        names: of those given by name, which come last in the call. The others take the remaining places in
+            order.
     """
     strange = [name for name in names if name not in known]
     if len(known) != count or strange:
@@ -64,8 +65,9 @@ def _supported(group: GroupEntry) -> str:
 def judge(group: GroupEntry, query: Query) -> Verdict:
     """Whether a group serves a query.
 
-    What no copy of an operand could mend ranks below every refusal of operands: another operation, then
-    another epilogue, then another target. Another accumulator alone is the nearest miss there is.
+    Refusals that no copy of an operand could avoid are further than any refusal of operands: another
+    operation is the furthest, then another epilogue, then another target. A refusal of the accumulator alone
+    is the nearest.
     """
     if group.operation != query.operation:
         return Rejected(f"expected operation {group.operation}, got {query.operation}", -3)
@@ -103,16 +105,16 @@ def explain(groups: Iterable[GroupEntry], query: Query) -> Explanation:
 def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
     """Groups of one target that serve a query, all with the same accumulator and epilogue.
 
-    Where the query leaves the accumulator open, it is the first of those that serve in this order: the
-    usual one for the output's element type (f64 for f64, f32 for other floating types, i32 for
-    integers), then the others by name.
+    Where the query leaves the accumulator open, it is the first that serves of these: the usual one for the
+    output's element type (f64 for f64, f32 for other floating types, i32 for integers), then the others by
+    name.
     """
     candidates = list(_candidates(groups, query, target))
     fitting = [group for group in candidates if judge(group, query)]
     if not fitting:
         return []
     if query.epilogue is None:
-        # Whatever the shapes: which epilogue is computed must not depend on what happens to fit them.
+        # Shapes are ignored here: they must not decide which epilogue is computed.
         epilogues = sorted({group.epilogue for group in candidates if _takes(group, query)})
         if len(epilogues) > 1:
             raise OperandError(
@@ -135,7 +137,7 @@ def _takes(group: GroupEntry, query: Query) -> bool:
 
 
 def _candidates(groups: KeptGroups, query: Query, target: str) -> Iterable[GroupEntry]:
-    """Groups that may serve: few are decoded for operands alone, for named ones all of the operation."""
+    """Groups that may serve; looked up by signature, or, with named operands, all of the operation."""
     if query.names or any(operand.is_number or len(operand.shape) < 2 for operand in query.operands):
         return groups.of_operation(query.operation, target)
     dtypes = [operand.dtype for operand in query.operands]
@@ -147,7 +149,7 @@ def _candidates(groups: KeptGroups, query: Query, target: str) -> Iterable[Group
 
 
 def _output(group: GroupEntry, query: Query) -> OperandDescription:
-    """The first operand that is written; the last one if none is said to be."""
+    """The first operand that is written; the last one if none is marked as written."""
     for place, constraint in zip(order_for(group, query), group.operands, strict=True):
         if constraint.written:
             return query.operands[place]
@@ -155,7 +157,7 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that operands can have: where an extent is 1, an operand has more than one layout."""
+    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout."""
     letters = []
     for operand in operands:
         letters.append(
@@ -170,14 +172,14 @@ def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
 
 
 def usual_accumulator(dtype: str) -> str:
-    """The accumulator that is meant where none is named, by the element type of the output."""
+    """The accumulator to use if none is named, by the element type of the output."""
     if dtype == "f64":
         return "f64"
     return "f32" if "f" in dtype else "i32"
 
 
 def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
-    """Where each operand of a group that serves a query stands among those of the query."""
+    """For each operand of a group that serves a query, its position in the query."""
     order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
         raise ValueError(f"{group.name} does not serve the query: {order.reason}")
@@ -185,7 +187,7 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
-    """Extents of the problem by their names in the group's constraints; 1 for one that is not named."""
+    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur."""
     extents: dict[str | int, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
@@ -196,7 +198,7 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
-    """The message for a query that nothing serves: the query, and what comes nearest."""
+    """The message for a query that nothing serves, with the nearest groups."""
     missing = f"bundle {bundle} has no kernel for {query}"
     if not groups:
         return f"{missing}. The bundle is empty"

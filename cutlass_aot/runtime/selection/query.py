@@ -1,4 +1,4 @@
-"""A query to a bundle: the computation, and the query that it becomes with operands."""
+"""Queries to a bundle: a computation, and the query it becomes with operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parameters = Mapping[str, DesignValue]
 
 @functools.lru_cache(maxsize=256)
 def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
-    """A formula in its canonical text; other text, as a third party's generator may have, as it is."""
+    """A formula in its canonical text; text of a third party's generator that does not parse, unchanged."""
     from cutlass_aot.schema.kernels.epilogue import IDENTITY, canonical_formula
 
     try:
@@ -28,7 +28,7 @@ def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
 
 
 def _checked(parameters: Parameters) -> Values:
-    """Parameters that a record can have."""
+    """Parameters, refused if a record cannot have them."""
     for name, value in parameters.items():
         if not is_value(value):
             raise OperandError(
@@ -45,10 +45,10 @@ class Query(NamedTuple):
         operation: such as ``gemm``.
         epilogue: formula, ``""`` for none; None for the one that takes operands of these names.
         accumulator: element type, None for any.
-        targets: GPU code targets that will do.
+        targets: GPU code targets to search.
         where: why these targets, for messages, such as ``GPU 0 with compute capability 9.0``.
         operands: descriptions in the order of the call.
-        names: of the last operands, as many as were given by name.
+        names: of the operands given by name, which come last.
         parameters: what the operation leaves open, sorted by name.
     """
 
@@ -82,7 +82,7 @@ def _in_words(operand: OperandDescription) -> str:
 
 
 class Computation(NamedTuple):
-    """What is to be computed, apart from the operands. The dispatch cache has one entry for each.
+    """A computation without its operands. The dispatch cache has one entry for each.
 
     Attributes:
         operation: such as ``gemm``.
@@ -92,7 +92,7 @@ class Computation(NamedTuple):
         parameters: what the operation leaves open, sorted by name.
         names: of the operands that are given by name, sorted.
         reads: for each operand the element type that its memory is to be read as, ``""`` for its own; empty
-            if all are read as their own.
+            if that holds for all.
     """
 
     operation: str
@@ -111,7 +111,7 @@ class Computation(NamedTuple):
         parameters: Parameters | None,
         named: Mapping[str, Any],
     ) -> Computation:
-        """What a call computes. Without operands by name, there is no epilogue unless one is given."""
+        """The computation of a call. Without operands by name, there is no epilogue unless one is given."""
         names = tuple(sorted(named)) if named else ()
         if epilogue is not None and not isinstance(epilogue, str):
             raise OperandError(f"epilogue: expected a formula as text, got {epilogue!r}")
@@ -126,7 +126,7 @@ class Computation(NamedTuple):
         )
 
     def reading(self, operands: Sequence[Any]) -> Computation:
-        """The same, with what the memory of the operands is to be read as."""
+        """The same computation, with the element types that the operands' memory is to be read as."""
         if not any(isinstance(operand, View) for operand in operands):
             return self
         reads = (operand.dtype if isinstance(operand, View) else "" for operand in operands)

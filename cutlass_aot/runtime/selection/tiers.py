@@ -1,9 +1,9 @@
-"""Which kernel for a problem: four tiers, each a pure function, the first that knows an answer decides.
+"""Choose a kernel for a problem: four tiers, each a pure function; the first that has data decides.
 
 1. ``tuned``: this very problem was measured on this model of GPU.
-2. ``nearest tuned``: problems near it were; their times are carried over by the default order's estimate.
+2. ``nearest tuned``: near problems were measured; their times are scaled by the default order's estimate.
 3. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
-4. ``default order``: a stated estimate of time, not the first that fits.
+4. ``default order``: an estimate of time (:mod:`~.selection.cost_model`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem
 
 NEAR = 2.0
-"""How far a problem may be from a ranked one to be near it: octaves, in the extent that differs most."""
+"""Largest distance of near problems: octaves, in the extent that differs most."""
 
 NEIGHBOURS = 8
-"""Ranked problems that decide about a problem between them."""
+"""Most near problems that are used for a problem."""
 
 UNMEASURED = 1.5
-"""Time of a kernel that was dropped while measuring, in times of the slowest that was not."""
+"""Assumed time of a kernel that was dropped while measuring, relative to the slowest that was not."""
 
 
 class Preference(NamedTuple):
-    """What a tier says of a problem.
+    """A tier's answer for a problem: the tier's name, why in words, and the kernels that it ranks.
 
-    Attributes:
-        tier: ``tuned``, ``nearest tuned``, ``modelled`` or ``default order``.
-        reason: why, in words.
-        digests: kernels it has a word on, best first, at least one of them a candidate.
+    ``digests`` is best first; at least one is a candidate.
     """
 
     tier: str
@@ -41,16 +38,12 @@ class Preference(NamedTuple):
 
 
 class Ranked:
-    """A ranking, made ready for look-ups: it finds one, and those near another.
-
-    Args:
-        problems: of the ranking.
-    """
+    """A ranking, indexed to find a problem and the problems near it."""
 
     def __init__(self, problems: Sequence[RankedProblem]) -> None:
         self.problems = problems
         self._exact = {problem.extents: problem for problem in problems}
-        # By all extents but M, of which there are few, then by M.
+        # By all extents but M, of which few combinations occur, then by M.
         self._by_weights: dict[tuple[float, float, float], list[tuple[float, RankedProblem]]] = {}
         for problem in sorted(problems, key=lambda problem: problem.extents):
             extents = problem.extents
@@ -59,7 +52,7 @@ class Ranked:
         self._rates: dict[tuple[Extents, int, tuple[str, ...]], list[float]] = {}
 
     def exact(self, extents: Extents) -> RankedProblem | None:
-        """The problem of these extents."""
+        """The problem of these extents; None if it is not in the ranking."""
         return self._exact.get(extents)
 
     def near(self, extents: Extents) -> list[tuple[float, RankedProblem]]:
@@ -80,9 +73,9 @@ class Ranked:
     def rates(self, problem: RankedProblem, candidates: Candidates, sm_count: int) -> Sequence[float]:
         """For each candidate, the logarithm of its measured time over its estimate, at one of the problems.
 
-        What was not measured to the end was slower than all that was.
+        A kernel that was not measured to the end counts as slower than all that were.
         """
-        # Shapes decide which groups serve, and so which candidates there are.
+        # The candidates are part of the key: which groups serve, and so which candidates, depends on shapes.
         key = (problem.extents, sm_count, candidates.digests)
         found = self._rates.get(key)
         if found is None:
@@ -98,7 +91,7 @@ class Ranked:
 
 
 def merged(rankings: Sequence[Ranked]) -> Ranked:
-    """Measured rankings of several groups as one, so that a kernel is judged among those of all groups."""
+    """Measured rankings of several groups as one, so that kernels compete across groups."""
     if len(rankings) == 1:
         return rankings[0]
     times: dict[Extents, dict[str, float]] = {}
@@ -127,16 +120,11 @@ def tuned(ranking: Ranked, extents: Extents) -> Preference | None:
 def nearest_tuned(
     ranking: Ranked, extents: Extents, candidates: Candidates, sm_count: int
 ) -> Preference | None:
-    """The second tier: measured times of near problems, carried over.
+    """The second tier: measured times of near problems, scaled.
 
-    A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, so
-    that what differs between them, whole waves above all, is counted. Near problems weigh in by distance.
-
-    Args:
-        ranking: measured on the model of GPU that is chosen for.
-        extents: of the problem.
-        candidates: kernels that there are.
-        sm_count: SMs of the GPU.
+    A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, which
+    accounts for differences between them, above all in whole waves. Near problems are weighted by distance.
+    ``ranking`` was measured on the model of GPU that is chosen for.
     """
     near = ranking.near(extents)
     if not near:
@@ -155,11 +143,9 @@ def nearest_tuned(
 
 
 def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Preference | None:
-    """The third tier: the ranking of this problem, or of the nearest, out of the first that has one.
+    """The third tier: a ranking of this problem, or of the nearest, from the first that has one.
 
-    Args:
-        rankings: each with the name of the GPU it was modelled for.
-        extents: of the problem.
+    ``rankings`` come with the names of the GPUs that they were modelled for.
     """
     for gpu, ranking in rankings:
         problem = ranking.exact(extents)
@@ -174,7 +160,7 @@ def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Prefer
 
 
 def default_order(candidates: Candidates, extents: Extents, sm_count: int) -> Preference:
-    """The last tier: by the estimate; the order of the candidates decides between equals."""
+    """The last tier: by the estimate; equals are in the order of the candidates."""
     estimates = candidates.estimates(extents, sm_count)
     ordered = sorted(range(len(estimates)), key=estimates.__getitem__)
     digests = tuple(candidates.digests[position] for position in ordered)
