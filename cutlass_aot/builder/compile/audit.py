@@ -1,8 +1,8 @@
-"""Read back what a compiled object is, and refuse one that is not what was requested.
+"""Read the properties of a compiled object, and refuse one that is not what was requested.
 
-GPU code is a fat binary, a container of ELF files for the GPU (cubins).
-NVIDIA documents neither format; what is read here was learned from objects for every target, and a test
-holds it against NVIDIA's own ``cuobjdump``. All fields are little-endian.
+GPU code is a fat binary, a container of ELF files for the GPU (cubins). NVIDIA documents neither format; what
+is read here was learned from objects for every target, and a test compares it with NVIDIA's own
+``cuobjdump``. All fields are little-endian.
 
 Container: ``u32 magic, u16 version, u16 header size, u64 size of the entries``. Entry: ``u16 kind`` (1 PTX,
 2 cubin) at 0, ``u32`` header size at 4, ``u64`` size of what follows at 8, ``u32`` compute capability at 28,
@@ -32,15 +32,15 @@ ALLOWED_UNDEFINED = (
     SHIM_SYMBOLS
     | TVM_FFI_SYMBOLS
     | {
-        # What host code may call for copying a structure.
+        # Called to copy structures.
         "memcpy",
         "memmove",
         "memset",
-        # Named where the DSL's own code finds a mistake of its own, and gone once that is optimised.
+        # Called in internal checks of the DSL, which optimisation removes.
         "printf",
     }
 )
-"""Symbols that an object may leave undefined: what the shim, libtvm_ffi and the C library give it."""
+"""Symbols that an object may leave undefined: the shim, libtvm_ffi and the C library define them."""
 
 _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _FATBIN_VERSION = 1
@@ -59,12 +59,10 @@ _TOOLKIT = re.compile(rb"release [0-9.]+, V([0-9]+(?:\.[0-9]+)+)\0")
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What an object is.
+    """What was read from an object.
 
-    Attributes:
-        facts: read from its GPU code.
-        undefined: symbols that something else has to define, sorted.
-        defined: symbols that others can see, sorted.
+    ``facts`` describe its GPU code. Of its sorted symbols, ``undefined`` are those that something else has to
+    define, ``defined`` those visible to others.
     """
 
     facts: Facts
@@ -82,10 +80,9 @@ class Cubin:
 
 
 def inspect_object(data: bytes) -> Inspection:
-    """Read an object's symbols and the facts of its GPU code.
+    """Read the symbols of a kernel object, and the facts of its GPU code.
 
-    Args:
-        data: a kernel object (:mod:`cutlass_aot.builder.link.kernel_object`).
+    The format is described in :mod:`cutlass_aot.builder.link.kernel_object`.
     """
     item = KernelObject.from_bytes(data)
     undefined, defined = item.symbols()
@@ -117,10 +114,7 @@ def inspect_object(data: bytes) -> Inspection:
 def audit(inspection: Inspection, target: str, symbol: str) -> None:
     """Refuse an object that is not the kernel requested, or that could not be linked or loaded.
 
-    Args:
-        inspection: of the object.
-        target: GPU code target requested, such as ``sm_90a``.
-        symbol: the kernel's symbol, without ``__tvm_ffi_``.
+    ``target`` is a GPU code target such as ``sm_90a``; ``symbol`` is the kernel's, without ``__tvm_ffi_``.
     """
     built = inspection.facts.cubin_target
     if built != target:
@@ -149,7 +143,7 @@ def audit(inspection: Inspection, target: str, symbol: str) -> None:
 
 
 def cubins_of(content: bytes) -> list[Cubin]:
-    """The cubins of a fat binary, or of several one after the other."""
+    """The cubins of one fat binary, or of several one after the other."""
     cubins: list[Cubin] = []
     position = content.find(_FATBIN_MAGIC)
     while position >= 0:
@@ -223,7 +217,7 @@ def _cubin_facts(cubin: Cubin) -> Facts:
 
 
 def _attributes(content: memoryview) -> list[tuple[int, int]]:
-    """Attributes of functions and their values."""
+    """Attribute numbers of functions, with their values."""
     found = []
     position = 0
     while position < len(content):

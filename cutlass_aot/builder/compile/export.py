@@ -1,8 +1,8 @@
-"""Export compiled kernels so that the machine that compiles does not show. Inside a worker alone.
+"""Export compiled kernels so that objects do not depend on the compiling machine. Runs only in workers.
 
-The DSL optimises host code as it exports it, for the CPU that it runs on: vectors are as wide as that CPU has
-them. So host code is exported as it is, and optimised when it is compiled for a host
-(:mod:`cutlass_aot.builder.link.linker`). ``tools/check/builder_host.py`` compares.
+The DSL optimises host code as it exports it, for the CPU that it runs on: vectors are as wide as that CPU's.
+Host code is therefore exported unoptimised, and optimised when it is compiled for a host
+(:mod:`cutlass_aot.builder.link.linker`). ``tools/check/builder_host.py`` compares machines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ _EXPORTER = "cutlass.cutlass_dsl.tvm_ffi_provider"
 
 
 def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObject:
-    """What a generator compiled, as it goes into the store: equal on every machine.
+    """Export a generator's compiled function as an object that is the same on every machine.
 
-    Args:
-        compiled: what :meth:`~cutlass_aot.generators.protocol.Generator.compile` gave.
-        symbol: what the exported function is called.
-        scratch: a file that may be written, and is gone afterwards; its name ends in ``.ll``, by which the
-            DSL knows that LLVM text is requested.
+    ``symbol`` is the name of the exported function. ``scratch`` is a file that is written and removed; its
+    name must end in ``.ll``, by which the DSL knows that LLVM text is requested.
     """
     try:
         with _as_it_is():
@@ -40,7 +37,7 @@ def export(compiled: CompiledFunction, symbol: str, scratch: Path) -> KernelObje
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Let the DSL, if it is there, export without optimising; what it exports is not an option of its own."""
+    """Make the DSL, if it is imported, export without optimising, for which it has no option."""
     exporter: Any = sys.modules.get(_EXPORTER)
     if exporter is None:
         yield

@@ -22,22 +22,22 @@ PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME",
 as CUTE_DSL_LINEINFO) that change the code it makes, and none of them is part of a kernel's key."""
 
 SETTINGS = {
-    # The DSL builds a JIT engine for every kernel that the architecture named here could run, and reads the
-    # variable once, at its first import. No target of ours runs on this one, so that no engine is built,
-    # whatever the target: the object is the same to the byte and comes 0.1 s sooner.
+    # The DSL builds a JIT engine for every kernel that this architecture could run, and reads the variable
+    # once, at its first import. None of our targets runs on this architecture, so that no engine is built:
+    # the object is the same to the byte and comes 0.1 s sooner.
     "CUTE_DSL_ARCH": "sm_110a",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
-    # The C library's own, see mallopt(3) and "Memory Allocation Tunables" in its manual: the compiler
-    # takes and gives back memory by the hundreds of megabytes for each kernel. Kept instead of given back,
-    # and in large pages, it costs a quarter of the page faults and 5 % less time.
+    # For the C library, see mallopt(3) and "Memory Allocation Tunables" in its manual. The compiler allocates
+    # and frees hundreds of megabytes for each kernel; if the process keeps that memory, in large pages, there
+    # are a quarter of the page faults, and compiling takes 5 % less time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
 }
-"""What workers find in their environment besides. None of it changes an object:
+"""Further environment variables of workers. None of them changes an object:
 tools/bench/profile_build.py --digests compares."""
 
 _IMPORT_SECONDS = 300
@@ -46,13 +46,13 @@ _LOG_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class ForkServer:
-    """The process that has the imports.
+    """The process that imports the DSL and forks workers.
 
     Args:
-        modules: what a worker needs imported.
+        modules: what workers have to import.
         directory: a private directory for its log.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
-        sources: module to the SHA-256 that its source file has to have.
+        sources: module to the SHA-256 that its source file must have.
     """
 
     modules: tuple[str, ...]
@@ -64,13 +64,13 @@ class ForkServer:
     _ready: bool = False
 
     def start(self) -> None:
-        """Start the process and return at once; it imports while the builder does other things."""
+        """Start the process and return at once; it imports in the background."""
         if self.process is not None:
             return
         ours, theirs = socket.socketpair()
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        # The builder's own search path, before anything is imported: the interpreter would look into the
-        # current directory first, where any package may lie.
+        # Set the builder's own search path before anything is imported: the interpreter would look first in
+        # the current directory, which may hold any package.
         program = (
             f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; "
             f"from cutlass_aot.builder.compile.fork_server import main; "
@@ -93,11 +93,7 @@ class ForkServer:
         self._channel = ours
 
     def fork(self, log: Path) -> tuple[int, socket.socket]:
-        """A new worker: its process id, and our end of its channel.
-
-        Args:
-            log: file that takes what it prints.
-        """
+        """Fork a worker that prints to ``log``; returns its process id and our end of its channel."""
         self.start()
         channel = self._open_channel
         if not self._ready:
@@ -118,18 +114,18 @@ class ForkServer:
         return forked.pid, ours
 
     def reap(self, pid: int) -> int:
-        """Wait for a worker's end; its exit status, negative for a signal."""
+        """Wait for a worker to end; returns its exit status, negative for a signal."""
         reaped: Reaped | None
         try:
             messages.send(self._open_channel, Reap(pid))
             reaped = messages.receive(self._open_channel, Reaped)
         except OSError:
             reaped = None
-        # Workers end with their fork server, which kills them.
+        # Without a reply the fork server has ended, and its workers were killed with it.
         return reaped.status if reaped else -signal.SIGKILL
 
     def end(self) -> None:
-        """End the process, and every worker with it."""
+        """End the process and every worker."""
         if self._channel is not None:
             self._channel.close()
         if self.process is not None:
@@ -191,7 +187,7 @@ class ForkServer:
 
 
 def read_log(path: Path) -> str:
-    """The end of a log: what went wrong stands there."""
+    """The end of a log, where the error is."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))

@@ -29,19 +29,19 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
     """Import modules, then fork a worker for each request until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
-    # What is imported stays: to look for cycles in it meanwhile takes a quarter of the time, for nothing.
+    # Imported modules stay: looking for cycles in them would take a quarter of the time in vain.
     gc.disable()
     sources = {}
     try:
         for module in modules:
             importlib.import_module(module)
-            # Read at once: the builder compares with what it made the kernels' keys from.
+            # Read right after the import: the builder compares it with the source that keys were made from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
     except BaseException:
         messages.send(channel, WorkerFailure(message=traceback.format_exc()))
         return
-    # No worker's collector has to look through it, or writes to its pages, which workers share until then.
+    # Keeps the workers' collectors from scanning it, and from writing to pages that workers share.
     gc.freeze()
     dsl = sys.modules.get("cutlass")
     messages.send(channel, Imported(getattr(dsl, "__file__", None), cutlass_aot.__file__, sources))
@@ -69,7 +69,7 @@ def _fork(channel: socket.socket, descriptor: int, log: str) -> int:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit: the fork server's own exit handlers are not this process's.
+            # Not sys.exit, which would run the fork server's exit handlers.
             os._exit(status)
     os.close(descriptor)
     return pid

@@ -1,4 +1,4 @@
-"""What a worker does with a request: enumerate kernels, rank them, compile one, or tell a version."""
+"""What a worker does with a request: enumerate or rank kernels, compile one, or tell a version."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 _JOBS_A_COLLECTION = 8
-"""Python's cycle collector runs after so many jobs, and never within one: what a trace leaves in cycles is a
-few megabytes, and looking for it all the time takes 3 % of the time."""
+"""Python's cycle collector runs after this many jobs, and never during one: a trace leaves only a few
+megabytes in cycles, and collecting all the time takes 3 % of the time."""
 
 
 def serve(channel: socket.socket, log: str) -> None:
-    """Answer requests until the channel closes.
+    """Answer the builder's requests until the channel closes.
 
-    Args:
-        channel: to the builder.
-        log: file that takes what the compiler prints; each request begins it anew.
+    ``log`` is the file that takes what the compiler prints; each request overwrites it.
     """
     gc.disable()
     done = 0
@@ -66,14 +64,14 @@ def _reply(channel: socket.socket, request: Request) -> None:
 
 
 def _flush() -> None:
-    """Write what is in Python's buffers: the log is read when the reply is there."""
+    """Write Python's buffers to the log, which is read as soon as the reply is there."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 def _encodable(text: str) -> str:
-    """Text with what UTF-8 cannot hold, such as the bytes of a file name, written out."""
+    """Escape what UTF-8 cannot encode in a text, such as the bytes of a file name."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -108,7 +106,7 @@ def _answer(request: Request) -> Answer:
 
 
 def _compile(generator: Generator, kernel: Kernel, path: Path) -> Artifact:
-    """Compile, export and audit; the object goes to a file."""
+    """Compile, export and audit a kernel; the object is written to a file."""
     start = time.monotonic()
     compiled = generator.compile(kernel)
     data = export(compiled, kernel.symbol, path.with_name(f"{path.name}.ll")).to_bytes()

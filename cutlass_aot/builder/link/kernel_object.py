@@ -1,9 +1,9 @@
-"""What compiling one kernel leaves: its host code as LLVM text, good for every host, and its GPU code.
+"""The object of one compiled kernel: its host code as LLVM text for any host, and its GPU code.
 
 The DSL exports host code as LLVM text that holds the GPU code, a fat binary, as one constant. That constant
-is taken out; in its place stands an exported slot, ``{pointer, size}``, which whoever loads the library fills
-before the first launch (``shim.c``). What says the host (``target`` lines) goes too, so that the same text is
-compiled for any.
+is taken out and replaced by an exported slot, ``{pointer, size}``, which the loader of the library fills
+before the first launch (``shim.c``). The ``target`` lines, which name the host, are removed too, so that the
+same text can be compiled for any.
 
 A kernel object is canonical msgpack::
 
@@ -29,7 +29,7 @@ MAX_OBJECT_BYTES = 256 << 20
 
 _FATBIN = r"P\EDU\BA"
 """The magic number of a fat binary, as LLVM writes it in a text."""
-# Names are quoted where they hold other characters than these.
+# A name with other characters than these is quoted.
 _NAME = r'@(?:[-\w.$]+|"[^"]*")'
 _CONSTANT = re.compile(
     rf'^({_NAME}) = [\w ]*\bconstant \[(\d+) x i8\] c"({re.escape(_FATBIN)}[^"]*)"[^\n]*$', re.MULTILINE
@@ -43,12 +43,7 @@ _EXTERNAL = frozenset({"external", "extern_weak"})
 
 @header(SCHEMA, KIND)
 class KernelObject(NamedTuple):
-    """One compiled kernel.
-
-    Attributes:
-        host_code: LLVM text.
-        gpu_code: a fat binary with one cubin or several of one target.
-    """
+    """One compiled kernel: LLVM text, and a fat binary with one or more cubins of one target."""
 
     host_code: str
     gpu_code: bytes
@@ -66,11 +61,9 @@ class KernelObject(NamedTuple):
 
     @classmethod
     def from_llvm(cls, text: str, symbol: str) -> KernelObject:
-        """Take apart what the DSL exports.
+        """Separate host and GPU code in LLVM text that ``export_to_c`` writes to a file ending in ``.ll``.
 
-        Args:
-            text: LLVM text, as ``export_to_c`` writes it to a file that ends in ``.ll``.
-            symbol: the kernel's symbol, after which the slot is named.
+        The slot is named after the kernel's ``symbol``.
         """
         found = _CONSTANT.findall(text)
         if len(found) != 1:
@@ -91,10 +84,9 @@ class KernelObject(NamedTuple):
         return cls(_TARGET.sub("", text), gpu_code)
 
     def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
-        """What the host code leaves undefined, and what it defines for others to see.
+        """The symbols that the host code leaves undefined, and those that it defines and exports.
 
-        Names of LLVM's own, which begin with ``llvm.``, are not among them, nor are those that are declared
-        and not used.
+        Neither includes LLVM's own names, which begin with ``llvm.``, or names declared but not used.
         """
         undefined: set[str] = set()
         defined: set[str] = set()
@@ -119,7 +111,7 @@ def _unquoted(name: str) -> str:
 
 
 def _bytes(escaped: str) -> bytes:
-    """The bytes of an LLVM string, in which a backslash stands before another one or two hexadecimal digits.
+    """The bytes of an LLVM string, in which a backslash precedes another one or two hexadecimal digits.
 
     Source: LLVM Language Reference, "String constants".
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""Where the sources in C are."""
+"""Directory of the sources in C."""
 
 SHIM_SYMBOLS = frozenset(
     {
@@ -26,7 +26,7 @@ SHIM_SYMBOLS = frozenset(
         "cuda_dialect_unload_library_once",
     }
 )
-"""Functions that ``shim.c`` gives to compiled objects."""
+"""Functions that ``shim.c`` defines for compiled objects."""
 
 TVM_FFI_SYMBOLS = frozenset(
     {
@@ -42,7 +42,7 @@ TVM_FFI_SYMBOLS = frozenset(
 """Functions of libtvm_ffi that compiled objects, the shim and the launcher call."""
 
 CUDA_DRIVER = "12.0"
-"""CUDA version whose driver is the first to have all that ``shim.c`` calls."""
+"""The oldest CUDA version whose driver has all functions that ``shim.c`` calls."""
 
 GLIBC = "2.28"
-"""C library that is linked against; a bundle promises what its libraries bind to of it, which is older."""
+"""Version of the C library linked against; a bundle records the older version that its libraries need."""
