@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
@@ -15,7 +16,7 @@ from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection import match, tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates, usual_sm_count
 from cutlass_aot.runtime.selection.query import Computation, Query
-from cutlass_aot.runtime.selection.tiers import Preference, Ranked
+from cutlass_aot.runtime.selection.tiers import KnownSpeeds, Preference
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -35,41 +36,18 @@ class Choice(NamedTuple):
         return f"{self.kernel.name} ({self.tier}: {self.reason})"
 
 
-def prefer(groups: Sequence[Group], extents: Extents, gpu: str | None, sm_count: int | None) -> Preference:
-    """The preference of the first tier that has data for the problem.
-
-    The groups are of one target and all serve the problem. ``gpu`` is a model, None if there is none to
-    choose for; ``sm_count`` None stands for a typical GPU of the target.
-    """
-    sms = sm_count or usual_sm_count(groups[0].entry.target)
-    measured: list[Ranked] = []
-    modelled: list[tuple[str, Ranked]] = []
-    elsewhere: set[str] = set()
+def _known(groups: Sequence[Group], gpu: str | None) -> KnownSpeeds:
+    """What is known of the speed of the groups' kernels: on this GPU model, by a model, and elsewhere."""
+    known = KnownSpeeds([], [], set())
     for group in groups:
         for reference in group.rankings:
             if not reference.measured:
-                modelled.append((reference.gpu, group.ranking(reference)))
+                known.modelled.append((reference.gpu, group.ranking(reference)))
             elif reference.gpu == gpu:
-                measured.append(group.ranking(reference))
+                known.measured.append(group.ranking(reference))
             else:
-                elsewhere.add(reference.gpu)
-    if measured:
-        ranking = tiers.merged(measured)
-        found = tiers.tuned(ranking, extents) or tiers.nearest_tuned(
-            ranking, extents, _candidates(groups), sms
-        )
-        if found is not None:
-            return found
-    found = tiers.modelled(modelled, extents) or _default_order(groups, extents, sms)
-    if elsewhere and not measured:
-        where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
-        reason = f"{found.reason}; measured on {', '.join(sorted(elsewhere))}, {where}"
-        found = Preference(found.tier, reason, found.digests)
-    return found
-
-
-def _default_order(groups: Sequence[Group], extents: Extents, sms: int) -> Preference:
-    return tiers.default_order(_candidates(groups), extents, sms)
+                known.elsewhere.add(reference.gpu)
+    return known
 
 
 def _candidates(groups: Sequence[Group]) -> Candidates:
@@ -85,7 +63,7 @@ class _Match(NamedTuple):
     groups: list[Group]
     handles: list[tuple[KernelHandle, ...]]
     extents: Extents
-    sm_count: int | None
+    sm_count: int
 
     def best(self) -> Choice:
         """The preferred kernel."""
@@ -99,8 +77,7 @@ class _Match(NamedTuple):
     def ordered(self) -> list[KernelHandle]:
         """All kernels: those that the preference names, in its order, then the rest in the default order."""
         by_digest = {handle.digest: handle for members in self.handles for handle in members}
-        sms = self.sm_count or usual_sm_count(self.groups[0].entry.target)
-        others = _default_order(self.groups, self.extents, sms).digests
+        others = tiers.default_order(_candidates(self.groups), self.extents, self.sm_count).digests
         names = dict.fromkeys((*self.preference.digests, *others))
         return [by_digest[digest] for digest in names if digest in by_digest]
 
@@ -179,8 +156,11 @@ class Finder:
             handles = [self.handles(entry) for entry in entries]
             extents = match.problem_extents(entries[0], query)
             model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
+            sm_count = sms or usual_sm_count(name)
+            known, candidates = _known(groups, model), partial(_candidates, groups)
+            preference = tiers.prefer(known, candidates, extents, model, sm_count)
             found = True
-            yield _Match(prefer(groups, extents, model, sms), groups, handles, extents, sms)
+            yield _Match(preference, groups, handles, extents, sm_count)
             if ordinal >= 0:
                 break
         if not found:

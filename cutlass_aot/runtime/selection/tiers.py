@@ -1,4 +1,4 @@
-"""Choose a kernel for a problem: four tiers, each a pure function; the first that has data decides.
+"""Choose a kernel for a problem: four tiers, each a pure function; :func:`prefer` asks them in order.
 
 1. ``tuned``: this very problem was measured on this model of GPU.
 2. ``nearest tuned``: near problems were measured; their times are scaled by the default order's estimate.
@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from math import log2
 from typing import NamedTuple
@@ -88,6 +88,39 @@ class Ranked:
             ]
             self._rates[key] = found
         return found
+
+
+class KnownSpeeds(NamedTuple):
+    """What a bundle knows of the speed of some groups' kernels.
+
+    ``measured`` are rankings of the GPU model that is chosen for, ``modelled`` those of a model with the GPU
+    they are for, and ``elsewhere`` the other GPU models that were measured.
+    """
+
+    measured: list[Ranked]
+    modelled: list[tuple[str, Ranked]]
+    elsewhere: set[str]
+
+
+def prefer(
+    known: KnownSpeeds, candidates: Callable[[], Candidates], extents: Extents, gpu: str | None, sm_count: int
+) -> Preference:
+    """The preference of the first tier that has data for the problem.
+
+    ``candidates`` gives the kernels, all of one target, each of which serves the problem; it is called only
+    if their estimated times are needed. ``gpu`` is the GPU model that is chosen for, None if none was named.
+    """
+    if known.measured:
+        ranking = merged(known.measured)
+        found = tuned(ranking, extents) or nearest_tuned(ranking, extents, candidates(), sm_count)
+        if found is not None:
+            return found
+    found = modelled(known.modelled, extents) or default_order(candidates(), extents, sm_count)
+    if known.elsewhere and not known.measured:
+        where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
+        reason = f"{found.reason}; measured on {', '.join(sorted(known.elsewhere))}, {where}"
+        found = Preference(found.tier, reason, found.digests)
+    return found
 
 
 def merged(rankings: Sequence[Ranked]) -> Ranked:
