@@ -322,7 +322,7 @@ def test_problems_of_a_store_and_a_bundle_read_as_sentences(run, bundle, tmp_pat
         (["plan", "manifests/smoke.toml", "--store", "{}"], "builder.build.make_plan", False),
         (["bundle", "unpack", "{}", "{}/out"], "bundle.unpack.unpack_bundle", False),
         (["wheel", "{}", "-o", "{}/wheels"], "bundle.wheel.write.build_wheels", False),
-        (["verify", "{}"], "bundle.verify.look_at", False),
+        (["verify", "{}"], "bundle.verify.path.look_at", False),
     ],
 )
 def test_an_interrupt_says_what_becomes_of_what_was_compiled_where_something_was(

@@ -104,7 +104,7 @@ def test_what_is_there_stays_unless_something_else_is_wanted(
 ) -> None:
     assert emulator.present(tmp_path) is None
     record = {
-        "wanted": emulator.wanted(),
+        "wanted": emulator.expected(),
         "python": "3.11.2",
         "libc": "glibc",
         "emulator": "q",
