@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.support.misbehaving  # noqa: F401 (its import registers a generator, which a test takes back)
 from cutlass_aot.builder.events import Compiled, Failed, Planned
 from cutlass_aot.builder.records import Failure, PlannedKernel
 from cutlass_aot.cli import COMMANDS, main
