@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import cutlass_aot
+from cutlass_aot import errors
 from cutlass_aot.errors import ToolchainError
 
 NEUTRAL = frozenset(
@@ -35,7 +35,7 @@ DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
 """``__spec__`` of the modules that were looked up, by which a reload is noticed: it makes a new one."""
 _IN_PLACE_OF_THE_DSL = "cutlass_aot.programs.without_dsl"
-OWN_FOLDER = f"{Path(cutlass_aot.__file__).resolve().parent}/"
+OWN_FOLDER = f"{Path(errors.__file__).resolve().parent}/"
 """The folder of this package, whose code decides nothing about kernels."""
 
 
