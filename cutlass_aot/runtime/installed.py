@@ -277,6 +277,6 @@ def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> Cutl
     missing = f"bundle {f'{name} {version or str()}'.rstrip()!r} is not" if name else "no bundle is"
     untrusted = any(isinstance(error, UntrustedBundle) for error in gathered.unnamed)
     return (UntrustedBundle if untrusted else BundleError)(
-        f"{missing} installed: installed are {listed or 'no bundles'}; install its wheel, or open a "
+        f"{missing} installed (installed bundles: {listed or 'none'}); install its wheel, or open a "
         f"directory with cutlass_aot.open{problems}"
     )

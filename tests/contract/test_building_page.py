@@ -42,7 +42,7 @@ def test_every_option_that_is_named_exists():
     assert named <= known
 
 
-def test_every_step_of_the_trial_is_documented():
+def test_every_step_of_the_toolchain_test_is_documented():
     assert all(f"`{step}`" in TEXT for step in _STEPS)
     assert set(_STEPS) < set(_ADVICE)
 

@@ -27,13 +27,15 @@ WORDS = {
     r"sightings?": "captured kernel",
     r"held against": "checked against",
     r"remarks?": "warning",
-    r"\bis no (?:bundle|wheel|store|version|generator|shard|directory|digest|library)\b": "is not a",
+    r"(?<!there )\b(?:is|are|was|were) no (?!longer|more|whole fat binary)": "is not a",
     r"candidates' estimate": "cost model",
+    r"\btrials?\b": "test",
     r"\bassembled\b": "installed",
     r"\bfreed\b": "removed",
     r"\bbuild notes?\b": "build state",
 }
-"""Patterns of words, without regard to case, and what is said instead."""
+"""Patterns of words, without regard to case, and what is said instead. "There is no bundle" says another thing than "it
+is no bundle". One message of the launcher has such a phrase still: its text is in every library that was built."""
 
 NAMES = {
     "asked": "query",
@@ -84,8 +86,6 @@ def lines() -> list[tuple[str, str]]:
 def test_a_word_of_the_table_is_gone(lines: list[tuple[str, str]], pattern: str) -> None:
     word = re.compile(pattern, re.IGNORECASE)
     found = [(place, line.strip()) for place, line in lines if word.search(line)]
-    # "There is no bundle" says another thing than "it is no bundle".
-    found = [(place, line) for place, line in found if not re.search(r"there (?:is|was) no ", line, re.I)]
     assert not found, f"say {WORDS[pattern]} instead"
 
 

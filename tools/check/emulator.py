@@ -241,7 +241,7 @@ def fetch(directory: Path) -> dict[str, Any]:
         # Bytecode of what is imported stays there: to make it takes most of a start.
         environment = {"PYTHONPATH": os.fspath(made / "site"), "PYTHONDONTWRITEBYTECODE": ""}
         command += ["-s", "-c", SELF_TEST, *TRIED_MODULES]
-        tried = json.loads(run(command, "a trial of what was fetched", environment))
+        tried = json.loads(run(command, "a test of what was fetched", environment))
         record = {
             "wanted": expected(),
             "python": tried[0],

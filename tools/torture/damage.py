@@ -89,7 +89,7 @@ class Damager:
                 self.counts["removed"] += 1
 
     def date(self, paths: Iterable[Path]) -> None:
-        """Give files times long ago and far ahead; that is no damage.
+        """Give files times long ago and far ahead; that is not damage.
 
         Not what builders have left on its way: from the future, it would lie there until then.
         """
@@ -103,7 +103,7 @@ class Damager:
                 self.counts["dated"] += 1
 
     def age(self) -> None:
-        """Have everything look as if it had last been used two days ago; that is no damage.
+        """Have everything look as if it had last been used two days ago; that is not damage.
 
         Directories too: one that a builder was killed in the middle of making is left for a day.
         """

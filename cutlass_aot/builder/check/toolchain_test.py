@@ -122,7 +122,7 @@ def smallest_kernel() -> Kernel:
 def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
     machine = os.uname().machine
     hosts = (machine,) if machine in HOSTS else DEFAULT_HOSTS
-    recipe = Recipe("trial", "0", PROFILE, (kernel.target,), hosts)
+    recipe = Recipe("toolchain-test", "0", PROFILE, (kernel.target,), hosts)
     settings = Settings(folder / "store", 1, timeout, clock)
     result = build_kernels(recipe, [kernel], folder / "bundles", settings)
     for failure in result.failures:

@@ -235,7 +235,7 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_bytes(data: bytes, *expected: type) -> Any:
-    """Read what :func:`to_bytes` gave; raises CorruptFile if it is no message of the expected classes."""
+    """Read what :func:`to_bytes` gave; raises CorruptFile if it is not a message of the expected classes."""
     names = " or ".join(kind.__name__ for kind in expected)
     what = f"a message where {names} was expected"
     advice = "have the same cutlass-aot on both sides"

@@ -327,7 +327,7 @@ static int load(struct library *library, int device) {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   int error = find_driver();
   if (!error) error = current_device(&current);
-  /* Loading is no stream operation, but a thread that captures in the global or thread-local mode is forbidden it. */
+  /* Loading is not a stream operation, but a thread that captures in the global or thread-local mode is forbidden it. */
   if (!error) error = driver.exchange_capture_mode(&mode);
   relaxed = !error;
   if (!error && current != device) {
@@ -408,7 +408,7 @@ void cuda_dialect_unload_library_once(void **state) {
   free(library);
 }
 
-/* The slot's content, NULL with the error's text set if that is no fat binary. */
+/* The slot's content, NULL with the error's text set if that is not a fat binary. */
 static const void *code_of(const struct code *slot) {
   const struct fat_binary *code = __atomic_load_n(&slot->data, __ATOMIC_ACQUIRE);
   uint64_t size = slot->size;

@@ -213,7 +213,7 @@ def best_first(
 ) -> tuple[str, ...]:
     """The first kernel in the default order of each set that a heuristic rates equally.
 
-    Naming the others of the set would crowd out other designs, and they are no better to the heuristic.
+    Naming the others of the set would crowd out other designs, which the heuristic rates no higher.
     """
     return tuple(min(equal, key=lambda digest: sort_key(kernels[digest], shape, sm_count)) for equal in tied)
 

@@ -182,7 +182,7 @@ def _surroundings(
         yield from _differences(path, text, expected)
     for path in sorted(files - {*exact, f"{dist_info}RECORD"}):
         if not path.startswith(f"{package}{BUNDLE_FOLDER}/"):
-            yield Problem(path, "a file that is no part of a bundle's wheel", "no such file")
+            yield Problem(path, "a file that is not part of a bundle's wheel", "no such file")
 
 
 def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:

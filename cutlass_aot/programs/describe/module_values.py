@@ -129,7 +129,7 @@ class ModuleValues:
                 self.note_value(Slot(vars(member), field, label, vars(member)[field]))
 
     def note_fields(self, kind: type) -> None:
-        """Note default values and metadata of a dataclass's fields that are no attributes of the class."""
+        """Note default values and metadata of a dataclass's fields that are not attributes of the class."""
         for field in vars(kind)["__dataclass_fields__"].values():
             for value in (field.default, field.default_factory, dict(field.metadata)):
                 if value not in (dataclasses.MISSING, {}) and vars(kind).get(field.name) is not value:

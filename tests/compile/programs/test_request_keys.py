@@ -559,7 +559,7 @@ _IMPORTS = (
 
 def test_what_a_module_decides_when_it_is_imported_is_in_the_key(keys, tmp_path):
     for index, body in enumerate(_AT_IMPORT.values()):
-        # FIRST itself is no part of the code that is reached.
+        # FIRST itself is not part of the code that is reached.
         (tmp_path / f"decided_{index}.py").write_text(f"{_IMPORTS}{body}\ndel FIRST\n")
     modules = [f"decided_{index}" for index in range(len(_AT_IMPORT))]
     program = (

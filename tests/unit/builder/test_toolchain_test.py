@@ -80,8 +80,8 @@ def test_a_kernel_that_does_not_compile(building, doctor, tmp_path):
         failed = failure(kernel, log)
         settings.tell(planned([kernel]))
         settings.tell(events.Failed(failed))
-        settings.tell(events.Finished(output / "trial", 1, 0, 1, False))
-        return BuildResult(output / "trial", 1, 0, (failed,), False)
+        settings.tell(events.Finished(output / "toolchain-test", 1, 0, 1, False))
+        return BuildResult(output / "toolchain-test", 1, 0, (failed,), False)
 
     building(build)
     status, out = doctor()
@@ -98,7 +98,7 @@ def test_a_compiler_that_takes_too_long(building, doctor, tmp_path):
         assert settings.timeout == 5
         failed = failure(kernel, tmp_path / "x.log", "timed out after 5 s")
         settings.tell(events.Failed(failed))
-        return BuildResult(output / "trial", 1, 0, (failed,), False)
+        return BuildResult(output / "toolchain-test", 1, 0, (failed,), False)
 
     building(build)
     _, out = doctor("--timeout", "5")
@@ -127,8 +127,8 @@ def test_a_linker_that_fails(building, doctor):
 def test_a_library_that_cannot_be_loaded(building, doctor, monkeypatch, outcome, problem):
     def build(kernel, output, settings):
         compiled(kernel, output, settings)
-        settings.tell(events.Finished(output / "trial", 1, 1, 0, True))
-        return BuildResult(output / "trial", 1, 1, (), True)
+        settings.tell(events.Finished(output / "toolchain-test", 1, 1, 0, True))
+        return BuildResult(output / "toolchain-test", 1, 1, (), True)
 
     def run(*_, **__):
         if isinstance(outcome, Exception):

@@ -186,7 +186,7 @@ GENERATOR = re.compile(rb"(?<=Generator: cutlass-aot ).*(?=\n)")
 def test_what_stands_around_a_signed_bundle_is_what_follows_from_it(
     wheel: Path, tmp_path: Path, key: Key, name: str, old: bytes, new: bytes
 ) -> None:
-    """An installer goes by it, and no signature has it: RECORD, made to fit, is no help."""
+    """An installer goes by it, and no signature has it: RECORD, made to fit, does not help."""
     from tests.unit.bundle.test_wheel import rewritten as made_to_fit
 
     files = contents(wheel)

@@ -61,14 +61,16 @@ def test_installed_bundles_are_listed(site: Path) -> None:
 
 def test_an_unknown_name_lists_what_is_installed(site: Path) -> None:
     install(site, "cutlass-aot-small", "small")
-    with pytest.raises(BundleError, match=r"'large' is not installed: installed are small 0\.1\.0; install"):
+    with pytest.raises(
+        BundleError, match=r"'large' is not installed \(installed bundles: small 0\.1\.0\); install"
+    ):
         cutlass_aot.open_installed("large")
-    with pytest.raises(BundleError, match=r"'small 9' is not installed: installed are small 0\.1\.0"):
+    with pytest.raises(BundleError, match=r"'small 9' is not installed \(installed bundles: small 0\.1\.0"):
         cutlass_aot.open_installed("small", "9")
 
 
 def test_nothing_installed(site: Path) -> None:
-    with pytest.raises(BundleError, match="installed are no bundles"):
+    with pytest.raises(BundleError, match="installed bundles: none"):
         cutlass_aot.open_installed("small")
 
 
@@ -121,7 +123,7 @@ def test_a_distribution_without_a_version_stops_nothing(site: Path, left: str | 
     for requested in ("gone", None):
         with pytest.raises(BundleError, match=r"'gone' .* has no version: its METADATA is gone or damaged"):
             cutlass_aot.open_installed(requested)
-    with pytest.raises(BundleError, match="'small' is not installed: installed are gone;"):
+    with pytest.raises(BundleError, match=r"'small' is not installed \(installed bundles: gone\);"):
         cutlass_aot.open_installed("small")
     install(site, "cutlass-aot-small", "small")
     assert [item.reason for item in installed_report("small")] == [""]

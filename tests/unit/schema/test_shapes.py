@@ -1,4 +1,4 @@
-"""Lists of problems: every m with every (n, k), and what is no such list."""
+"""Lists of problems: every m with every (n, k), and what is not such a list."""
 
 from __future__ import annotations
 
