@@ -65,8 +65,8 @@ class Signer(Protocol):
 class KeyFile:
     """Signs by a private key of Ed25519 in a PEM file (PKCS #8).
 
-    ``passphrase`` is called only if the key is protected by one. A file that is not such a key, and a passphrase
-    that is wrong or not UTF-8, are a :class:`SignatureError`.
+    ``passphrase`` is called only if the key is protected by one. A file that is not such a key, and a
+    passphrase that is wrong or not UTF-8, are a :class:`SignatureError`.
     """
 
     def __init__(self, path: Path, passphrase: Callable[[], str]) -> None:

@@ -34,8 +34,8 @@ WORDS = {
     r"\bfreed\b": "removed",
     r"\bbuild notes?\b": "build state",
 }
-"""Patterns of words, without regard to case, and what is said instead. "There is no bundle" says another thing than "it
-is no bundle". One message of the launcher has such a phrase still: its text is in every library that was built."""
+"""Patterns of words, without regard to case, and what is said instead. "There is no bundle" says something
+else than "it is no bundle". A message of shim.c has the phrase still: its text is in every library."""
 
 NAMES = {
     "asked": "query",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutlass_aot.bundle.verify.directory import Problem
-from cutlass_aot.bundle.verify.path import CHECKERS, Checker, look_at, look_at_wheel
+from cutlass_aot.bundle.verify.path import CHECKERS, Checker, look_at
+from cutlass_aot.bundle.wheel.verify import look_at_wheel
 
 
 def verify_path(path: Path, checkers: Sequence[Checker] = CHECKERS) -> list[Problem]:

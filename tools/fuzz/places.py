@@ -19,8 +19,8 @@ from cutlass_aot.builder.records import Selection
 from cutlass_aot.builder.shard import Shard, Share, read_shard, write_shard
 from cutlass_aot.bundle.files import manifest_to_bytes
 from cutlass_aot.bundle.verify.directory import verify_bundle
-from cutlass_aot.bundle.verify.path import look_at_wheel
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
+from cutlass_aot.bundle.wheel.verify import look_at_wheel
 from cutlass_aot.bundle.wheel.write import build_wheels, record_digest, record_to_text
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime.bundle import open_bundle
