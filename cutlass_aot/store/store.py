@@ -51,7 +51,7 @@ from cutlass_aot.store.layout import (
     record_limit,
     record_name,
 )
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from cutlass_aot.store.upstream.stores import UpstreamStore
 
 TOUCH_AFTER = 3600.0

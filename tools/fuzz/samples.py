@@ -33,7 +33,7 @@ from cutlass_aot.schema.tuning.ranking import Ranking
 from cutlass_aot.schema.tuning.shapes import parse_shapes
 from cutlass_aot.schema.tuning.tuning import Tuning
 from cutlass_aot.store.blobs import opened
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from tools.fuzz.inputs import Reader, bytes_maker, compressed_maker, json_maker, packed_maker, sealed_maker
 from tools.fuzz.mutate import bytes_of, elf_of, text_of
 from tools.fuzz.places import (

@@ -27,7 +27,7 @@ from cutlass_aot.store.layout import (
     record_limit,
     record_name,
 )
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from cutlass_aot.store.roots import read_root
 from cutlass_aot.store.store import Store
 

@@ -32,7 +32,7 @@ from cutlass_aot.store.layout import (
     ROOTS,
     WORKSPACES,
 )
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from cutlass_aot.store.roots import Reference, roots
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from cutlass_aot.store.workspaces import Workspace, abandoned, running, workspace

@@ -8,7 +8,7 @@ from pathlib import Path
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.store.files import entries, read, tree
 from cutlass_aot.store.layout import DAMAGED, LOGS, MAX_RECORD_BYTES, ROOTS
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from cutlass_aot.store.store import Store
 
 

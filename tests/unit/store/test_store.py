@@ -20,7 +20,7 @@ from cutlass_aot.schema.kernels.artifact import Artifact, Facts
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact, read_failure
 from cutlass_aot.store.blobs import frame_bound, opened, raw_frame
 from cutlass_aot.store.layout import SCHEMA
-from cutlass_aot.store.records import Record
+from cutlass_aot.store.record import Record
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from cutlass_aot.store.upstream.stores import UpstreamDirectory
 from tests.support.kernels import gemm

@@ -1,4 +1,4 @@
-"""Records as they are kept: what a key stands for, and which blobs it needs."""
+"""A record as it is kept: what a key stands for, and which blobs it needs."""
 
 from __future__ import annotations
 
