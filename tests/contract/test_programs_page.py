@@ -9,6 +9,7 @@ import pytest
 from cutlass_aot.programs.start.environment import SERVE_VARIABLE
 from cutlass_aot.runtime.policy import POLICIES
 from tests.support.commands import REPOSITORY, blocks_of, run_commands
+from tests.support.requirements import installed
 
 TEXT = (REPOSITORY / "docs" / "guides" / "programs.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of(TEXT)
@@ -26,8 +27,8 @@ def test_the_policies_are_those_of_the_code():
 
 
 @pytest.mark.compile
+@installed("flash-attn-4")
 def test_the_commands_run_as_they_are_written(tmp_path):
-    pytest.importorskip("flash_attn.cute", reason="the packages of the extra `programs` are not installed")
     for block in BLOCKS:
         if block.file:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")

@@ -6,6 +6,7 @@ has to be the same in any two processes is asked of two of these.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -67,6 +68,7 @@ def serve() -> None:
     """Begin, and answer each job from standard input with the exit status of its fork."""
     begun: dict[str, Any] = {}
     exec(compile(json.loads(sys.stdin.readline())["begin"], "<string>", "exec", dont_inherit=True), begun)
+    gc.freeze()  # forks do not collect what they share
     for line in sys.stdin:
         process = os.fork()
         if process == 0:

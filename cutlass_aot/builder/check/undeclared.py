@@ -9,30 +9,31 @@ the objects are equal, none of it matters. If not, each difference is tried alon
 from __future__ import annotations
 
 import functools
-import json
 import os
-import subprocess
-import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.builder.check.trace import TraceReply, TraceRequest
+from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.cores import available_workers
-from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS
+from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS, ForkServer, read_log
+from cutlass_aot.builder.compile.messages import Reply, Trace, Traced
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, find
 from cutlass_aot.manifest.filters import spread
-from cutlass_aot.schema.codec import from_plain, to_plain
 
 MAX_COMBINATIONS = 3
 """Combinations of parameters that are traced: the first, one in the middle, the last."""
 
 TRACE_SECONDS = 600
+
+HASH_SEEDS = (SETTINGS["PYTHONHASHSEED"], "1")
+"""That of a build, and another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,59 @@ class _Trace:
     combinations: tuple[int, ...]
     environment: Mapping[str, str | None] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
-    hash_seed: str = "0"
+    hash_seed: str = HASH_SEEDS[0]
     elsewhere: bool = False
+
+
+class _Tracer:
+    """Makes each trace in a process of its own, forked from one that has imported the DSL.
+
+    There is one that forks for each hash seed, which a process cannot change.
+    """
+
+    def __init__(self, generator: GeneratorReference, target: str, folder: Path) -> None:
+        self._generator = generator
+        self._target = target
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._made = 0
+        self._servers: dict[str, ForkServer] = {}
+        for hash_seed in HASH_SEEDS:
+            own = folder / hash_seed
+            own.mkdir()
+            self._servers[hash_seed] = ForkServer(("cutlass.cute",), own, hash_seed=hash_seed)
+            self._servers[hash_seed].start()
+
+    def run(self, trace: _Trace) -> Traced:
+        """Make one trace; CompileError if that fails. Threads may call it."""
+        with self._lock:
+            self._made += 1
+            log = self._folder / f"{self._made}.log"
+            _, channel = self._servers[trace.hash_seed].fork(log)
+        request = Trace(
+            self._generator,
+            self._target,
+            trace.combinations,
+            trace.variables,
+            trace.environment,
+            str(self._folder) if trace.elsewhere else str(Path.cwd()),
+        )
+        try:
+            with channel:
+                channel.settimeout(TRACE_SECONDS)
+                messages.send(channel, request)
+                reply = messages.receive(channel, Reply)
+        except OSError as error:
+            raise CompileError(f"kernel {self._generator.name!r} could not be traced: {error}") from None
+        if reply is not None and isinstance(reply.result, Traced):
+            return reply.result
+        words = (reply.result.message if reply else read_log(log)) or "it said nothing"
+        raise CompileError(f"kernel {self._generator.name!r} could not be traced:\n{words}")
+
+    def end(self) -> None:
+        """End all processes."""
+        for server in self._servers.values():
+            server.end()
 
 
 def undeclared(name: str, target: str | None = None) -> list[Finding]:
@@ -76,11 +128,19 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     targets = generator.targets(name)
     if target is not None and target not in targets:
         raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
-    run = functools.partial(_run, reference, target or targets[0])
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
+        tracer = _Tracer(reference, target or targets[0], Path(folder))
+        try:
+            return _compared(generator, tracer.run)
+        finally:
+            tracer.end()
+
+
+def _compared(generator: DeclaredGenerator, run: Callable[[_Trace], Traced]) -> list[Finding]:
     count = len(list(generator.declared.combinations()))
     plain = _Trace(tuple(spread(count, MAX_COMBINATIONS)))
     first = run(plain)
-    _refuse_errors(name, first)
+    _refuse_errors(generator.name, first)
     findings = [
         Finding(
             "module", module, f"{module} is imported and not among `modules`: an edit of it rebuilds nothing"
@@ -103,22 +163,20 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     return [*findings, *blamed]
 
 
-def _differing(
-    run: Callable[[_Trace], TraceReply], traces: Sequence[_Trace], first: TraceReply
-) -> list[_Trace]:
+def _differing(run: Callable[[_Trace], Traced], traces: Sequence[_Trace], first: Traced) -> list[_Trace]:
     """The traces that give other code than the first; as many run at once as the machine has room for."""
     with ThreadPoolExecutor(available_workers()) as pool:
         replies = list(pool.map(run, traces))
     return [trace for trace, reply in zip(traces, replies, strict=True) if reply.objects != first.objects]
 
 
-def _differences(plain: _Trace, first: TraceReply, value: str) -> list[_Trace]:
+def _differences(plain: _Trace, first: Traced, value: str) -> list[_Trace]:
     """Traces that each differ from the first in one thing; ``value`` is given to unset variables."""
     return [
         *(replace(plain, environment={name: _other_text(name, value)}) for name in first.reads),
         *(replace(plain, variables={name: _other(value)}) for name, value in first.globals.items()),
         replace(plain, combinations=tuple(reversed(plain.combinations))),
-        replace(plain, hash_seed="1"),
+        replace(plain, hash_seed=HASH_SEEDS[1]),
         replace(plain, elsewhere=True),
     ]
 
@@ -150,7 +208,7 @@ def _other(value: Any) -> Any:
     return f"{value}_" if isinstance(value, str) else value + 1
 
 
-def _finding(difference: _Trace, first: TraceReply) -> Finding:
+def _finding(difference: _Trace, first: Traced) -> Finding:
     for name in difference.environment:
         where = first.reads[name]
         return Finding(
@@ -166,7 +224,7 @@ def _finding(difference: _Trace, first: TraceReply) -> Finding:
             f"variable {name} of {module} changes the code: declare a parameter instead, or, if no function "
             "assigns it, write it in capitals",
         )
-    if difference.hash_seed != "0":
+    if difference.hash_seed != HASH_SEEDS[0]:
         return Finding("hash seed", "", "the hash seed changes the code: sort what comes out of a set")
     if difference.elsewhere:
         return Finding("directory", "", "the working directory changes the code: a relative path is read")
@@ -175,41 +233,7 @@ def _finding(difference: _Trace, first: TraceReply) -> Finding:
     )
 
 
-def _refuse_errors(name: str, reply: TraceReply) -> None:
+def _refuse_errors(name: str, reply: Traced) -> None:
     errors = [text for text in reply.objects.values() if ": " in text]
     if errors:
         raise CompileError(f"kernel {name!r} does not compile: {errors[0]}")
-
-
-def _run(generator: GeneratorReference, target: str, trace: _Trace) -> TraceReply:
-    """Make one trace in a fresh process."""
-    environment = {**_of_a_worker(), "PYTHONHASHSEED": trace.hash_seed}
-    for name, value in trace.environment.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    body = TraceRequest(generator, target, trace.combinations, trace.variables)
-    path = [os.path.abspath(entry or ".") for entry in sys.path]  # noqa: PTH100 - as the interpreter has it
-    program = f"import sys; sys.path[:] = {path!r}; from cutlass_aot.builder.check.trace import main; main()"
-    with tempfile.TemporaryDirectory() as folder:
-        request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
-        request.write_text(json.dumps(to_plain(body)), encoding="utf-8")
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", program, str(request), str(reply)],
-                env=environment,
-                cwd=folder if trace.elsewhere else None,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TRACE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompileError(f"kernel {generator.name!r} could not be traced: {error}") from None
-        if done.returncode != 0 or not reply.is_file():
-            words = done.stderr.strip()[-2000:] or "it said nothing"
-            raise CompileError(f"kernel {generator.name!r} could not be traced:\n{words}")
-        plain = json.loads(reply.read_text(encoding="utf-8"))
-        return from_plain(TraceReply, plain, f"the trace of kernel {generator.name!r}")

@@ -53,12 +53,14 @@ class ForkServer:
         directory: a private directory for its log.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
         sources: module to the SHA-256 that its source file must have.
+        hash_seed: of Python's hashes, in it and its workers.
     """
 
     modules: tuple[str, ...]
     directory: Path
     dsl_roots: tuple[Path, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    hash_seed: str = SETTINGS["PYTHONHASHSEED"]
     process: subprocess.Popen[bytes] | None = None
     _channel: socket.socket | None = None
     _ready: bool = False
@@ -81,7 +83,7 @@ class ForkServer:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", program],
                     pass_fds=[theirs.fileno()],
-                    env=environment | SETTINGS,
+                    env=environment | SETTINGS | {"PYTHONHASHSEED": self.hash_seed},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -7,6 +7,7 @@ interrupt: the builder decides what ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -38,6 +39,9 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
             # Read right after the import: the builder compares it with the source that keys were made from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
+        # Compiling imports it, and it imports torch, which takes seconds: once, instead of in each worker.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tvm_ffi")
     except BaseException:
         messages.send(channel, WorkerFailure(message=traceback.format_exc()))
         return

@@ -10,6 +10,7 @@ a worker         :class:`Enumerate`                 :class:`Reply` with :class:`
                  :class:`Rank`                      :class:`Reply` with ``Ranked``
                  :class:`Compile`                   :class:`Reply` with ``Artifact``
                  :class:`FindVersion`               :class:`Reply` with :class:`Version`
+                 :class:`Trace`                     :class:`Reply` with :class:`Traced`
 a dask worker    :class:`CompileRemotely`           :class:`CompiledRemotely` or :class:`Refused`
 ===============  =================================  ==================================================
 
@@ -140,6 +141,42 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """Compile some combinations of a declared kernel's parameters, and record what its code reads meanwhile.
+
+    Attributes:
+        combinations: positions among those declared, in the order to compile them in.
+        globals: ``module:name`` to the value to set.
+        environment: variables to set; None removes one.
+        folder: the working directory.
+    """
+
+    generator: GeneratorReference
+    target: str
+    combinations: tuple[int, ...]
+    globals: Mapping[str, Any]
+    environment: Mapping[str, str | None]
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The result of a trace. The kernel's modules are those that lie with it, see :mod:`~.trace`.
+
+    Attributes:
+        objects: position of a combination to the digest of the record and the object, or to the error.
+        reads: environment variables that the kernel's modules read, with the place.
+        globals: ``module:name`` to the value of every variable that functions of declared modules read.
+        modules: the kernel's modules that were imported and are not declared.
+    """
+
+    objects: Mapping[str, str]
+    reads: Mapping[str, str]
+    globals: Mapping[str, Any]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailure:
     """How a request ended without a result.
 
@@ -158,10 +195,10 @@ class WorkerFailure:
     message: Annotated[str, OMIT] = ""
 
 
-Request = Enumerate | Rank | Compile | FindVersion
+Request = Enumerate | Rank | Compile | FindVersion | Trace
 """A request to a worker."""
 
-Answer = Enumerated | Ranked | Artifact | Version
+Answer = Enumerated | Ranked | Artifact | Version | Traced
 """A worker's answer, one class for each class of request."""
 
 
@@ -225,7 +262,7 @@ class Refused:
 
 _Message: Any = (
     Imported | Fork | Forked | Reap | Reaped | Enumerate | Rank | Compile | FindVersion
-    | Reply | WorkerFailure | CompileRemotely | CompiledRemotely | Refused
+    | Trace | Reply | WorkerFailure | CompileRemotely | CompiledRemotely | Refused
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with a request: enumerate or rank kernels, compile one, or tell a version."""
+"""What a worker does with a request: enumerate or rank kernels, compile or trace one, or tell a version."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.compile.messages import Answer, Reply, Request
+from cutlass_aot.builder.compile.trace import trace
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
 from cutlass_aot.schema.encoding import digest
@@ -86,6 +87,8 @@ def _loaded(reference: GeneratorReference) -> Generator:
 
 
 def _answer(request: Request) -> Answer:
+    if isinstance(request, messages.Trace):
+        return trace(request)
     generator = _loaded(request.generator)
     match request:
         case messages.Enumerate():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cutlass.cute", reason="the DSL is not installed")
+from tests.support.requirements import installed
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, installed("nvidia-cutlass-dsl")]
 
 KERNEL = """\
 import cutlass

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flash_attn.cute", reason="the packages of the extra `programs` are not installed")
-
 from tests.support.paths import FIXTURES, SUPPORT
+from tests.support.requirements import installed
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, installed("flash-attn-4", "quack-kernels", "flashinfer-python")]
 PROGRAMS = FIXTURES / "programs"
 SERVE = SUPPORT / "serve_program.py"
 MANIFEST = """\

@@ -6,11 +6,10 @@ import shutil
 
 import pytest
 
-pytest.importorskip("cutlass.operators", reason="nvidia-cutlass-operators is not installed")
-
 from tests.compile.programs.test_programs import PROGRAMS, cutlass_aot, served
+from tests.support.requirements import installed
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, installed("nvidia-cutlass-operators")]
 MANIFEST = """\
 [bundle]
 name = "own"

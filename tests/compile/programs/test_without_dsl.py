@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flash_attn.cute", reason="the packages of the extra `programs` are not installed")
-
 from tests.support.paths import REPOSITORY as ROOT
 from tests.support.paths import SUPPORT
+from tests.support.requirements import installed
 from tools.check.without_dsl import collected, compared
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, installed("flash-attn-4", "quack-kernels", "flashinfer-python")]
 FIXTURES = ROOT / "tests" / "fixtures" / "programs"
 NAMES = ROOT / "cutlass_aot" / "programs" / "without_dsl" / "names-4.8.1.json"
 

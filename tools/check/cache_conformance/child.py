@@ -9,6 +9,7 @@ The second way imports the DSL and the cache's own modules once; a fork has impo
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -39,6 +40,8 @@ def main(name: str, file: str = "") -> None:
     if job is not None:
         run(job, cache)
         return
+    # Forks do not collect what they share.
+    gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

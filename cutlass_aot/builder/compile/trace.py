@@ -1,6 +1,6 @@
-"""Trace a declared kernel in a process of its own, and record what its code reads meanwhile.
+"""Trace a declared kernel, and record what its code reads meanwhile.
 
-:mod:`cutlass_aot.builder.check.undeclared` starts it twice under different conditions, and compares.
+:mod:`cutlass_aot.builder.check.undeclared` asks for it under different conditions, and compares.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ import ast
 import dis
 import hashlib
 import importlib
-import json
 import os
 import sys
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cutlass_aot.kernels
+from cutlass_aot.builder.compile.messages import Trace, Traced
 from cutlass_aot.generators.declared import DeclaredGenerator
-from cutlass_aot.generators.registry import GeneratorReference, source_of
-from cutlass_aot.schema.codec import from_plain, to_plain
+from cutlass_aot.generators.registry import source_of
 
 SYMBOL = "traced"
 """Name of the exported function: always the same, since it is part of an object's bytes."""
@@ -34,48 +32,14 @@ _DATA = (bool, int, float, str)
 _OF_THE_MAPPING = ("os", "_collections_abc", "collections.abc")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """What to compile.
-
-    Attributes:
-        generator: how to import the kernel.
-        combinations: of parameters, as positions among those declared, in the order to compile them in.
-        globals: ``module:name`` to the value to set.
-    """
-
-    generator: GeneratorReference
-    target: str
-    combinations: tuple[int, ...]
-    globals: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceReply:
-    """The result of a trace. The kernel's modules are those in its :class:`Home`.
-
-    Attributes:
-        objects: position of a combination to the digest of the record and the object, or to the error.
-        reads: environment variables that the kernel's modules read, with the place.
-        globals: ``module:name`` to the value of every variable that functions of declared modules read.
-        modules: the kernel's modules that were imported and are not declared.
-    """
-
-    objects: Mapping[str, str]
-    reads: Mapping[str, str]
-    globals: Mapping[str, Any]
-    modules: tuple[str, ...]
-
-
-def main() -> None:
-    """Read the request from the first file on the command line, and write the reply to the second."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    reply = trace(from_plain(TraceRequest, request, "the request of a trace"))
-    Path(sys.argv[2]).write_text(json.dumps(to_plain(reply)), encoding="utf-8")
-
-
-def trace(request: TraceRequest) -> TraceReply:
-    """Compile some combinations of a declared kernel's parameters."""
+def trace(request: Trace) -> Traced:
+    """Do what is requested; the process cannot be used for anything else afterwards."""
+    os.chdir(request.folder)
+    for name, value in request.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     reads: dict[str, str] = {}
     location = request.generator.location
     home = Home.of(location.partition(":")[0])
@@ -102,7 +66,7 @@ def trace(request: TraceRequest) -> TraceReply:
         for name, module in list(sys.modules.items())
         if name not in generator.modules and home.has(getattr(module, "__file__", None)) and _has_code(module)
     )
-    return TraceReply(objects, reads, variables, tuple(modules))
+    return Traced(objects, reads, variables, tuple(modules))
 
 
 def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:
