@@ -39,9 +39,7 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
             # Read right after the import: the builder compares it with the source that keys were made from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
-        # Compiling imports it, and it imports torch, which takes seconds: once, instead of in each worker.
-        with contextlib.suppress(ImportError):
-            importlib.import_module("tvm_ffi")
+        _import_tvm_ffi()
     except BaseException:
         messages.send(channel, WorkerFailure(message=traceback.format_exc()))
         return
@@ -57,6 +55,22 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
         else:
             _, status = os.waitpid(order.pid, 0)
             messages.send(channel, Reaped(os.waitstatus_to_exitcode(status)))
+
+
+def _import_tvm_ffi() -> None:
+    """Import what compiling imports, once for all workers, and without torch unless that is there already.
+
+    tvm_ffi imports torch where it can, for calls with tensors. A worker makes none, and torch takes seconds.
+    """
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tvm_ffi")
+    finally:
+        if hidden:
+            del sys.modules["torch"]
 
 
 def _fork(channel: socket.socket, descriptor: int, log: str) -> int:
