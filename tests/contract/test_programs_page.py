@@ -9,7 +9,7 @@ import pytest
 from cutlass_aot.programs.start.environment import SERVE_VARIABLE
 from cutlass_aot.runtime.policy import POLICIES
 from tests.support.commands import REPOSITORY, blocks_of, run_commands
-from tests.support.requirements import installed
+from tests.support.packages import installed
 
 TEXT = (REPOSITORY / "docs" / "guides" / "programs.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of(TEXT)

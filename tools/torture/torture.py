@@ -54,16 +54,6 @@ device = { sm_90a = "h200", sm_100a = "b200" }
 generator = "simt_f64_gemm"
 ab = "f64"
 layouts = ["tnt", "ttt"]
-
-[[kernels]]
-generator = "cutlass.operators"
-ab = "bf16"
-tile = "128x128"
-cluster = "1x1"
-use_2cta_mma = false
-scheduler = "clc"
-family = "PersistentDenseGemm"
-targets = ["sm_100a"]
 """,
     "part": """
 [bundle]

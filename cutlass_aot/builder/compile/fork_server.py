@@ -39,7 +39,7 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
             # Read right after the import: the builder compares it with the source that keys were made from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
-        _import_tvm_ffi()
+        import_tvm_ffi()
     except BaseException:
         messages.send(channel, WorkerFailure(message=traceback.format_exc()))
         return
@@ -57,7 +57,7 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
             messages.send(channel, Reaped(os.waitstatus_to_exitcode(status)))
 
 
-def _import_tvm_ffi() -> None:
+def import_tvm_ffi() -> None:
     """Import what compiling imports, once for all workers, and without torch unless that is there already.
 
     tvm_ffi imports torch where it can, for calls with tensors. A worker makes none, and torch takes seconds.

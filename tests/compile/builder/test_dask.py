@@ -39,9 +39,10 @@ targets = ["sm_90a"]
 device = "h200"
 
 [[kernels]]
-generator = "cutlass.operators"
-ab = ["f16", "bf16"]
-tile = ["64x64", "128x64"]
+generator = "simt_f64_gemm"
+ab = "f64"
+layouts = ["ttt", "ttn", "tnt", "tnn", "ntt", "ntn", "nnt", "nnn"]
+tile = "16x16"
 """
 
 

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.compile
 
 MAY_BE_SHARED = ("should be shared", "shared or refused")
 
+JOBS = 1
+"""Processes that import the DSL: other tests run beside these."""
+
 
 def hazards():
     return importlib.import_module("tools.check.cache_conformance.hazards").HAZARDS
@@ -28,7 +31,7 @@ def conformance():
 
 
 def test_our_cache_handles_every_hazard(conformance):
-    results = conformance.Suite("cutlass-aot").run()
+    results = conformance.Suite("cutlass-aot", JOBS).run()
     failed = {result.hazard: result.detail for result in results if not result.passed}
     assert not failed
     # What is refused is safe, but says that programs which do so cannot be prebuilt.
@@ -39,7 +42,7 @@ def test_our_cache_handles_every_hazard(conformance):
 def test_a_cache_that_forgets_fails_every_hazard_that_asks_for_care(conformance):
     """A hazard that it passed would test nothing."""
     checked = [hazard for hazard in hazards() if hazard.expected.value not in MAY_BE_SHARED]
-    results = conformance.Suite("none-forgets").run(checked)
+    results = conformance.Suite("none-forgets", JOBS).run(checked)
     assert {result.hazard: result.verdict for result in results} == {
         hazard.name: "NOT HANDLED" for hazard in checked
     }
@@ -49,8 +52,7 @@ def test_a_cache_that_forgets_fails_every_hazard_that_asks_for_care(conformance)
 def test_the_programs_of_hazards_are_what_they_say(conformance):
     """A few of them are really compiled; all are with ``python tools/check/cache_conformance --compile``."""
     few = [hazard for hazard in hazards() if hazard.name in ("environment", "1 and True", "dynamic scalar")]
-    # Of one process that imports the DSL: it takes longer than what a second saves.
-    assert [result.verdict for result in conformance.Suite("compiled", 1).run(few)] == ["handled"] * 3
+    assert [result.verdict for result in conformance.Suite("compiled", JOBS).run(few)] == ["handled"] * 3
 
 
 def test_a_cache_of_somebody_elses_is_found_by_module_and_attribute(tmp_path):

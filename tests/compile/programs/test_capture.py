@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.requirements import installed
+from tests.support.packages import hide_torch, installed
 
 pytestmark = [pytest.mark.compile, installed("nvidia-cutlass-dsl")]
 
@@ -74,6 +74,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the program, its recording and its bundle."""
     folder = tmp_path_factory.mktemp("captured")
+    hide_torch(folder)
     (folder / "scale.py").write_text(KERNEL)
     (folder / "app.py").write_text(PROGRAM)
     done = run(folder, "capture", "-o", "app.toml", "--name", "app", "--", sys.executable, "app.py", "0")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import hide_torch, installed
 from tests.support.paths import FIXTURES, SUPPORT
-from tests.support.requirements import installed
 
 pytestmark = [pytest.mark.compile, installed("flash-attn-4", "quack-kernels", "flashinfer-python")]
 PROGRAMS = FIXTURES / "programs"
@@ -101,6 +101,7 @@ def test_another_gpu_is_refused(three, tmp_path):
 @pytest.fixture
 def module(tmp_path: Path) -> Path:
     """A kernel in a module of its own, with a constant beside it, and a program."""
+    hide_torch(tmp_path)
     (tmp_path / "tiles.py").write_text("FACTOR = 2.0\n")
     (tmp_path / "scale.py").write_text(
         textwrap.dedent(
@@ -198,6 +199,7 @@ def test_an_environment_variable_that_the_code_reads_is_part_of_the_request(modu
 )
 def test_a_program_that_fails_is_an_error(module, program, words):
     (module / "app.py").write_text(program)
+    (module / "torch.py").unlink()
     printed = cutlass_aot(*BUILD, folder=module, status=1)
     assert "programs[0] (python app.py) for sm_90a" in printed
     assert words in printed

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.compile.programs.test_programs import PROGRAMS, cutlass_aot, served
-from tests.support.requirements import installed
+from tests.support.packages import installed
 
 pytestmark = [pytest.mark.compile, installed("nvidia-cutlass-operators")]
 MANIFEST = """\

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.packages import hide_torch
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.compile
@@ -132,7 +133,7 @@ def changes(draw):
 
 
 _SERVER = """
-import hashlib, json, os, sys, tempfile
+import gc, hashlib, json, os, sys, tempfile
 from pathlib import Path
 import cutlass.cute as cute
 from tools.check.cache_conformance.code import without_names
@@ -157,6 +158,7 @@ def nothing(stream):
     pass
 
 cute.compile(nothing, cute.runtime.make_fake_stream(), options="--enable-tvm-ffi")
+gc.freeze()  # forks do not collect what they share
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
@@ -175,6 +177,7 @@ def compiled(tmp_path_factory):
     """Compiles a program in a fork: its key, its object, its code without names; or the error."""
     folder = tmp_path_factory.mktemp("properties")
     (folder / "server.py").write_text(_SERVER)
+    hide_torch(folder)
     process = subprocess.Popen(
         [sys.executable, folder / "server.py"],
         env={

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import installed
 from tests.support.paths import REPOSITORY as ROOT
 from tests.support.paths import SUPPORT
-from tests.support.requirements import installed
 from tools.check.without_dsl import collected, compared
 
 pytestmark = [pytest.mark.compile, installed("flash-attn-4", "quack-kernels", "flashinfer-python")]

@@ -22,6 +22,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
+from cutlass_aot.builder.compile.fork_server import import_tvm_ffi
 from tools.check.cache_conformance.caches import cache_named
 from tools.check.cache_conformance.patches import kill_exports, tell_sm_count
 from tools.check.cache_conformance.protocol import KILL, Cache
@@ -37,6 +38,7 @@ def main(name: str, file: str = "") -> None:
     os.environ.update({**cache.environment, **(job["environment"] if job else {})})
     for module in ("cutlass.cute", *cache.modules):
         importlib.import_module(module)
+    import_tvm_ffi()
     if job is not None:
         run(job, cache)
         return
