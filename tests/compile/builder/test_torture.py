@@ -15,7 +15,7 @@ from tools.torture import damage
 @pytest.mark.compile
 def test_builders_that_are_killed_lose_nothing():
     result = subprocess.run(
-        [sys.executable, "-m", "tools.torture.torture", "--kills", "4", "--builders", "2", "--minutes", "4"],
+        [sys.executable, "-m", "tools.torture.torture", "--kills", "2", "--builders", "2", "--minutes", "4"],
         capture_output=True,
         text=True,
         timeout=400,
@@ -25,7 +25,7 @@ def test_builders_that_are_killed_lose_nothing():
     rows = dict(line.strip("| ").split(" | ", 1) for line in result.stdout.splitlines()[2:])
     assert rows["wrong"] == "0"
     phases = [int(number) for number in re.findall(r" (\d+)", rows["kills by phase"])]
-    assert sum(phases) >= 4
+    assert sum(phases) >= 2
     assert int(re.search(r"(\d+) killed", rows["builds"]).group(1)) == sum(phases)
 
 
