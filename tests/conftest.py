@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -15,6 +16,11 @@ settings.load_profile("without a clock")
 # interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: to look for cycles in it, again and again, would be in vain."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,6 +28,7 @@ from cutlass_aot.kernels.conv2d_fprop_plan import Convolution
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.rms_norm import rms_norm
 from cutlass_aot.kernels.swiglu import swiglu_fp8
+from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from tools.bench.command import Result, Row, Table
 
 WARM_UPS = 3
@@ -199,7 +200,8 @@ def layer_times(bundle: Any, images: int, row: tuple[Any, ...]) -> tuple[float, 
         torch.nn.functional.conv2d(image, taps, None, stride, padding)
 
     ours = {}
-    for kernel in bundle.kernels(operation="conv2d_fprop"):
+    target = runnable_targets(bundle.targets, torch.cuda.get_device_capability())[0]
+    for kernel in bundle.kernels(operation="conv2d_fprop", target=target):
         known = dict(kernel.kernel.parameters)
         if known["dtype"] == "bf16" and tuple(known[name] for name in names) == geometry:
             design = Convolution(*geometry, known["tile_shape"], known["blocks_per_sm"])
