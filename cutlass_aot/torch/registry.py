@@ -11,7 +11,7 @@ cache finds its kernels again.
 
 from __future__ import annotations
 
-import gc
+import ctypes
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -108,10 +108,8 @@ def _handle_by_identity(identity: int) -> str:
     A tracing compiler can only run it with constant arguments. A bundle is not one, but its ``id`` is: the
     compiler guards on it, so that another bundle in the same variable causes another compilation.
     """
-    # Alive, since the traced program holds it.
-    known = next((bundle for bundle in list(_handles) if id(bundle) == identity), None)
-    bundle = known or next(found for found in gc.get_objects() if id(found) == identity)
-    return register(bundle)
+    # Alive, since the traced program holds it. gc.get_objects would not list it after gc.freeze.
+    return register(ctypes.cast(identity, ctypes.py_object).value)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler now.

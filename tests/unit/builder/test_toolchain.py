@@ -97,7 +97,7 @@ def test_it_differs_on_each_of_our_modules_that_make_objects(first, tmp_path, mo
 
 
 def test_none_of_our_modules_that_make_objects_is_forgotten():
-    """Those of the builder that a worker imports, but for what brings its work and finds packages' files."""
+    """Those of the builder that a worker imports, but for what brings its work, and what compares traces."""
     code = (
         "import sys, cutlass_aot.builder.compile.fork_server, cutlass_aot.builder.compile.worker\n"
         "print(*(name for name in sys.modules if name.startswith('cutlass_aot.builder.')))"
@@ -106,4 +106,4 @@ def test_none_of_our_modules_that_make_objects_is_forgotten():
     modules = {name.removeprefix("cutlass_aot.").replace(".", "/") for name in done.stdout.split()}
     known = {name.removesuffix(".py").removesuffix("/__init__") for name in toolchain.CODE_GENERATION}
     packages = {"builder/compile", "builder/link"}
-    assert modules - known == {*packages, "builder/compile/messages"}
+    assert modules - known == {*packages, "builder/compile/messages", "builder/compile/trace"}

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlass_aot.bundle.verify import path as verify
-from cutlass_aot.bundle.wheel import catalog, zip_reader
+from cutlass_aot.bundle.wheel import catalog, verify, zip_reader
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError

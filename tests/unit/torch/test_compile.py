@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -147,6 +149,7 @@ def test_a_bundle_that_is_first_seen_while_tracing():
 
 
 def test_another_bundle_is_another_graph():
+    gc.freeze()  # as servers do once they have started
     holder = {"bundle": BUNDLE}
     compiled = torch.compile(
         lambda a, b: aot.mm(a, b, bundle=holder["bundle"]), fullgraph=True, backend="aot_eager"
