@@ -19,7 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported by now stays: to look for cycles in it, again and again, would be in vain."""
+    """Leave what was imported by now out of collections of garbage, which would look at it in vain."""
+    gc.collect()
     gc.freeze()
 
 

@@ -11,13 +11,13 @@ cache finds its kernels again.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
 from cutlass_aot.errors import BundleError, OperandError
+from cutlass_aot.runtime.bundle import opened_bundles
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 
 if TYPE_CHECKING:
@@ -108,8 +108,11 @@ def _handle_by_identity(identity: int) -> str:
     A tracing compiler can only run it with constant arguments. A bundle is not one, but its ``id`` is: the
     compiler guards on it, so that another bundle in the same variable causes another compilation.
     """
-    # Alive, since the traced program holds it. gc.get_objects would not list it after gc.freeze.
-    return register(ctypes.cast(identity, ctypes.py_object).value)
+    # Not by gc.get_objects, which lists nothing of before a gc.freeze.
+    for bundle in (*_handles, *opened_bundles()):
+        if id(bundle) == identity:
+            return register(bundle)
+    raise BundleError("expected a bundle that is open (cutlass_aot.open), or its handle, in traced code")
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler now.

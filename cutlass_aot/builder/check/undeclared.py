@@ -9,10 +9,11 @@ the objects are equal, none of it matters. If not, each difference is tried alon
 from __future__ import annotations
 
 import functools
+import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class _Conditions:
     """The conditions of a trace; the defaults are those of a build."""
 
     combinations: tuple[int, ...]
@@ -63,7 +64,7 @@ class _Trace:
 
 
 class _Tracer:
-    """Makes each trace in a process of its own, forked from one that has imported the DSL.
+    """Makes each trace in a process of its own, forked from one that has imported the DSL; a context manager.
 
     There is one that forks for each hash seed, which a process cannot change.
     """
@@ -79,21 +80,38 @@ class _Tracer:
             own = folder / hash_seed
             own.mkdir()
             self._servers[hash_seed] = ForkServer(("cutlass.cute",), own, hash_seed=hash_seed)
-            self._servers[hash_seed].start()
 
-    def run(self, trace: _Trace) -> Traced:
-        """Make one trace; CompileError if that fails. Threads may call it."""
+    def __enter__(self) -> _Tracer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all processes."""
+        for server in self._servers.values():
+            server.end()
+
+    def run(self, conditions: _Conditions) -> Traced:
+        """Make one trace. Threads may call it.
+
+        Raises:
+            CompileError: if the trace fails.
+            ToolchainError: if no process can be forked.
+        """
         with self._lock:
+            for server in self._servers.values():
+                server.start()
             self._made += 1
             log = self._folder / f"{self._made}.log"
-            _, channel = self._servers[trace.hash_seed].fork(log)
+            _, channel = self._servers[conditions.hash_seed].fork(log)
         request = Trace(
             self._generator,
             self._target,
-            trace.combinations,
-            trace.variables,
-            trace.environment,
-            str(self._folder) if trace.elsewhere else str(Path.cwd()),
+            conditions.combinations,
+            {place: json.dumps(value) for place, value in conditions.variables.items()},
+            conditions.environment,
+            str(self._folder) if conditions.elsewhere else str(Path.cwd()),
         )
         try:
             with channel:
@@ -104,13 +122,21 @@ class _Tracer:
             raise CompileError(f"kernel {self._generator.name!r} could not be traced: {error}") from None
         if reply is not None and isinstance(reply.result, Traced):
             return reply.result
-        words = (reply.result.message if reply else read_log(log)) or "it said nothing"
+        # The log has the traceback.
+        words = read_log(log).strip()[-2000:] or "it said nothing"
         raise CompileError(f"kernel {self._generator.name!r} could not be traced:\n{words}")
 
-    def end(self) -> None:
-        """End all processes."""
-        for server in self._servers.values():
-            server.end()
+    def run_all(self, conditions: Sequence[_Conditions]) -> list[Traced]:
+        """Make traces, as many at once as the machine has room for."""
+        with ThreadPoolExecutor(available_workers()) as pool:
+            futures = [pool.submit(self.run, item) for item in conditions]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                # An interrupt, or a failure: without their processes the other threads end too.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.end()
+                raise
 
 
 def undeclared(name: str, target: str | None = None) -> list[Finding]:
@@ -128,18 +154,17 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     targets = generator.targets(name)
     if target is not None and target not in targets:
         raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
-        tracer = _Tracer(reference, target or targets[0], Path(folder))
-        try:
-            return _compared(generator, tracer.run)
-        finally:
-            tracer.end()
+    with (
+        tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
+        _Tracer(reference, target or targets[0], Path(folder)) as tracer,
+    ):
+        return _compared(generator, tracer)
 
 
-def _compared(generator: DeclaredGenerator, run: Callable[[_Trace], Traced]) -> list[Finding]:
+def _compared(generator: DeclaredGenerator, tracer: _Tracer) -> list[Finding]:
     count = len(list(generator.declared.combinations()))
-    plain = _Trace(tuple(spread(count, MAX_COMBINATIONS)))
-    first = run(plain)
+    plain = _Conditions(tuple(spread(count, MAX_COMBINATIONS)))
+    first = tracer.run(plain)
     _refuse_errors(generator.name, first)
     findings = [
         Finding(
@@ -149,11 +174,11 @@ def _compared(generator: DeclaredGenerator, run: Callable[[_Trace], Traced]) -> 
     ]
     # With two values: one may be the kernel's default, which gives the same code as an unset variable.
     turns = [_differences(plain, first, value) for value in ("1", "0")]
-    if not _differing(run, [functools.reduce(_merged, turn, plain) for turn in turns], first):
+    if not _differing(tracer, [functools.reduce(_merged, turn, plain) for turn in turns], first):
         return findings
     first_turn, second_turn = turns
     differences = [*first_turn, *(item for item in second_turn if item not in first_turn)]
-    guilty = _differing(run, differences, first)
+    guilty = _differing(tracer, differences, first)
     blamed = list(dict.fromkeys(_finding(item, first) for item in guilty))
     if not blamed:
         message = "two traces gave different code, and no single difference between them does: " + ", ".join(
@@ -163,27 +188,26 @@ def _compared(generator: DeclaredGenerator, run: Callable[[_Trace], Traced]) -> 
     return [*findings, *blamed]
 
 
-def _differing(run: Callable[[_Trace], Traced], traces: Sequence[_Trace], first: Traced) -> list[_Trace]:
-    """The traces that give other code than the first; as many run at once as the machine has room for."""
-    with ThreadPoolExecutor(available_workers()) as pool:
-        replies = list(pool.map(run, traces))
-    return [trace for trace, reply in zip(traces, replies, strict=True) if reply.objects != first.objects]
+def _differing(tracer: _Tracer, conditions: Sequence[_Conditions], first: Traced) -> list[_Conditions]:
+    """The conditions under which a trace gives other code than the first."""
+    replies = tracer.run_all(conditions)
+    return [item for item, reply in zip(conditions, replies, strict=True) if reply.objects != first.objects]
 
 
-def _differences(plain: _Trace, first: Traced, value: str) -> list[_Trace]:
+def _differences(plain: _Conditions, first: Traced, value: str) -> list[_Conditions]:
     """Traces that each differ from the first in one thing; ``value`` is given to unset variables."""
     return [
         *(replace(plain, environment={name: _other_text(name, value)}) for name in first.reads),
-        *(replace(plain, variables={name: _other(value)}) for name, value in first.globals.items()),
+        *(replace(plain, variables={name: _other(json.loads(text))}) for name, text in first.globals.items()),
         replace(plain, combinations=tuple(reversed(plain.combinations))),
         replace(plain, hash_seed=HASH_SEEDS[1]),
         replace(plain, elsewhere=True),
     ]
 
 
-def _merged(one: _Trace, other: _Trace) -> _Trace:
+def _merged(one: _Conditions, other: _Conditions) -> _Conditions:
     """A trace with the differences of both."""
-    return _Trace(
+    return _Conditions(
         combinations=max(one.combinations, other.combinations),
         environment={**one.environment, **other.environment},
         variables={**one.variables, **other.variables},
@@ -208,7 +232,7 @@ def _other(value: Any) -> Any:
     return f"{value}_" if isinstance(value, str) else value + 1
 
 
-def _finding(difference: _Trace, first: Traced) -> Finding:
+def _finding(difference: _Conditions, first: Traced) -> Finding:
     for name in difference.environment:
         where = first.reads[name]
         return Finding(

@@ -74,7 +74,7 @@ class ForkServer:
         # Set the builder's own search path before anything is imported: the interpreter would look first in
         # the current directory, which may hold any package.
         program = (
-            f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; "
+            f"import sys; sys.path[:] = {[str(Path(path).absolute()) for path in sys.path if path]!r}; "
             f"from cutlass_aot.builder.compile.fork_server import main; "
             f"main({theirs.fileno()}, {list(self.modules)!r})"
         )

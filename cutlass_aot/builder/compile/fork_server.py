@@ -58,9 +58,10 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
 
 
 def import_tvm_ffi() -> None:
-    """Import what compiling imports, once for all workers, and without torch unless that is there already.
+    """Import tvm_ffi, as compiling does: once for all workers, and without torch unless it is there already.
 
-    tvm_ffi imports torch where it can, for calls with tensors. A worker makes none, and torch takes seconds.
+    tvm_ffi imports torch where it can, for calls with torch's tensors. A worker makes none, and torch takes
+    seconds. A generator that compiles with torch imports it at the top of one of its ``modules``.
     """
     hidden = "torch" not in sys.modules
     if hidden:

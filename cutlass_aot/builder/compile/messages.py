@@ -146,7 +146,7 @@ class Trace:
 
     Attributes:
         combinations: positions among those declared, in the order to compile them in.
-        globals: ``module:name`` to the value to set.
+        globals: ``module:name`` to the value to set, as JSON, which has numbers of any size.
         environment: variables to set; None removes one.
         folder: the working directory.
     """
@@ -154,25 +154,26 @@ class Trace:
     generator: GeneratorReference
     target: str
     combinations: tuple[int, ...]
-    globals: Mapping[str, Any]
+    globals: Mapping[str, str]
     environment: Mapping[str, str | None]
     folder: str
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The result of a trace. The kernel's modules are those that lie with it, see :mod:`~.trace`.
+    """The result of a trace. The kernel's modules are those of its :class:`~.trace.Home`.
 
     Attributes:
         objects: position of a combination to the digest of the record and the object, or to the error.
         reads: environment variables that the kernel's modules read, with the place.
-        globals: ``module:name`` to the value of every variable that functions of declared modules read.
+        globals: ``module:name`` to the value, as JSON, of every variable that functions of declared modules
+            read.
         modules: the kernel's modules that were imported and are not declared.
     """
 
     objects: Mapping[str, str]
     reads: Mapping[str, str]
-    globals: Mapping[str, Any]
+    globals: Mapping[str, str]
     modules: tuple[str, ...]
 
 

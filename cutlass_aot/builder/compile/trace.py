@@ -9,6 +9,7 @@ import ast
 import dis
 import hashlib
 import importlib
+import json
 import os
 import sys
 import tempfile
@@ -50,14 +51,14 @@ def trace(request: Trace) -> Traced:
     declared = {name: importlib.import_module(name) for name in generator.modules}
     for place, value in request.globals.items():
         name, _, variable = place.partition(":")
-        setattr(declared[name], variable, value)
+        setattr(declared[name], variable, json.loads(value))
     combinations = list(generator.declared.combinations())
     objects = {
         str(position): _object(generator, combinations[position], request.target)
         for position in request.combinations
     }
     variables = {
-        f"{name}:{variable}": value
+        f"{name}:{variable}": json.dumps(value)
         for name, module in declared.items()
         for variable, value in _variables(module).items()
     }

@@ -110,3 +110,40 @@ def test_one_that_does_not_compile_says_so(folder):
     status, words = check(folder, "broken")
     assert status == 1
     assert "kernel 'broken' does not compile: " in words
+
+
+SURROUNDINGS = DECLARED.format(
+    imports="",
+    variables="mask = 0xFFFFFFFFFFFFFFFF",
+    name="surroundings",
+    modules=["scale_kernel"],
+    body=(
+        "    with open('factor.txt') if os.path.exists('factor.txt') else open(os.devnull) as file:\n"
+        "        read = float(file.read() or 1)\n"
+        "    order = sum(place * ord(letter) for place, letter in enumerate({*'abcdefgh'}))\n"
+        "    factor = read + order + mask % 7"
+    ),
+)
+
+
+def test_the_hash_seed_and_the_directory_are_tried_and_numbers_of_any_size(folder):
+    (folder / "surroundings.py").write_text(SURROUNDINGS, encoding="utf-8")
+    (folder / "factor.txt").write_text("5", encoding="utf-8")
+    status, found = check(folder, "surroundings")
+    assert status == 1
+    assert {(item["what"], item["name"]) for item in found} == {
+        ("hash seed", ""),
+        ("directory", ""),
+        ("global", "mask"),
+    }
+
+
+def test_a_failure_comes_with_its_traceback(folder):
+    text = CLEAN.replace("clean", "failing").replace(
+        "from scale_kernel import scale", "import scale_table\n    from scale_kernel import scale"
+    )
+    (folder / "failing.py").write_text(text, encoding="utf-8")
+    (folder / "scale_table.py").write_text("raise KeyError('no such scale')\n", encoding="utf-8")
+    status, words = check(folder, "failing")
+    assert status == 1
+    assert "no such scale" in words

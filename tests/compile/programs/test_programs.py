@@ -199,7 +199,7 @@ def test_an_environment_variable_that_the_code_reads_is_part_of_the_request(modu
 )
 def test_a_program_that_fails_is_an_error(module, program, words):
     (module / "app.py").write_text(program)
-    (module / "torch.py").unlink()
+    (module / "torch.py").unlink()  # one of them imports torch
     printed = cutlass_aot(*BUILD, folder=module, status=1)
     assert "programs[0] (python app.py) for sm_90a" in printed
     assert words in printed

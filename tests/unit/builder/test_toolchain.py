@@ -97,7 +97,7 @@ def test_it_differs_on_each_of_our_modules_that_make_objects(first, tmp_path, mo
 
 
 def test_none_of_our_modules_that_make_objects_is_forgotten():
-    """Those of the builder that a worker imports, but for what brings its work, and what compares traces."""
+    """Those of the builder that a worker imports, but for what brings its work and what traces for checks."""
     code = (
         "import sys, cutlass_aot.builder.compile.fork_server, cutlass_aot.builder.compile.worker\n"
         "print(*(name for name in sys.modules if name.startswith('cutlass_aot.builder.')))"
