@@ -194,6 +194,7 @@ def test_what_is_no_bill_is_refused(data: bytes) -> None:
 
 
 def test_bills_are_valid_by_the_published_schema(catalog: Catalog) -> None:
+    """But for the formats of dates and URIs, whose checkers take seconds to import and are not installed."""
     validation = pytest.importorskip("cyclonedx.validation.json")
     schema = pytest.importorskip("cyclonedx.schema")
     validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
