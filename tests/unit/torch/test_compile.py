@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import cutlass_aot.torch as aot  # noqa: E402
 from cutlass_aot.errors import OperandError  # noqa: E402
+from cutlass_aot.torch import registry  # noqa: E402
 from tests.support.torch_bundles import bundle  # noqa: E402
 
 # Warnings of torch's own about itself, while it compiles.
@@ -140,8 +141,9 @@ def test_fullgraph_scaled_mm():
     torch.testing.assert_close(compiled(a, b, scale), call(a, b, scale))
 
 
-def test_a_bundle_that_is_first_seen_while_tracing():
+def test_a_bundle_that_is_first_seen_while_tracing(monkeypatch):
     unseen = bundle(name="unseen")
+    monkeypatch.setattr(registry, "opened_bundles", lambda: [unseen])
     compiled = torch.compile(lambda a, b: aot.mm(a, b, bundle=unseen), fullgraph=True, backend="aot_eager")
     a, b = random(5, 4), random(4, 6)
     gc.freeze()  # as servers do once they have started
@@ -149,7 +151,8 @@ def test_a_bundle_that_is_first_seen_while_tracing():
     assert len(unseen.launched) == 1
 
 
-def test_another_bundle_is_another_graph():
+def test_another_bundle_is_another_graph(monkeypatch):
+    monkeypatch.setattr(registry, "opened_bundles", lambda: [BUNDLE, OTHER])
     holder = {"bundle": BUNDLE}
     compiled = torch.compile(
         lambda a, b: aot.mm(a, b, bundle=holder["bundle"]), fullgraph=True, backend="aot_eager"
