@@ -138,12 +138,14 @@ def test_the_hash_seed_and_the_directory_are_tried_and_numbers_of_any_size(folde
     }
 
 
-def test_a_failure_comes_with_its_traceback(folder):
-    text = CLEAN.replace("clean", "failing").replace(
-        "from scale_kernel import scale", "import scale_table\n    from scale_kernel import scale"
+def test_a_trace_that_fails_shows_its_traceback(folder):
+    """The module is imported as it is; with another value of the variable that it reads, it is not."""
+    text = CLEAN.replace("clean", "modal").replace(
+        "FACTOR = 3.0", 'FACTOR = {"fast": 3.0}[os.environ.get("SCALE_MODE", "fast")]'
     )
-    (folder / "failing.py").write_text(text, encoding="utf-8")
-    (folder / "scale_table.py").write_text("raise KeyError('no such scale')\n", encoding="utf-8")
-    status, words = check(folder, "failing")
+    (folder / "modal.py").write_text(text, encoding="utf-8")
+    status, words = check(folder, "modal")
     assert status == 1
-    assert "no such scale" in words
+    assert "kernel 'modal' could not be traced" in words
+    assert "modal.py" in words
+    assert "KeyError: '1'" in words
