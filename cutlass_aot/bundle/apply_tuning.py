@@ -33,9 +33,10 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     Raises:
         TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
     """
+    kernels = objects_of(entry for group in plan.groups for entry in group.entries)
     fit = fits(
         tuning,
-        objects_of(entry for group in plan.groups for entry in group.entries),
+        kernels,
         holder=f"bundle {plan.name}",
         advice="name the bundle that was measured, or measure this one with cutlass-aot tune",
         versions=plan.provenance,
@@ -43,7 +44,7 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     fit = fit and sound(tuning)
     if not fit:
         raise TuningError(fit.reason)
-    new = rankings(tuning)
+    new = rankings(tuning, kernels)
     if not new:
         raise TuningError("the tuning file has no problem that was measured: there is nothing to apply")
     replaced = {(ranking.group, ranking.gpu, ranking.measured) for ranking in new}

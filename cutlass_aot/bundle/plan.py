@@ -138,8 +138,7 @@ def _check_rankings(plan: BundlePlan) -> None:
             Ranking.from_bytes(ranking.to_bytes(), what)
         except CorruptFile as error:
             raise BundleError(f"{error}: expected kernels each once, and times in ascending order") from None
-        named = {digest for problem in ranking.problems for digest in problem.kernels}
-        unknown = sorted(named - digests[ranking.group])
+        unknown = sorted(ranking.kernels - digests[ranking.group])
         if unknown:
             raise BundleError(f"{what} names a kernel that bundle {plan.name!r} does not have: {unknown[0]}")
 

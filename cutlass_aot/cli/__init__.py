@@ -20,6 +20,7 @@ COMMANDS = {
     "bundle": "Merge, prefill, unpack, push or pull bundles.",
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
+    "choose": "Show the kernel that a problem takes, and why.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",
     "generators": "List the known generators.",
     "installed": "List the bundles that a program would find, and why not others.",

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     help="TOML file of the problems to measure: m = [...], and tables with nk = [[n, k], ...].",
 )
 @click.option(
+    "--design",
+    type=click.IntRange(1, 100_000),
+    metavar="COUNT",
+    help="Measure this many problems, drawn so that the cost model learns most; beside --shapes or alone.",
+)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no problem later than this.")
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -47,6 +54,13 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Measure nothing: take the results for --apply from this tuning file. Needs no GPU.",
 )
+@click.option(
+    "--fit",
+    "fitted",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Measure nothing: fit the cost model anew to this tuning file, and write it. Needs no GPU.",
+)
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
 @filter_options(
     group="Name of a group, such as gemm-bf16.bf16.bf16-f32-tnt-sm_90a.",
@@ -63,9 +77,12 @@ def command(
     /,
     bundle: Path,
     shapes: Path | None,
+    design: int | None,
+    minutes: float | None,
     output: Path | None,
     applied: Path | None,
     source: Path | None,
+    fitted: Path | None,
     gpu: int,
     exhaustive: bool,
     force: bool,
@@ -75,23 +92,38 @@ def command(
     """Measure the kernels of BUNDLE on the GPU at hand, and write a tuning file.
 
     Every kernel's result is checked before its time counts. Results are kept as they come: the same command
-    goes on where it was interrupted. With --apply, they are then put into a bundle, which chooses by them.
+    goes on where it was interrupted. At the end the cost model is fitted to them, by which problems that were
+    not measured are chosen for. With --apply, all this is then put into a bundle, which chooses by it.
 
     \b
       cutlass-aot tune BUNDLE --shapes FILE                  measure
+      cutlass-aot tune BUNDLE --design 200 --minutes 10      measure what teaches the cost model most
       cutlass-aot tune BUNDLE --shapes FILE --apply BUNDLE   measure, and use it
       cutlass-aot tune BUNDLE --from FILE --apply BUNDLE     use what was measured
     """
+    if fitted is not None:
+        _refuse_beside(context, "fit", "fitted", "output", "as_json")
+        return _fit(bundle, fitted, output or fitted, as_json)
     if source is not None:
-        _refuse_beside_from(context)
+        _refuse_beside(context, "from", "source", "applied", "as_json")
         if applied is None:
             raise click.UsageError("--from needs --apply, the directory to write the bundle to.")
         return _apply(bundle, source, applied, as_json)
-    if shapes is None:
-        raise click.UsageError("Missing option '--shapes': the problems to measure.")
+    if shapes is None and design is None:
+        raise click.UsageError("Missing option '--shapes' or '--design': the problems to measure.")
     try:
         return _measure(
-            bundle, shapes, output, applied, gpu, filters_given(filters), exhaustive, force, as_json
+            bundle,
+            shapes,
+            design or 0,
+            None if minutes is None else 60 * minutes,
+            output,
+            applied,
+            gpu,
+            filters_given(filters),
+            exhaustive,
+            force,
+            as_json,
         )
     except KeyboardInterrupt:
         click.echo(
@@ -100,12 +132,38 @@ def command(
         return 1
 
 
-def _refuse_beside_from(context: click.Context) -> None:
-    """Refuse options of measuring beside --from, which would ignore them."""
+def _refuse_beside(context: click.Context, option: str, *allowed: str) -> None:
+    """Refuse options of measuring beside one that measures nothing and would ignore them."""
     for name in context.params:
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in ("bundle", "source", "applied", "as_json"):
-            raise click.UsageError(f"--{name} says what to measure, and --from measures nothing.")
+        if given and name not in ("bundle", *allowed):
+            flag = next(o.opts[0] for o in context.command.params if o.name == name)
+            raise click.UsageError(f"{flag} does not go with --{option}, which measures nothing.")
+
+
+def _fit(bundle: Path, source: Path, output: Path, as_json: bool) -> int:
+    from cutlass_aot.cli.output.tune_report import tell_fitted
+    from cutlass_aot.runtime.bundle import open_bundle
+    from cutlass_aot.schema.tuning.tuned import fits, objects_of
+    from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
+    from cutlass_aot.tuning.fit import fit_tuning
+
+    opened = open_bundle(bundle, check=False)
+    handles = opened.kernels()
+    tuning = read_tuning(source)
+    fit = fits(
+        tuning,
+        objects_of(handle.entry for handle in handles),
+        holder=f"bundle {opened.name}",
+        advice="name the bundle that was measured",
+        versions=opened.catalog.provenance,
+    )
+    if not fit:
+        raise TuningError(f"{source}: {fit.reason}")
+    tuning = fit_tuning(tuning, (handle.kernel for handle in handles))
+    write_tuning(tuning, output)
+    tell_fitted(tuning, output, as_json=as_json)
+    return 0
 
 
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
@@ -125,7 +183,9 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
 
 def _measure(
     bundle: Path,
-    shapes: Path,
+    shapes: Path | None,
+    drawn: int,
+    seconds: float | None,
     output: Path | None,
     applied: Path | None,
     gpu: int,
@@ -138,19 +198,26 @@ def _measure(
     from cutlass_aot.bundle.replace import check_output
     from cutlass_aot.bundle.verify.directory import require_sound
     from cutlass_aot.bundle.write import write_bundle
-    from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied
+    from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied, tell_fitted
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
-    from cutlass_aot.schema.tuning.shapes import parse_shapes
+    from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
+    from cutlass_aot.tuning.design import design
+    from cutlass_aot.tuning.fit import fit_tuning, import_numpy
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
     from cutlass_aot.tuning.search import Effort
     from cutlass_aot.tuning.session import plan, resumed, run
 
-    problems = parse_shapes(read_bytes(shapes), str(shapes))
+    listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
-    jobs, notes = plan(opened, filters, problems.extents, cuda_driver.compute_capability(gpu))
+    jobs, notes = plan(
+        opened,
+        filters,
+        lambda operands: list(dict.fromkeys((*listed.extents, *design(operands, drawn)))),
+        cuda_driver.compute_capability(gpu),
+    )
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
     made_of = None
@@ -160,6 +227,7 @@ def _measure(
         tell_unchecked(bundle)
         check_output(applied)
     torch = import_torch(gpu)
+    import_numpy()
     tuning = _empty(opened, gpu, str(torch.__version__))
     path = output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
     if path.exists() and not force:
@@ -168,7 +236,7 @@ def _measure(
         except TuningError as error:
             raise TuningError(f"{path}: {error}") from None
     report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
-    report.begin([*problems.notes, *notes])
+    report.begin([*listed.notes, *notes])
     try:
         with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
             tuning = run(
@@ -179,10 +247,14 @@ def _measure(
                 report,
                 time.monotonic,
                 exhaustive=exhaustive,
+                seconds=seconds,
             )
     finally:
         report.close()
     report.end(path)
+    tuning = fit_tuning(tuning, (handle.kernel for handle in opened.kernels()))
+    write_tuning(tuning, path)
+    tell_fitted(tuning, path, as_json=as_json)
     if made_of is not None and applied is not None:
         outcome = write_bundle(with_tuning(made_of, tuning), applied)
         tell_applied(tuning, applied, outcome.written, as_json=as_json)
@@ -205,6 +277,7 @@ def _empty(bundle: Bundle, gpu: int, torch_version: str) -> Tuning:
     }
     return Tuning(
         gpu=cuda_driver.device_name(gpu),
+        machine=cuda_driver.machine(gpu),
         compute_capability=f"{major}.{minor}",
         driver=cuda_driver.driver_release(),
         cuda=f"{cuda_major}.{cuda_minor}",

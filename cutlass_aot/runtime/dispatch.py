@@ -94,7 +94,7 @@ class Dispatcher:
                 raise self._failure(error, operands, computation) from error
         prepared = self._finder.prepare(computation, descriptions)
         try:
-            kernel = self._finder.best(prepared).kernel
+            kernel = self._finder.best(prepared)
         except KernelNotFound as error:
             from cutlass_aot.runtime.policy import on_miss
 
@@ -136,7 +136,7 @@ class Dispatcher:
     ) -> CutlassAotError:
         try:
             prepared = self._finder.prepare(computation, operands)
-            kernel = self._finder.best(prepared).kernel
+            kernel = self._finder.best(prepared)
             order = order_for(kernel.group, prepared.query)
             return kernel.failure(error, [operands[index] for index in order])
         except CutlassAotError as found:

@@ -11,6 +11,7 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.filters import Filters
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
@@ -59,9 +60,14 @@ class Report(Protocol):
 
 
 def plan(
-    bundle: Bundle, filters: Filters, extents: Sequence[Extents], capability: tuple[int, int]
+    bundle: Bundle,
+    filters: Filters,
+    problems: Callable[[Operands], Sequence[Extents]],
+    capability: tuple[int, int],
 ) -> tuple[list[Job], list[str]]:
     """The groups to measure on a GPU, and notes on what is left out.
+
+    ``problems`` gives those to measure for a group's operands, which may not allow some of them.
 
     A group that the bundle also has for a better target of the GPU is left out, as it would never be chosen.
     ``filters`` are those of :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
@@ -85,6 +91,7 @@ def plan(
         else:
             seen.add(kind)
             fitting, unfit = [], []
+            extents = problems(group.operands)
             for problem in extents:
                 verdict = supports(group.operands, packed(group.operands, problem.by_name))
                 if verdict:
@@ -139,17 +146,23 @@ def run(
     clock: Callable[[], float],
     *,
     exhaustive: bool = False,
+    seconds: float | None = None,
 ) -> Tuning:
     """Measure what ``tuning`` lacks, saving after problems (see :data:`SAVE_SECONDS`) and at the end.
 
     What was measured is also saved on an interrupt or an error of the bench, which is then raised again. The
     result contains all jobs, and everything of ``tuning`` that is in no job. With ``exhaustive``, a problem
-    at which some kernels were stopped is measured again. ``clock`` gives seconds.
+    at which some kernels were stopped is measured again. With ``seconds``, no problem is begun later; every
+    job has an equal share of what its predecessors leave. ``clock`` gives seconds.
     """
-    saved = clock()
+    begun = saved = clock()
     changed = False
     try:
-        for job in jobs:
+        for number, job in enumerate(jobs):
+            end = None
+            if seconds is not None:
+                now = clock()
+                end = now + (begun + seconds - now) / (len(jobs) - number)
             found = {problem.extents: problem for problem in _problems(tuning, job.digest)}
             members = frozenset(handle.digest for handle in job.kernels)
             for extents in job.problems:
@@ -157,6 +170,8 @@ def run(
                 if known and known.kernels >= members and not (exhaustive and known.stopped):
                     report.kept(job, known)
                     continue
+                if end is not None and clock() >= end:
+                    break
                 outcome = bench.measure(job, extents)
                 if isinstance(outcome, Skipped):
                     report.skipped(job, extents, outcome.reason)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
-from cutlass_aot.cli.tune import command
+from cutlass_aot.cli.choose import command as choose
+from cutlass_aot.cli.tune import command as tune
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.shapes import parse_shapes
 from tests.support.paths import REPOSITORY
@@ -34,14 +36,14 @@ def test_every_field_of_the_file_is_explained():
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in row.split(", ")}
     assert named == {f"`{key}`" for key in record if key not in ("kind", "schema")}
     (group,) = record["groups"]
-    for name in (*group, *group["kernels"][0], *group["problems"][0]):
+    for name in (*group, *group["kernels"][0], *group["problems"][0], "costs", "model"):
         assert f"`{name}`" in PAGE
 
 
 def test_every_option_that_is_named_exists():
-    options = {name for parameter in command.params for name in parameter.opts}
+    options = {name for one in (tune, choose) for parameter in one.params for name in parameter.opts}
     assert set(re.findall(r"(--[a-z][a-z-]+)", PAGE)) <= options
     for block in blocks("bash"):
-        arguments = block.split()[2:]
-        with command.make_context("tune", arguments) as context:
-            assert context.params["applied"] == Path("build/bundles/sm90")
+        _, name, *arguments = shlex.split(block)
+        with {"tune": tune, "choose": choose}[name].make_context(name, arguments) as context:
+            assert context.params["bundle"] == Path("build/bundles/sm90")

@@ -18,7 +18,9 @@ from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm, operand
 
 # In this order: the first asks for more of the C library's headers.
-LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c"))
+LAUNCHER = tuple(
+    Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "cost_model.c")
+)
 
 # A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
 # one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.
@@ -123,7 +125,7 @@ def compile_c(folder: Path, name: str, source: str) -> bytes:
     where = ("-I", package / "include", "-L", package / "lib")
     files = (folder / f"{name}.c", "-o", folder / f"{name}.so")
     command += ["-std=gnu11", "-shared", "-fPIC", "-O1"]
-    subprocess.run([*command, *warnings, *where, *files, "-ltvm_ffi"], check=True)
+    subprocess.run([*command, *warnings, *where, *files, "-ltvm_ffi", "-lm"], check=True)
     return (folder / f"{name}.so").read_bytes()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 
@@ -33,6 +34,7 @@ def tuned_group(entries: Sequence[KernelEntry], problems: Sequence[TunedProblem]
 def tuning(groups: Sequence[TunedGroup] = (), **changes: Any) -> Tuning:
     values: dict[str, Any] = {
         "gpu": GPU,
+        "machine": Machine(132, 1980, 4917),
         "compute_capability": "9.0",
         "driver": "580.159.04",
         "cuda": "13.0",

@@ -8,6 +8,7 @@ import pytest
 
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.tuning.costs import Machine
 from tests.support.native import LAUNCHER, compile_c
 
 
@@ -23,6 +24,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """GPUs as the driver would describe them, ``count`` of a kind; tests change the facts."""
     facts: dict[str, Any] = {
         "capability": (9, 0), "driver": (13, 0), "sms": 132, "name": "NVIDIA H200", "count": 1,
+        "mhz": 1980, "bandwidth": 4917,
     }  # fmt: skip
 
     def ask(fact: str) -> Any:
@@ -38,4 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(cuda_driver, "driver_version", ask("driver"))
     monkeypatch.setattr(cuda_driver, "sm_count", ask("sms"))
     monkeypatch.setattr(cuda_driver, "device_name", ask("name"))
+    monkeypatch.setattr(
+        cuda_driver, "machine", lambda ordinal: Machine(ask("sms")(ordinal), facts["mhz"], facts["bandwidth"])
+    )
     return facts

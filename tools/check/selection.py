@@ -1,143 +1,162 @@
-"""How well each tier of choosing does on measured problems: ``python -m tools.check.selection BUNDLE``.
+"""How well kernels are chosen: ``python -m tools.check.selection BUNDLE --tuning FILE``.
 
-No GPU is needed: the times are those of the bundle's measured rankings, and of tuning files given with
-``--on``. For each group it prints, as geometric means over the problems, the time of the best kernel over the
-time of the kernel that a tier chooses (1 is the best there is) and the worst problem:
+No GPU is needed: the times are those of tuning files. For each group it prints the regret, which is the time
+of the kernel that is chosen over that of the fastest that was measured, as a geometric mean, of 95% of the
+problems and at worst, for
 
-- ``default order``: the estimate alone;
-- ``nearest, left out``: each problem chosen from the ranking without it;
-- ``nearest, FILE``: problems of another tuning file, measured with ``--exhaustive``.
+- ``derived``: the cost model with constants derived from designs (the tier ``default order``);
+- ``fitted, n and k left out``: fitted without the problems of the same n and k, a third at a time;
+- ``fitted, kernels left out``: fitted without a third of the kernels at a time, which take constants from the
+  regression, and chosen among all;
+- ``fitted``: on the problems that it was fitted to;
+- ``fitted, on FILE``: the same on the problems of another file, given with ``--on``.
+
+For groups that a heuristic ranked when the bundle was built it prints how the derived constants order the
+kernels that the heuristic ranks: how often both take the same first, and how much slower the derived model
+holds the heuristic's first to be than its own (geometric mean).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 import cutlass_aot
 from cutlass_aot.runtime.files.verified_read import read_file
-from cutlass_aot.runtime.selection import tiers
-from cutlass_aot.runtime.selection.cost_model import Candidates, candidate_of
-from cutlass_aot.runtime.selection.tiers import Preference, Ranked
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
-from cutlass_aot.schema.tuning.tuned import rankings
-from cutlass_aot.schema.tuning.tuning import read_tuning
+from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic, microseconds
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import Costs, Machine, typical_machine
+from cutlass_aot.schema.tuning.ranking import Ranking
+from cutlass_aot.schema.tuning.tuning import Accuracy, TunedGroup, TunedProblem, Tuning, read_tuning
+from cutlass_aot.tuning.fit import FOLDS, fit, regret
 from tools.bench.command import markdown
 
-Choose = Callable[[Extents], Preference | None]
+Line = tuple[str, str, Accuracy]
 
 
-@dataclass(frozen=True)
-class Score:
-    """How a tier did on a group's problems.
-
-    Attributes:
-        group: the group's name.
-        tier: what chose.
-        problems: how many it had an answer for.
-        unanswered: how many it had none for.
-        mean: geometric mean of the best time over the chosen kernel's.
-        worst: the least of them.
-        where: the problem of the worst.
-    """
-
-    group: str
-    tier: str
-    problems: int
-    unanswered: int
-    mean: float
-    worst: float
-    where: str
+def candidates_of(kernels: Sequence[Kernel]) -> Candidates:
+    """Kernels of one group as candidates."""
+    first = kernels[0]
+    tilings = {kernel.digest: Tiling.of(kernel) for kernel in kernels}
+    return Candidates(tilings, Traffic.of(first.operands), first.target)
 
 
-def scores(
-    bundle: cutlass_aot.Bundle, others: Mapping[str, Sequence[Ranking]], sm_count: int
-) -> Iterator[Score]:
-    """Scores of every group that has a measured ranking.
+def regrets(
+    candidates: Candidates, costs: Sequence[Costs], problems: Sequence[TunedProblem], machine: Machine
+) -> list[float]:
+    """The regret at each problem with a measured kernel."""
+    return [regret(candidates, costs, problem, machine) for problem in problems if problem.ranked]
 
-    Args:
-        bundle: an open bundle.
-        others: name of a tuning file to its rankings.
-        sm_count: SMs of the GPU that was measured.
-    """
-    for group in bundle.groups:
-        kernels = bundle.kernels(group=group.name)
-        candidates = Candidates({handle.digest: candidate_of(handle.kernel) for handle in kernels})
-        for reference in group.rankings:
-            if not reference.measured:
+
+def without_kernels(
+    candidates: Candidates, problems: Sequence[TunedProblem], machine: Machine
+) -> list[float]:
+    """Regrets where the fit knows two thirds of the kernels, and the regression says what the others take."""
+    found = []
+    for fold in range(FOLDS):
+        left_out = set(sorted(candidates.digests)[fold::FOLDS])
+        known = [_without(problem, left_out) for problem in problems]
+        # A kernel without times gets what the regression says of it.
+        costs = fit(candidates, [problem for problem in known if problem.ranked], machine).costs
+        found += regrets(candidates, costs, problems, machine)
+    return found
+
+
+def _without(problem: TunedProblem, digests: set[str]) -> TunedProblem:
+    return TunedProblem(
+        problem.extents,
+        tuple(item for item in problem.ranked if item[0] not in digests),
+        tuple(item for item in problem.stopped if item[0] not in digests),
+    )
+
+
+def lines_of(
+    group: TunedGroup, candidates: Candidates, tuning: Tuning, others: Mapping[str, Tuning]
+) -> Iterator[Line]:
+    """The lines of one group of a tuning file."""
+    problems, machine = group.problems, tuning.machine
+    costs = fit(candidates, problems, machine).costs
+    derived = candidates.derived(machine)
+    yield group.name, "derived", Accuracy.of(regrets(candidates, derived, problems, machine), 1)
+    if group.model is not None and group.model.accuracy is not None:
+        yield group.name, "fitted, n and k left out", group.model.accuracy
+    found = without_kernels(candidates, problems, machine)
+    yield group.name, "fitted, kernels left out", Accuracy.of(found, FOLDS)
+    yield group.name, "fitted", Accuracy.of(regrets(candidates, costs, problems, machine), 1)
+    for name, other in others.items():
+        for measured in other.groups:
+            if measured.digest == group.digest:
+                found = regrets(candidates, costs, measured.problems, machine)
+                yield group.name, f"fitted, on {name}", Accuracy.of(found, 1)
+
+
+def against_heuristic(bundle: cutlass_aot.Bundle) -> Iterator[tuple[str, int, float, float]]:
+    """For each ranking of the build: group, problems, share of equal firsts, ratio of expected times."""
+    for entry in bundle.groups:
+        handles = bundle.kernels(group=entry.name)
+        candidates = candidates_of([handle.kernel for handle in handles])
+        machine = typical_machine(entry.target)
+        derived = dict(zip(candidates.digests, candidates.derived(machine), strict=True))
+        for reference in entry.rankings:
+            if reference.measured:
                 continue
             what = str(bundle.path / reference.file.path)
             ranking = Ranking.from_bytes(read_file(bundle.path, reference.file), what)
-            yield from _of_ranking(group.name, ranking, candidates, others, sm_count)
-
-
-def _of_ranking(
-    name: str,
-    ranking: Ranking,
-    candidates: Candidates,
-    others: Mapping[str, Sequence[Ranking]],
-    sm_count: int,
-) -> Iterator[Score]:
-    problems = ranking.problems
-    yield _score(name, "default order", problems, lambda e: tiers.default_order(candidates, e, sm_count))
-
-    def left_out(extents: Extents) -> Preference | None:
-        rest = Ranked([problem for problem in problems if problem.extents != extents])
-        return tiers.nearest_tuned(rest, extents, candidates, sm_count)
-
-    yield _score(name, "nearest, left out", problems, left_out)
-    whole = Ranked(problems)
-    for file, measured in others.items():
-        for other in measured:
-            if other.group == ranking.group:
-                yield _score(
-                    name,
-                    f"nearest, {file}",
-                    other.problems,
-                    lambda e: tiers.nearest_tuned(whole, e, candidates, sm_count),
+            equal, ratios = 0, []
+            for problem in ranking.problems:
+                todo = dict(
+                    zip(candidates.digests, candidates.work(problem.extents, machine.sm_count), strict=True)
                 )
-
-
-def _score(group: str, tier: str, problems: Sequence[RankedProblem], choose: Choose) -> Score:
-    shares: list[tuple[float, str]] = []
-    for problem in problems:
-        preference = choose(problem.extents)
-        if preference is None:
-            continue
-        times = dict(zip(problem.kernels, problem.seconds, strict=True))
-        # A kernel that was not measured to the end lost by more than all that were.
-        time = times.get(preference.digests[0], problem.seconds[-1] * tiers.UNMEASURED)
-        shares.append((problem.seconds[0] / time, str(problem.extents)))
-    mean = math.exp(sum(math.log(share) for share, _ in shares) / len(shares)) if shares else math.nan
-    worst, where = min(shares, default=(math.nan, "-"))
-    return Score(group, tier, len(shares), len(problems) - len(shares), mean, worst, where)
+                times = {digest: microseconds(derived[digest], todo[digest]) for digest in problem.kernels}
+                first = problem.kernels[0]
+                equal += times[first] == min(times.values())
+                ratios.append(math.log(times[first] / min(times.values())))
+            count = len(ranking.problems)
+            yield entry.name, count, equal / count, math.exp(math.fsum(ratios) / count)
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--on",
+    "--tuning",
     "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A tuning file of the bundle's kernels; may be given again.",
+)
+@click.option(
+    "--on",
+    "others",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A tuning file of other problems, measured with --exhaustive; may be given again.",
 )
-@click.option("--sm-count", default=132, show_default=True, help="SMs of the GPU that was measured.")
-def main(bundle: Path, files: tuple[Path, ...], sm_count: int) -> None:
-    """Print how well each tier of choosing does on the measured problems of BUNDLE."""
+def main(bundle: Path, files: tuple[Path, ...], others: tuple[Path, ...]) -> None:
+    """Print how well the kernels of BUNDLE are chosen, and how its heuristic and the cost model agree."""
     opened = cutlass_aot.open(bundle, check=False)
-    others = {file.stem: rankings(read_tuning(file)) for file in files}
-    lines = []
-    for score in scores(opened, others, sm_count):
-        count = f"{score.problems}" + (f" (+{score.unanswered})" if score.unanswered else "")
-        means = f"{score.mean:.3f}", f"{score.worst:.2f}"
-        lines.append((score.group, score.tier, count, *means, score.where))
-    head = ("group", "chosen by", "problems", "best / chosen, mean", "worst", "at")
-    click.echo(markdown(head, lines))
+    kernels = {handle.digest: handle.kernel for handle in opened.kernels()}
+    measured = {file.stem: read_tuning(file) for file in others}
+    rows = []
+    for file in files:
+        tuning = read_tuning(file)
+        for group in tuning.groups:
+            members = candidates_of([kernels[kernel.digest] for kernel in group.kernels])
+            for name, how, found in lines_of(group, members, tuning, measured):
+                numbers = f"{found.mean:.3f}", f"{found.p95:.2f}", f"{found.worst:.2f}"
+                rows.append((name, how, str(found.problems), *numbers))
+    if rows:
+        click.echo(markdown(("group", "chosen by", "problems", "regret", "95%", "worst"), rows))
+    agreed = [
+        (name, str(count), f"{equal:.2f}", f"{ratio:.2f}")
+        for name, count, equal, ratio in against_heuristic(opened)
+    ]
+    if agreed:
+        head = ("group", "problems", "same first", "heuristic's first, expected, over the model's")
+        click.echo(("\n" if rows else "") + markdown(head, agreed))
 
 
 if __name__ == "__main__":

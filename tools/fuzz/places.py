@@ -34,6 +34,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.operands import describe
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
+from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
@@ -94,8 +95,9 @@ def sample_tuning(entries: Sequence[KernelEntry]) -> Tuning:
     group = TunedGroup(entries[0].kernel.group, entries[0].kernel.group_name, kernels, problems)
     versions = {"cutlass-aot": "0.1.0", "torch": "2.13.0"}
     return Tuning(
-        "NVIDIA H200", "9.0", "580.1", "13.0", 700.0, "2026-11-21", "small 0.1.0", versions, (group,)
-    )
+        "NVIDIA H200", Machine(132, 1980, 4917), "9.0", "580.1", "13.0", 700.0, "2026-11-21", "small 0.1.0",
+        versions, (group,),
+    )  # fmt: skip
 
 
 def store_reader(entries: Sequence[KernelEntry], root: Path) -> Reader:

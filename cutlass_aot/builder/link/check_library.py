@@ -14,7 +14,9 @@ from cutlass_aot.schema.words import few
 
 # The libraries of glibc 2.28 (later versions have threads and dl in libc.so.6, and keep the other names).
 _LOADERS = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
-_NEEDED = frozenset({"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libtvm_ffi.so"})
+_NEEDED = frozenset(
+    {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libtvm_ffi.so"}
+)
 _GLIBC_VERSION = re.compile(r"^GLIBC_(\d+(?:\.\d+)*)$")
 
 

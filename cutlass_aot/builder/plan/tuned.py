@@ -35,7 +35,7 @@ def check_planned(
     tunings: Mapping[str, Tuning], kernels: Iterable[Kernel], versions: Mapping[str, str]
 ) -> None:
     """Refuse tuning files that are seen not to fit the plan, before anything is compiled."""
-    rankings_of_manifest(tunings, {kernel.digest: (kernel.group, None) for kernel in kernels}, versions)
+    rankings_of_manifest(tunings, {kernel.digest: (kernel, None) for kernel in kernels}, versions)
 
 
 def measured_rankings(

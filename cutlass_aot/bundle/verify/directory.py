@@ -425,8 +425,7 @@ class _Verification:
                 self._problem(path, found, f"one for {holds_for(gpu, measured)}, as the catalog says")
             if entries and ranking.group != entries[0].kernel.group:
                 self._problem(path, f"a ranking of group {ranking.group}", f"one of {group.name}")
-            named = {digest for problem in ranking.problems for digest in problem.kernels}
-            unknown = sorted(named - {entry.kernel.digest for entry in entries})
+            unknown = sorted(ranking.kernels - {entry.kernel.digest for entry in entries})
             if unknown:
                 self._problem(path, f"kernels {few(unknown)}", f"kernels of {group.name} alone")
         return rankings

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
 from cutlass_aot.schema.words import duration, plural
@@ -195,6 +196,20 @@ class JsonReport(_Counts):
 
     def _print(self, event: str, **values: Any) -> None:
         click.echo(json.dumps({"event": event, **values}, sort_keys=True))
+
+
+def tell_fitted(tuning: Tuning, path: Path, *, as_json: bool) -> None:
+    """Show how well the cost model that was fitted chooses, for each group."""
+    for group in tuning.groups:
+        if group.model is None:
+            continue
+        accuracy = group.model.accuracy
+        if as_json:
+            event = {"event": "fitted", "group": group.name, "path": str(path)}
+            click.echo(json.dumps({**event, "accuracy": to_plain(accuracy)}, sort_keys=True))
+        else:
+            said = "too few problems to say how well it chooses" if accuracy is None else str(accuracy)
+            click.echo(f"{group.name}: cost model fitted: {said}")
 
 
 def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) -> None:

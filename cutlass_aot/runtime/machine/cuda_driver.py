@@ -11,12 +11,16 @@ import os
 from functools import lru_cache
 
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.schema.tuning.costs import Machine, typical_machine
 
 DRIVER_LIBRARY = "libcuda.so.1"
 
 # Source: CUDA driver API, ``CUdevice_attribute``.
 _MULTIPROCESSOR_COUNT = 16
 _L2_CACHE_SIZE = 38
+_CLOCK_RATE = 13
+_MEMORY_CLOCK_RATE = 36
+_MEMORY_BUS_WIDTH = 37
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
 
@@ -45,6 +49,14 @@ def compute_capability(ordinal: int) -> tuple[int, int]:
 def sm_count(ordinal: int) -> int:
     """Streaming multiprocessors of a GPU."""
     return _facts(os.getpid(), ordinal)[2]
+
+
+def machine(ordinal: int) -> Machine:
+    """What times on a GPU scale with: its multiprocessors, their highest clock, and its memory bandwidth.
+
+    The bandwidth is that of two transfers in a clock of the memory, which NVIDIA's data sheets round.
+    """
+    return _machine(os.getpid(), ordinal)
 
 
 def device_name(ordinal: int) -> str:
@@ -156,3 +168,15 @@ def _facts(process: int, ordinal: int) -> tuple[int, int, int]:
         _attribute(_COMPUTE_CAPABILITY_MINOR, device),
         _attribute(_MULTIPROCESSOR_COUNT, device),
     )
+
+
+@lru_cache(maxsize=64)
+def _machine(process: int, ordinal: int) -> Machine:
+    device = _device(ordinal)
+    sm_mhz = _attribute(_CLOCK_RATE, device) // 1000
+    bandwidth = (
+        2 * _attribute(_MEMORY_CLOCK_RATE, device) * _attribute(_MEMORY_BUS_WIDTH, device) // 8_000_000
+    )
+    typical = typical_machine("sm_{}{}".format(*compute_capability(ordinal)))
+    # A driver that does not tell a rate answers 0.
+    return Machine(sm_count(ordinal), sm_mhz or typical.sm_mhz, bandwidth or typical.memory_bandwidth)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
@@ -14,70 +15,142 @@ from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection import match, tiers
-from cutlass_aot.runtime.selection.cost_model import Candidates, usual_sm_count
+from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.query import Computation, Query
-from cutlass_aot.runtime.selection.tiers import KnownSpeeds, Preference
+from cutlass_aot.runtime.selection.tiers import KnownSpeeds, Preference, Ranked
+from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.tuning.costs import Costs, Machine, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
-class Choice(NamedTuple):
-    """The kernel that a bundle takes for a problem, and why.
+class Expected(NamedTuple):
+    """What is expected of a kernel for a problem.
 
-    ``tier`` is ``tuned``, ``nearest tuned``, ``modelled`` or ``default order`` (see
-    :mod:`~.selection.tiers`); ``reason`` tells the data that it used.
+    Attributes:
+        kernel: the kernel.
+        microseconds: its time, measured at this problem or estimated; None if the problem is not a GEMM.
+        bound: what takes most of it, ``launch``, ``compute`` or ``memory``; ``""`` if that is not known.
+    """
+
+    kernel: KernelHandle
+    microseconds: float | None
+    bound: str
+
+
+class Choice(NamedTuple):
+    """The kernel that a bundle takes for a problem, why, and what is expected of it.
+
+    Attributes:
+        kernel: the kernel.
+        tier: ``tuned``, ``fitted``, ``scaled``, ``modelled`` or ``default order`` (see
+            :mod:`~.selection.tiers`).
+        reason: the data that the tier used.
+        expected: of every kernel that serves the problem, best first; the first is that of ``kernel``.
     """
 
     kernel: KernelHandle
     tier: str
     reason: str
+    expected: tuple[Expected, ...]
 
     def __str__(self) -> str:
         return f"{self.kernel.name} ({self.tier}: {self.reason})"
 
 
+class Serving:
+    """The groups that serve a query, as candidates with what is known of their speed on one GPU model.
+
+    Kept for all queries that the same groups serve, so that what several groups have is put together once.
+    """
+
+    def __init__(self, groups: Sequence[Group], gpu: str | None) -> None:
+        self.groups = groups
+        self.known = _known(groups, gpu)
+        self._candidates: Candidates | None = None
+        # By the identity of the constants, which are kept with the function that was made of them.
+        self._native: dict[int, tuple[Sequence[Costs], Any]] = {}
+
+    def fastest(
+        self,
+        launcher: Library,
+        candidates: Candidates,
+        costs: Sequence[Costs],
+        extents: Extents,
+        machine: Machine,
+    ) -> int:
+        """The candidate with the least estimated time, by the launcher's cost model."""
+        found = self._native.get(id(costs))
+        if found is None:
+            make, traffic = launcher.function("cutlass_aot_cost_model"), candidates.traffic
+            packed = candidates.packed(costs, machine.sm_count)
+            function = make(packed, machine.sm_count, traffic.a, traffic.b, traffic.out)
+            found = self._native[id(costs)] = costs, function
+        position: int = found[1](*extents)
+        return position
+
+    def candidates(self) -> Candidates:
+        """The kernels of all groups."""
+        if self._candidates is None:
+            parts = [group.candidates for group in self.groups]
+            self._candidates = parts[0] if len(parts) == 1 else Candidates.merged(parts)
+        return self._candidates
+
+
 def _known(groups: Sequence[Group], gpu: str | None) -> KnownSpeeds:
-    """What is known of the speed of the groups' kernels: on this GPU model, by a model, and elsewhere."""
-    known = KnownSpeeds([], [], set())
+    """What is known of the speed of the groups' kernels: on this GPU model, on others, and by a model."""
+    measured: dict[str, list[Callable[[], Ranked]]] = {}
+    modelled = []
     for group in groups:
         for reference in group.rankings:
-            if not reference.measured:
-                known.modelled.append((reference.gpu, group.ranking(reference)))
-            elif reference.gpu == gpu:
-                known.measured.append(group.ranking(reference))
+            read = partial(group.ranking, reference)
+            if reference.measured:
+                measured.setdefault(reference.gpu, []).append(read)
             else:
-                known.elsewhere.add(reference.gpu)
-    return known
+                modelled.append(read)
+    by_gpu = {name: cache(partial(_together, parts)) for name, parts in sorted(measured.items())}
+    here = by_gpu.pop(gpu, None) if gpu is not None else None
+    return KnownSpeeds(here() if here else None, by_gpu, lambda: [read() for read in modelled])
 
 
-def _candidates(groups: Sequence[Group]) -> Candidates:
-    if len(groups) == 1:
-        return groups[0].candidates
-    return Candidates.merged(group.candidates for group in groups)
+def _together(parts: Sequence[Callable[[], Ranked]]) -> Ranked:
+    return Ranked.merged([read() for read in parts])
 
 
 class _Match(NamedTuple):
     """The result of a query for one target: the preference, the groups, and the kernels of each."""
 
     preference: Preference
-    groups: list[Group]
+    serving: Serving
     handles: list[tuple[KernelHandle, ...]]
     extents: Extents
-    sm_count: int
+    machine: Machine
 
-    def best(self) -> Choice:
+    def best(self) -> KernelHandle:
         """The preferred kernel."""
         for digest in self.preference.digests:
-            for group, members in zip(self.groups, self.handles, strict=True):
+            for group, members in zip(self.serving.groups, self.handles, strict=True):
                 position = group.index.position(digest)
                 if position is not None:
-                    return Choice(members[position], self.preference.tier, self.preference.reason)
+                    return members[position]
         raise AssertionError("a preference names a kernel of the groups")
+
+    def choice(self) -> Choice:
+        """The preferred kernel, with what is expected of it and of the others."""
+        preference, candidates = self.preference, self.serving.candidates()
+        times = dict(zip(preference.digests, preference.expected, strict=False))
+        estimates = tiers.estimates(self.serving.known, candidates, self.extents, self.machine)
+        expected = []
+        for handle in self.ordered():
+            own = estimates.get(handle.digest)
+            time = None if own is None else times.get(handle.digest, own.microseconds)
+            expected.append(Expected(handle, time, "" if own is None else own.bound))
+        return Choice(expected[0].kernel, preference.tier, preference.reason, tuple(expected))
 
     def ordered(self) -> list[KernelHandle]:
         """All kernels: those that the preference names, in its order, then the rest in the default order."""
         by_digest = {handle.digest: handle for members in self.handles for handle in members}
-        others = tiers.default_order(_candidates(self.groups), self.extents, self.sm_count).digests
+        others = tiers.default_order(self.serving.candidates(), self.extents, self.machine).digests
         names = dict.fromkeys((*self.preference.digests, *others))
         return [by_digest[digest] for digest in names if digest in by_digest]
 
@@ -98,6 +171,7 @@ class Finder:
         self.groups = directory.catalog.groups
         self.group = directory.group
         self.handles = directory.handles
+        self._found: dict[tuple[tuple[str, ...], str | None], Serving] = {}
 
     def find(
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
@@ -110,7 +184,7 @@ class Finder:
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
     ) -> Choice:
         """The kernel that a launch on operands takes; see :meth:`cutlass_aot.Bundle.choose`."""
-        return self.best(self.prepare(computation, operands, target), target, gpu)
+        return next(self._matches(self.prepare(computation, operands, target), target, gpu)).choice()
 
     def explain(
         self, computation: Computation, operands: Sequence[Any], target: str | None
@@ -133,12 +207,17 @@ class Finder:
         targets, where = self._targets(ordinal, target)
         return PreparedCall(computation.query(targets, where, descriptions), ordinal)
 
-    def best(self, call: PreparedCall, target: str | None = None, gpu: str | None = None) -> Choice:
+    def best(self, call: PreparedCall) -> KernelHandle:
         """The best kernel for a call."""
-        return next(self._matches(call, target, gpu)).best()
+        return next(self._matches(call, None, None, first=True)).best()
 
-    def _matches(self, call: PreparedCall, target: str | None, gpu: str | None) -> Iterator[_Match]:
-        """Matches by target, the best first: exactly one for operands on a GPU, at least one otherwise."""
+    def _matches(
+        self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False
+    ) -> Iterator[_Match]:
+        """Matches by target, the best first: exactly one for operands on a GPU, at least one otherwise.
+
+        With ``first``, no more is asked for than the best kernel of each.
+        """
         query, ordinal = call
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
             raise OperandError(
@@ -152,19 +231,28 @@ class Finder:
                 continue
             if target is None and ordinal >= 0:
                 self._directory.require(name, ordinal)
-            groups = [self.group(entry) for entry in entries]
             handles = [self.handles(entry) for entry in entries]
             extents = match.problem_extents(entries[0], query)
-            model, sms = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
-            sm_count = sms or usual_sm_count(name)
-            known, candidates = _known(groups, model), partial(_candidates, groups)
-            preference = tiers.prefer(known, candidates, extents, model, sm_count)
+            model, present = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
+            serving = self._serving(entries, model)
+            machine = present or _machine(serving.known, name)
+            launcher = serving.groups[0].launcher if first and ordinal >= 0 else None
+            fastest = None if launcher is None else partial(serving.fastest, launcher)
+            preference = tiers.prefer(serving.known, serving.candidates, extents, model, machine, fastest)
             found = True
-            yield _Match(preference, groups, handles, extents, sm_count)
+            yield _Match(preference, serving, handles, extents, machine)
             if ordinal >= 0:
                 break
         if not found:
             raise KernelNotFound(match.not_found(self._directory.catalog.name, self.groups, query))
+
+    def _serving(self, entries: Sequence[GroupEntry], gpu: str | None) -> Serving:
+        """The groups of entries with what is known of their speed on a GPU model; put together once."""
+        key = (tuple(entry.name for entry in entries), gpu)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = Serving([self.group(entry) for entry in entries], gpu)
+        return found
 
     def _targets(self, ordinal: int, target: str | None) -> tuple[tuple[str, ...], str]:
         """Targets to search, best first, and in words why these."""
@@ -186,10 +274,16 @@ class Finder:
         return tuple(running), where
 
 
-def _gpu(ordinal: int) -> tuple[str | None, int | None]:
-    """Model and SMs of a GPU; None for each if it is not here."""
+def _gpu(ordinal: int) -> tuple[str | None, Machine | None]:
+    """Model of a GPU and what times scale with; None for each if it is not here."""
     try:
-        return cuda_driver.device_name(ordinal), cuda_driver.sm_count(ordinal)
+        return cuda_driver.device_name(ordinal), cuda_driver.machine(ordinal)
     except DeviceError:
         # A target was named explicitly, for a GPU that is not here.
         return None, None
+
+
+def _machine(known: KnownSpeeds, target: str) -> Machine:
+    """What times scale with on a GPU that is not here: as it was measured, or as is typical of the target."""
+    measured = None if known.measured is None else known.measured.machine
+    return measured or typical_machine(target)

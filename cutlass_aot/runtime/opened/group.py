@@ -11,13 +11,14 @@ from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.launching.library import Library
-from cutlass_aot.runtime.selection.cost_model import DECISIVE, Candidate, Candidates
+from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.tuning.ranking import Ranking, holds_for, without
+from cutlass_aot.schema.kernels.tiling import TILING_VALUES, Tiling
+from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.requests.request_index import RequestIndex
@@ -97,19 +98,19 @@ class Group:
     def candidates(self) -> Candidates:
         """Candidates for a choice among its kernels; the order of the index decides between full equals."""
         if self._candidates is None:
-            shared: dict[object, Candidate] = {}
+            shared: dict[object, Tiling] = {}
             found = {}
-            for digest, values, constants in self.index.columns(DECISIVE):
+            for digest, values, constants in self.index.columns(TILING_VALUES):
                 key = repr((values, constants))
-                candidate = shared.get(key)
-                if candidate is None:
-                    candidate = shared[key] = Candidate.make(values, constants)
-                found[digest] = candidate
-            self._candidates = Candidates(found)
+                tiling = shared.get(key)
+                if tiling is None:
+                    tiling = shared[key] = Tiling.make(values, constants)
+                found[digest] = tiling
+            self._candidates = Candidates(found, Traffic.of(self.entry.operands), self.entry.target)
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:
-        """One of the group's rankings, read once; entries for kernels of other groups are dropped."""
+        """One of the group's rankings, read once."""
         found = self._rankings.get(reference)
         if found is None:
             what = str(self._root / reference.file.path)
@@ -119,16 +120,13 @@ class Group:
                     f"{what} is for {holds_for(ranking.gpu, ranking.measured)}, the catalog says "
                     f"{holds_for(reference.gpu, reference.measured)}: build the bundle again"
                 )
-            foreign = {
-                digest
-                for problem in ranking.problems
-                for digest in problem.kernels
-                if self.index.position(digest) is None
-            }
-            problems = (
-                [without(problem, foreign) for problem in ranking.problems] if foreign else ranking.problems
-            )
-            found = self._rankings[reference] = Ranked([p for p in problems if p is not None])
+            foreign = [digest for digest in ranking.kernels if self.index.position(digest) is None]
+            if foreign:
+                raise CorruptFile(
+                    f"{what} ranks kernel {min(foreign)[:16]}, which group {self.entry.name} does not have: "
+                    "build the bundle again"
+                )
+            found = self._rankings[reference] = Ranked(ranking)
         return found
 
     def compiled(self, position: int, device: int | None) -> Any:

@@ -1,229 +1,255 @@
-"""Estimate the time of kernels from the few properties that decide it.
+"""Estimate the time of a kernel for a problem from its tiling and ten constants.
 
-A kernel's estimated time, in multiply-adds of one streaming multiprocessor (SM) for each step along K::
+A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
-    clusters = L * (clusters along M) * (clusters along N), with the tile of each of their blocks
-    waves    = ceil(clusters / clusters that run at once)
-    a wave   = tile_m * tile_n + 64 * (tile_m + tile_n)          for the part of a tile that one SM computes
-    split    = 1 / parts + 1000 / K                              1 if no cluster splits K into parts
-    estimate = waves * a wave * split
+    waves   = ceil(clusters / clusters that run at once)
+    whole   = waves, less where the last wave is not full and its blocks are faster for it     (tail)
+    step    = step * ((share of SMs at work + 0.15) / 1.15) ^ crowding, longer where two blocks share an SM
+    edge    = (step^4 + (step / 2 + what missing rows and columns of an edge tile add)^4) ^ (1/4)
+    compute = whole * tile + steps * ((whole - 1) * mean of step and edge + edge)
+    memory  = (bytes of the operands + rereading * bytes that are read again) / bandwidth
+    time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
-The second term of a wave is the traffic of its operands, which weighs more in small tiles; the factor is the
-one that orders the measurements of ``manifests/tuning`` best (``tools/check/selection.py`` prints how well).
-How many clusters run at once is taken from the device profile, if the kernel has it compiled in, else it is
-SMs over the size of a cluster. If two blocks share a tile (``use_2cta_mma``), each SM computes half of it. K
-matters only for kernels that split it. Among equals: larger tiles, then smaller clusters, then the dynamic
-scheduler ("clc"), then the name.
+The constants (:class:`~cutlass_aot.schema.tuning.costs.Costs`) are fitted to measurements by
+:mod:`cutlass_aot.tuning.fit` or derived from the design. ``tools/check/selection.py`` prints how well the
+model orders the kernels that were measured. Among equals: larger tiles, then smaller clusters, then the
+dynamic scheduler ("clc"), then the name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
-from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
 if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.constraints import OperandConstraint
     from cutlass_aot.schema.kernels.kernel import Kernel
 
-TRAFFIC = 64
-"""Weight of loading one element of an operand, in multiply-adds."""
-
-ADDING_UP = 1000
-"""Cost of adding up the parts of a sum that several blocks computed, in elements of K; a round number that
-orders the measurements of ``manifests/tuning`` well, as for :data:`TRAFFIC`."""
-
-_USUAL_SMS = {8: 108, 9: 132, 10: 148, 12: 170}
-"""SMs of a typical GPU by major compute capability, where no device is known: A100, H100, B200, RTX 5090."""
-
-_SCHEDULERS = {"clc": 0, "static": 1}
-_UNKNOWN_TILE = (64, 64)
-_TILES_SWAPPED = ("TgvGemm",)
-"""Families that compute the transposed problem: the first extent of their tile runs along N."""
-
-DECISIVE = ("tile_shape", "cluster_shape", "use_2cta_mma", "family", "tile_scheduler")
-"""Names of the design values that candidates are made of."""
+_PACKED = Struct(f"={6 + len(Costs._fields)}d")
+"""A candidate for native code: six numbers of its tiling, and its constants."""
 
 SortKey = tuple[float, int, int, int, str]
 
 
-class Candidate(NamedTuple):
-    """The properties of a kernel that decide its estimate; kernels that agree in all of them share one.
+class Traffic(NamedTuple):
+    """Bytes of device memory for each element of a GEMM's operands.
 
-    Attributes:
-        tile_m: rows of the output that a block, or a pair of blocks, computes.
-        tile_n: columns of it.
-        pair: blocks that share a tile, 1 or 2.
-        cluster_m: blocks of a cluster along M.
-        cluster_n: blocks of a cluster along N.
-        swapped: whether the tile's first extent runs along N.
-        cluster: blocks of a cluster.
-        at_once: clusters that run at once by the device profile it was compiled with; 0 without one.
-        scheduler: its rank among equals.
+    ``a`` is for each element of the (M, K) operands, ``b`` for those of (K, N), ``out`` for those of (M, N),
+    added up; ``input_bits`` is the width of the first operand's elements.
     """
 
-    tile_m: int
-    tile_n: int
-    pair: int
-    cluster_m: int
-    cluster_n: int
-    swapped: bool
-    cluster: int
-    at_once: int
-    scheduler: int
+    a: float
+    b: float
+    out: float
+    input_bits: int
 
     @classmethod
-    def make(cls, values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> Candidate:
-        """Make a candidate from a kernel's design; missing values get the usual ones.
-
-        ``values`` are in the order of :data:`DECISIVE`, None for those that the design does not have;
-        ``constants`` are the numbers of the device profile that it has compiled in.
-        """
-        tile, cluster, use_2cta_mma, family, scheduler = values
-        tile_m, tile_n = tile[:2] if _is_shape(tile) and len(tile) >= 2 else _UNKNOWN_TILE
-        blocks = cluster if _is_shape(cluster) else (1, 1)
-        size = prod(blocks)
-        return cls(
-            tile_m=tile_m,
-            tile_n=tile_n,
-            pair=2 if use_2cta_mma is True else 1,
-            cluster_m=blocks[0] if blocks else 1,
-            cluster_n=blocks[1] if len(blocks) > 1 else 1,
-            swapped=family in _TILES_SWAPPED,
-            cluster=size,
-            at_once=constants.get(f"max_active_clusters_{size}", 0),
-            scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
-        )
+    def of(cls, operands: Sequence[OperandConstraint]) -> Traffic:
+        """The traffic of a kernel's operands."""
+        found: dict[tuple[str | int, ...], float] = {("M", "K"): 0, ("K", "N"): 0, ("M", "N"): 0}
+        for operand in operands:
+            if operand.scale is None and operand.extents[-2:] in found:
+                found[operand.extents[-2:]] += DTYPES[operand.dtype].bits / 8
+        bits = DTYPES[operands[0].dtype].bits if operands else 16
+        return cls(found["M", "K"], found["K", "N"], found["M", "N"], bits)
 
 
-class _Side(NamedTuple):
-    """Tile and cluster extents along M or N; many kernels share them."""
+class Work(NamedTuple):
+    """What a kernel has to do for a problem on a GPU; the terms of the estimate that have no constants.
 
-    along_n: bool
-    tile: int
-    pair: int
-    cluster: int
+    Attributes:
+        waves: of clusters.
+        filled: the same without rounding up; 1 if there is one wave.
+        steps: along K, of a block.
+        at_work: share of the SMs that have a block.
+        shared: 1 if an SM has two blocks, else 0.
+        missing: rows and columns that tiles at the edge of the output have beyond it.
+        at_edge: share of the SMs that have such a tile.
+        megabytes: of all operands.
+        again: megabytes of operands that are read once more, by another row or column of clusters.
+    """
+
+    waves: float
+    filled: float
+    steps: float
+    at_work: float
+    shared: float
+    missing: float
+    at_edge: float
+    megabytes: float
+    again: float
 
 
-class _Terms(NamedTuple):
-    """The parts of an estimate that are the same for all problems; sides are positions in a list of them."""
+def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic, sm_count: int) -> Work:
+    """The work of a kernel; ``places`` is how many of its clusters run at once."""
+    batch, m, n, k = extents
+    down, across = -(-m // tiling.cluster_m), -(-n // tiling.cluster_n)
+    clusters = batch * down * across
+    waves = -(-clusters // places)
+    at_work = clusters * tiling.blocks / sm_count
+    missing_m, missing_n = down * tiling.cluster_m - m, across * tiling.cluster_n - n
+    at_edge = (1 / down if missing_m else 0.0) + (1 / across if missing_n else 0.0)
+    a, b = traffic.a * batch * m * k, traffic.b * batch * n * k
+    return Work(
+        waves,
+        clusters / places if waves > 1 else 1.0,
+        -(-k // (tiling.depth * tiling.split)),
+        min(1.0, at_work),
+        1.0 if tiling.blocks_per_sm > 1 and at_work > 1 else 0.0,
+        missing_m + missing_n,
+        min(1.0, at_edge) * min(1.0, at_work),
+        (a + b + traffic.out * batch * m * n) / 1e6,
+        (a * (across - 1) + b * (down - 1)) / 1e6,
+    )
 
-    first: int
-    second: int
-    at_once: int
-    wave: float
-    part: float
-    adding_up: int
+
+def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
+    """Microseconds of computing, and of moving operands, as if each had the GPU for itself.
+
+    Written for numbers and for numpy arrays alike: a fit has one of each for every kernel and problem.
+    """
+    whole = (1 - costs.tail) * work.filled + costs.tail * work.waves
+    crowded = ((work.at_work + 0.15) / 1.15) ** costs.crowding
+    step = costs.step * crowded * (1 + costs.sharing * work.shared)
+    added = costs.edge * (work.at_edge + 0.1) * work.missing / 100
+    edge = (step**4 + (step / 2 + added) ** 4) ** 0.25
+    mean = step + (edge - step) * work.at_edge
+    compute = whole * costs.tile + work.steps * ((whole - 1) * mean + edge)
+    memory = (work.megabytes + costs.rereading * work.again) / costs.bandwidth * 1e3
+    return compute, memory
+
+
+def microseconds(costs: Costs, work: Work) -> float:
+    """The estimate: the time of a launch, and of computing and moving operands, which overlap."""
+    compute, memory = compute_and_memory(costs, work)
+    overlapping: float = (compute**costs.overlap + memory**costs.overlap) ** (1 / costs.overlap)
+    return costs.launch + overlapping
+
+
+class Estimate(NamedTuple):
+    """The expected time of a kernel in microseconds, and what takes most of it.
+
+    ``bound`` is ``launch``, ``compute`` or ``memory``.
+    """
+
+    microseconds: float
+    bound: str
+
+
+def estimate(costs: Costs, work: Work) -> Estimate:
+    """The expected time of a kernel, and what takes most of it."""
+    compute, memory = compute_and_memory(costs, work)
+    parts = {"launch": costs.launch, "compute": compute, "memory": memory}
+    return Estimate(microseconds(costs, work), max(parts, key=parts.__getitem__))
 
 
 class Candidates:
-    """Kernels to choose from, prepared for estimates for many problems.
+    """Kernels of a group to choose from, prepared for estimates for many problems.
 
     Args:
-        by_digest: candidates by the kernels' digests; the order decides between full equals.
+        tilings: by the kernels' digests; the order decides between full equals.
+        traffic: of the group's operands.
+        target: of the group.
 
     Attributes:
         digests: of the kernels, in the order in which equals are preferred.
-        alphabetical: positions in ``digests``, in order of the digests.
     """
 
-    def __init__(self, by_digest: Mapping[str, Candidate]) -> None:
-        ordered = sorted(by_digest.items(), key=lambda item: _among_equals(item[1]))
+    def __init__(self, tilings: Mapping[str, Tiling], traffic: Traffic, target: str) -> None:
+        ordered = sorted(tilings.items(), key=lambda item: among_equals(item[1]))
         self.digests = tuple(digest for digest, _ in ordered)
-        self.alphabetical = tuple(sorted(range(len(ordered)), key=self.digests.__getitem__))
-        self._candidates = [candidate for _, candidate in ordered]
-        sides = [_sides(candidate) for candidate in self._candidates]
-        self._sides = list(dict.fromkeys(side for both in sides for side in both))
-        position = {side: number for number, side in enumerate(self._sides)}
-        self._positions = [(position[first], position[second]) for first, second in sides]
-        self._terms: dict[int, list[_Terms]] = {}
+        self.tilings = tuple(tiling for _, tiling in ordered)
+        self.traffic = traffic
+        self.target = target
+        self._places = _cluster_counts(self.tilings)
+        self._derived: dict[Machine, list[Costs]] = {}
+
+    @property
+    def are_gemms(self) -> bool:
+        """Whether their operands are those of a GEMM, whose work the model knows."""
+        return self.traffic.a > 0 and self.traffic.b > 0
 
     @classmethod
-    def merged(cls, parts: Iterable[Candidates]) -> Candidates:
+    def merged(cls, parts: Sequence[Candidates]) -> Candidates:
         """The candidates of several groups; the order of the groups decides between full equals."""
-        return cls(
-            {
-                digest: candidate
-                for part in parts
-                for digest, candidate in zip(part.digests, part._candidates, strict=True)
-            }
+        tilings = {
+            digest: tiling
+            for part in parts
+            for digest, tiling in zip(part.digests, part.tilings, strict=True)
+        }
+        return cls(tilings, parts[0].traffic, parts[0].target)
+
+    def work(self, extents: Extents, sm_count: int) -> list[Work]:
+        """The work of each kernel, in order of ``digests``."""
+        known = self._places
+        return [
+            work(tiling, places(tiling, known, sm_count), extents, self.traffic, sm_count)
+            for tiling in self.tilings
+        ]
+
+    def packed(self, costs: Sequence[Costs], sm_count: int) -> bytes:
+        """The candidates with their constants as ``builder/native/cost_model.c`` reads them."""
+        return b"".join(
+            _PACKED.pack(
+                tiling.cluster_m,
+                tiling.cluster_n,
+                tiling.depth * tiling.split,
+                tiling.blocks,
+                tiling.blocks_per_sm,
+                places(tiling, self._places, sm_count),
+                *own,
+            )
+            for tiling, own in zip(self.tilings, costs, strict=True)
         )
 
-    def estimates(self, extents: Extents, sm_count: int) -> list[float]:
-        """Estimated time of each per step along K, in multiply-adds of one SM, in order of ``digests``."""
-        terms = self._terms.get(sm_count)
-        if terms is None:
-            terms = self._terms[sm_count] = [
-                _terms(candidate, places, sm_count)
-                for candidate, places in zip(self._candidates, self._positions, strict=True)
-            ]
-        batch, m, n, k = extents
-        # For speed, as this runs for each new problem: shared parts are computed once, without function
-        # calls.
-        clusters = [
-            (((n if along_n else m) + tile - 1) // tile * pair + cluster - 1) // cluster
-            for along_n, tile, pair, cluster in self._sides
-        ]
-        return [
-            (batch * clusters[first] * clusters[second] + at_once - 1)
-            // at_once
-            * (wave * (part + adding_up / k))
-            for first, second, at_once, wave, part, adding_up in terms
-        ]
+    def derived(self, machine: Machine) -> list[Costs]:
+        """Constants of each kernel of which nothing was measured, in order of ``digests``."""
+        found = self._derived.get(machine)
+        if found is None:
+            bits, target = self.traffic.input_bits, self.target
+            found = [derived(tiling, bits, target, machine) for tiling in self.tilings]
+            self._derived[machine] = found
+        return found
 
 
-def _sides(candidate: Candidate) -> tuple[_Side, _Side]:
-    """The side along the first extent of its tile, and the one along the second."""
-    return (
-        _Side(candidate.swapped, candidate.tile_m, candidate.pair, candidate.cluster_m),
-        _Side(not candidate.swapped, candidate.tile_n, 1, candidate.cluster_n),
-    )
+def _cluster_counts(tilings: Iterable[Tiling]) -> dict[int, int]:
+    """Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels."""
+    return {tiling.blocks: tiling.active_clusters for tiling in tilings if tiling.active_clusters}
 
 
-def _terms(candidate: Candidate, sides: tuple[int, int], sm_count: int) -> _Terms:
-    rows = candidate.tile_m / candidate.pair
-    split = candidate.cluster // (candidate.cluster_m * candidate.cluster_n)
-    return _Terms(
-        *sides,
-        at_once=candidate.at_once or sm_count // candidate.cluster or 1,
-        wave=rows * candidate.tile_n + TRAFFIC * (rows + candidate.tile_n),
-        part=1 / split,
-        adding_up=ADDING_UP if split > 1 else 0,
-    )
+def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:
+    """How many clusters of a kernel run at once.
 
-
-def estimate(candidate: Candidate, extents: Extents, sm_count: int) -> float:
-    """The estimate for one kernel; see :meth:`Candidates.estimates`."""
-    return Candidates({"": candidate}).estimates(extents, sm_count)[0]
-
-
-def usual_sm_count(target: str) -> int:
-    """SMs of a typical GPU of a target, where no device is known."""
-    return _USUAL_SMS.get(Target.parse(target).major, 132)
+    A persistent kernel has the number compiled in. Others are limited by what is known of clusters that are
+    as large or smaller: two of four blocks have to have room where one of eight has.
+    """
+    if tiling.active_clusters:
+        return tiling.active_clusters * tiling.blocks_per_sm
+    fitting = [sm_count // tiling.blocks]
+    for blocks, count in known.items():
+        if tiling.blocks % blocks == 0 and count * blocks <= sm_count:
+            fitting.append(count // (tiling.blocks // blocks))
+    return max(1, min(fitting)) * tiling.blocks_per_sm
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
-    """Sort key of functionally equivalent kernels of one target: the estimate, then the tie-breakers.
+    """Sort key of functionally equivalent kernels of one target: the derived estimate, then the tie-breakers.
 
     ``sm_count`` is None for that of a typical GPU of the kernel's target.
     """
-    candidate = candidate_of(kernel)
-    time = estimate(candidate, extents, sm_count or usual_sm_count(kernel.target))
-    return (time, *_among_equals(candidate), kernel.name)
+    tiling, traffic, machine = Tiling.of(kernel), Traffic.of(kernel.operands), typical_machine(kernel.target)
+    sms = sm_count or machine.sm_count
+    todo = work(tiling, places(tiling, {}, sms), extents, traffic, sms)
+    costs = derived(tiling, traffic.input_bits, kernel.target, machine)
+    return (microseconds(costs, todo), *among_equals(tiling), kernel.name)
 
 
-def candidate_of(kernel: Kernel) -> Candidate:
-    """The candidate for a kernel."""
-    design = dict(kernel.design)
-    return Candidate.make([design.get(name) for name in DECISIVE], dict(kernel.constants))
-
-
-def _among_equals(candidate: Candidate) -> tuple[int, int, int]:
-    return (-candidate.tile_m * candidate.tile_n, candidate.cluster, candidate.scheduler)
-
-
-def _is_shape(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(value, (tuple, list)) and all(isinstance(e, int) and e > 0 for e in value)
+def among_equals(tiling: Tiling) -> tuple[int, int, int]:
+    """The order of kernels whose estimates are equal."""
+    return (-tiling.cluster_m * tiling.cluster_n // tiling.blocks, tiling.blocks, tiling.scheduler)

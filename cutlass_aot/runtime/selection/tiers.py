@@ -1,200 +1,280 @@
-"""Choose a kernel for a problem: four tiers, each a pure function; :func:`prefer` asks them in order.
+"""Choose a kernel for a problem: five tiers, each a pure function; :func:`prefer` asks them in order.
 
 1. ``tuned``: this very problem was measured on this model of GPU.
-2. ``nearest tuned``: near problems were measured; their times are scaled by the default order's estimate.
-3. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
-4. ``default order``: an estimate of time (:mod:`~.selection.cost_model`).
+2. ``fitted``: the cost model (:mod:`~.selection.cost_model`), fitted to measurements on this model of GPU.
+3. ``scaled``: the same, fitted on another model of GPU and scaled to this one.
+4. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
+5. ``default order``: the cost model with constants that are derived from the design alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import nsmallest
 from math import log2
+from statistics import median
 from typing import NamedTuple
 
-from cutlass_aot.runtime.selection.cost_model import Candidates
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem
+from cutlass_aot.runtime.selection.cost_model import (
+    Candidates,
+    Estimate,
+    estimate,
+    microseconds,
+)
+from cutlass_aot.schema.tuning.costs import Costs, Machine
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 
 NEAR = 2.0
-"""Largest distance of near problems: octaves, in the extent that differs most."""
+"""Largest distance of near problems of a modelled ranking: octaves, in the extent that differs most."""
 
-NEIGHBOURS = 8
-"""Most near problems that are used for a problem."""
+DOUBT = 1.05
+"""A kernel that was not measured at a problem has to be expected faster by this than the best that was."""
 
-UNMEASURED = 1.5
-"""Assumed time of a kernel that was dropped while measuring, relative to the slowest that was not."""
+
+Fastest = Callable[[Candidates, Sequence[Costs], Extents, Machine], int]
+"""Finds the position of the candidate with the least estimated time, the first of equals, in native code."""
 
 
 class Preference(NamedTuple):
     """A tier's answer for a problem: the tier's name, why in words, and the kernels that it ranks.
 
-    ``digests`` is best first; at least one is a candidate.
+    ``digests`` is best first; at least one is a candidate. ``expected`` has the measured or estimated time of
+    each in microseconds; it is empty if the tier knows no times.
     """
 
     tier: str
     reason: str
     digests: tuple[str, ...]
+    expected: tuple[float, ...] = ()
 
 
 class Ranked:
-    """A ranking, indexed to find a problem and the problems near it."""
+    """The rankings of some groups for one GPU model, indexed to find a problem and the problems near it.
 
-    def __init__(self, problems: Sequence[RankedProblem]) -> None:
-        self.problems = problems
-        self._exact = {problem.extents: problem for problem in problems}
-        # By all extents but M, of which few combinations occur, then by M.
-        self._by_weights: dict[tuple[float, float, float], list[tuple[float, RankedProblem]]] = {}
-        for problem in sorted(problems, key=lambda problem: problem.extents):
-            extents = problem.extents
-            place = (log2(extents.batch), log2(extents.n), log2(extents.k))
-            self._by_weights.setdefault(place, []).append((log2(extents.m), problem))
-        self._rates: dict[tuple[Extents, int, tuple[str, ...]], list[float]] = {}
+    Attributes:
+        gpu: the GPU model.
+        machine: what it scales with; None if no cost model was fitted.
+        costs: fitted constants by the kernels' digests.
+    """
+
+    def __init__(self, *rankings: Ranking) -> None:
+        self.gpu = rankings[0].gpu if rankings else ""
+        self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
+        self.costs: dict[str, Costs] = {}
+        self._rankings = rankings
+        self._present: dict[tuple[tuple[str, ...], Machine], list[Costs]] = {}
+        self._exact: dict[Extents, RankedProblem] = {}
+        for ranking in rankings:
+            self.costs.update(ranking.costs)
+            for problem in ranking.problems:
+                other = self._exact.get(problem.extents)
+                self._exact[problem.extents] = problem if other is None else _together(other, problem)
+
+    @classmethod
+    def merged(cls, parts: Sequence[Ranked]) -> Ranked:
+        """Rankings of several groups as one, so that kernels compete across groups."""
+        return (
+            parts[0] if len(parts) == 1 else cls(*(ranking for part in parts for ranking in part._rankings))
+        )
+
+    def costs_on(self, candidates: Candidates, machine: Machine) -> list[Costs]:
+        """The constants of each candidate on a GPU: fitted ones, scaled to it, or else derived ones."""
+        key = (candidates.digests, machine)
+        found = self._present.get(key)
+        if found is None:
+            fit_on = self.machine or machine
+            found = self._present[key] = [
+                self.costs[digest].on(fit_on, machine) if digest in self.costs else other
+                for digest, other in zip(candidates.digests, candidates.derived(machine), strict=True)
+            ]
+        return found
 
     def exact(self, extents: Extents) -> RankedProblem | None:
-        """The problem of these extents; None if it is not in the ranking."""
+        """The problem of these extents; None if it is not in the rankings."""
         return self._exact.get(extents)
 
-    def near(self, extents: Extents) -> list[tuple[float, RankedProblem]]:
-        """The nearest problems with their distances in octaves, nearest first; none beyond :data:`NEAR`."""
-        batch, m, n, k = log2(extents.batch), log2(extents.m), log2(extents.n), log2(extents.k)
+    def nearest(self, extents: Extents) -> RankedProblem | None:
+        """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
         found = []
-        for (other_batch, other_n, other_k), along_m in self._by_weights.items():
-            steps = (abs(batch - other_batch), abs(n - other_n), abs(k - other_k))
-            if max(steps) > NEAR:
-                continue
-            aside = sum(steps)
-            for other_m, problem in along_m:
-                step = abs(m - other_m)
-                if step <= NEAR:
-                    found.append((aside + step, problem.extents, problem))
-        return [(far, problem) for far, _, problem in nsmallest(NEIGHBOURS, found)]
+        for other, problem in self._exact.items():
+            steps = [abs(log2(one / another)) for one, another in zip(extents, other, strict=True)]
+            if max(steps) <= NEAR:
+                found.append((sum(steps), other, problem))
+        return min(found, default=(0, extents, None), key=lambda item: item[:2])[2]
 
-    def rates(self, problem: RankedProblem, candidates: Candidates, sm_count: int) -> Sequence[float]:
-        """For each candidate, the logarithm of its measured time over its estimate, at one of the problems.
 
-        A kernel that was not measured to the end counts as slower than all that were.
-        """
-        # The candidates are part of the key: which groups serve, and so which candidates, depends on shapes.
-        key = (problem.extents, sm_count, candidates.digests)
-        found = self._rates.get(key)
-        if found is None:
-            times = dict(zip(problem.kernels, problem.seconds, strict=True))
-            best, unknown = problem.seconds[0], problem.seconds[-1] * UNMEASURED
-            estimates = candidates.estimates(problem.extents, sm_count)
-            found = [
-                log2(times.get(digest, unknown) / best / estimate)
-                for digest, estimate in zip(candidates.digests, estimates, strict=True)
-            ]
-            self._rates[key] = found
-        return found
+def _together(one: RankedProblem, other: RankedProblem) -> RankedProblem:
+    """One problem as two groups were measured at it."""
+    times = {
+        **dict(zip(one.kernels, one.seconds, strict=True)),
+        **dict(zip(other.kernels, other.seconds, strict=True)),
+    }
+    kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
+    return RankedProblem(one.extents, kernels, tuple(times[digest] for digest in kernels))
 
 
 class KnownSpeeds(NamedTuple):
-    """What a bundle knows of the speed of some groups' kernels.
+    """What a bundle knows of the speed of some groups' kernels; what is a function is read when it is needed.
 
-    ``measured`` are rankings of the GPU model that is chosen for, ``modelled`` those of a model with the GPU
-    they are for, and ``elsewhere`` the other GPU models that were measured.
+    ``measured`` is of the GPU model that is chosen for, ``elsewhere`` of the other GPU models by their names,
+    which are sorted, and ``modelled`` gives the rankings of the build.
     """
 
-    measured: list[Ranked]
-    modelled: list[tuple[str, Ranked]]
-    elsewhere: set[str]
+    measured: Ranked | None
+    elsewhere: Mapping[str, Callable[[], Ranked]]
+    modelled: Callable[[], Sequence[Ranked]]
+
+    def fit(self) -> Ranked | None:
+        """The fitted cost model to use: of this GPU model, or else the first of another; None if none was."""
+        if self.measured is not None and self.measured.machine is not None:
+            return self.measured
+        return next(
+            (found for read in self.elsewhere.values() if (found := read()).machine is not None), None
+        )
 
 
 def prefer(
-    known: KnownSpeeds, candidates: Callable[[], Candidates], extents: Extents, gpu: str | None, sm_count: int
+    known: KnownSpeeds,
+    candidates: Callable[[], Candidates],
+    extents: Extents,
+    gpu: str | None,
+    machine: Machine,
+    fastest: Fastest | None = None,
 ) -> Preference:
     """The preference of the first tier that has data for the problem.
 
     ``candidates`` gives the kernels, all of one target, each of which serves the problem; it is called only
-    if their estimated times are needed. ``gpu`` is the GPU model that is chosen for, None if none was named.
+    if their estimated times are needed. ``gpu`` is the GPU model that is chosen for, None if none was named,
+    and ``machine`` what its times scale with. With ``fastest``, no more than the best kernel is asked for.
     """
-    if known.measured:
-        ranking = merged(known.measured)
-        found = tuned(ranking, extents) or nearest_tuned(ranking, extents, candidates(), sm_count)
+    if known.measured is not None:
+        found = tuned(known.measured, candidates, extents, machine)
         if found is not None:
             return found
-    found = modelled(known.modelled, extents) or default_order(candidates(), extents, sm_count)
-    if known.elsewhere and not known.measured:
+    fit = known.fit()
+    if fit is not None:
+        found = fitted(fit, candidates(), extents, machine, here=fit is known.measured, fastest=fastest)
+    else:
+        found = modelled(known.modelled(), extents) or default_order(candidates(), extents, machine, fastest)
+    if known.elsewhere and known.measured is None:
         where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
-        reason = f"{found.reason}; measured on {', '.join(sorted(known.elsewhere))}, {where}"
-        found = Preference(found.tier, reason, found.digests)
+        found = found._replace(reason=f"{found.reason}; measured on {', '.join(known.elsewhere)}, {where}")
     return found
 
 
-def merged(rankings: Sequence[Ranked]) -> Ranked:
-    """Measured rankings of several groups as one, so that kernels compete across groups."""
-    if len(rankings) == 1:
-        return rankings[0]
-    times: dict[Extents, dict[str, float]] = {}
-    for ranking in rankings:
-        for problem in ranking.problems:
-            known = times.setdefault(problem.extents, {})
-            known.update(zip(problem.kernels, problem.seconds, strict=True))
-    return Ranked([_ranked(extents, known) for extents, known in times.items()])
+def tuned(
+    ranking: Ranked, candidates: Callable[[], Candidates], extents: Extents, machine: Machine
+) -> Preference | None:
+    """The first tier: measured times of this very problem.
 
-
-def _ranked(extents: Extents, times: Mapping[str, float]) -> RankedProblem:
-    kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-    return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
-
-
-def tuned(ranking: Ranked, extents: Extents) -> Preference | None:
-    """The first tier: measured times of this very problem."""
+    A kernel without a time at it is not a slow one: the cost model, corrected by what it gives for those with
+    a time, says where it stands. It has to be faster by :data:`DOUBT` to go before one that was measured.
+    """
     problem = ranking.exact(extents)
     if problem is None:
         return None
-    count = len(problem.kernels)
-    reason = f"{extents} was measured: {problem.seconds[0] * 1e6:.1f} µs, the best of {count}"
-    return Preference("tuned", reason, problem.kernels)
+    times = {digest: seconds * 1e6 for digest, seconds in zip(problem.kernels, problem.seconds, strict=True)}
+    best = problem.seconds[0] * 1e6
+    reason = f"{extents} was measured: {best:.1f} µs, the best of {len(times)}"
+    unmeasured = ranking.costs.keys() - times.keys()
+    if not unmeasured:
+        return Preference("tuned", reason, problem.kernels, tuple(times.values()))
+    members = candidates()
+    estimates = _estimates(ranking.costs_on(members, machine), members, extents, machine)
+    correction = median(
+        [times[digest] / time for digest, time in estimates.items() if digest in times] or [1]
+    )
+    expected = {digest: time * correction for digest, time in estimates.items() if digest in unmeasured}
+    if expected and min(expected.values()) * DOUBT < best:
+        reason += f", and one of {len(expected)} others is expected to take {min(expected.values()):.1f} µs"
+    places = {**times, **{digest: time * DOUBT for digest, time in expected.items()}}
+    order = tuple(sorted(places, key=places.__getitem__))
+    return Preference("tuned", reason, order, tuple({**times, **expected}[digest] for digest in order))
 
 
-def nearest_tuned(
-    ranking: Ranked, extents: Extents, candidates: Candidates, sm_count: int
-) -> Preference | None:
-    """The second tier: measured times of near problems, scaled.
-
-    A kernel's time at a near problem is multiplied by the ratio of its estimates for the two problems, which
-    accounts for differences between them, above all in whole waves. Near problems are weighted by distance.
-    ``ranking`` was measured on the model of GPU that is chosen for.
-    """
-    near = ranking.near(extents)
-    if not near:
-        return None
-    weights = [1.0 / (far + 0.05) for far, _ in near]
-    total = sum(weights)
-    scores = [log2(estimate) for estimate in candidates.estimates(extents, sm_count)]
-    for weight, (_, problem) in zip(weights, near, strict=True):
-        share = weight / total
-        rates = ranking.rates(problem, candidates, sm_count)
-        scores = [score + share * rate for score, rate in zip(scores, rates, strict=True)]
-    ordered = sorted(candidates.alphabetical, key=scores.__getitem__)
-    nearest = ", ".join(str(problem.extents) for _, problem in near[:3])
-    digests = tuple(candidates.digests[position] for position in ordered)
-    return Preference("nearest tuned", f"measured near {extents}: {nearest}", digests)
+def fitted(
+    fit: Ranked,
+    candidates: Candidates,
+    extents: Extents,
+    machine: Machine,
+    *,
+    here: bool,
+    fastest: Fastest | None = None,
+) -> Preference:
+    """The second and third tier: the cost model, fitted on this model of GPU (``here``) or scaled to it."""
+    reason = f"the least time by the cost model fitted on {fit.gpu}"
+    if not here:
+        reason += f", scaled to {_in_words(machine)}"
+    costs = fit.costs_on(candidates, machine)
+    return _least("fitted" if here else "scaled", reason, costs, candidates, extents, machine, fastest)
 
 
-def modelled(rankings: Iterable[tuple[str, Ranked]], extents: Extents) -> Preference | None:
-    """The third tier: a ranking of this problem, or of the nearest, from the first that has one.
-
-    ``rankings`` come with the names of the GPUs that they were modelled for.
-    """
-    for gpu, ranking in rankings:
+def modelled(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
+    """The fourth tier: a ranking of this problem, or of the nearest, from the first that has one."""
+    for ranking in rankings:
         problem = ranking.exact(extents)
         if problem is not None:
-            return Preference("modelled", f"{extents} was ranked for {gpu}", problem.kernels)
-        near = ranking.near(extents)
-        if near:
-            problem = near[0][1]
-            reason = f"{problem.extents}, near {extents}, was ranked for {gpu}"
+            return Preference("modelled", f"{extents} was ranked for {ranking.gpu}", problem.kernels)
+        problem = ranking.nearest(extents)
+        if problem is not None:
+            reason = f"{problem.extents}, near {extents}, was ranked for {ranking.gpu}"
             return Preference("modelled", reason, problem.kernels)
     return None
 
 
-def default_order(candidates: Candidates, extents: Extents, sm_count: int) -> Preference:
-    """The last tier: by the estimate; equals are in the order of the candidates."""
-    estimates = candidates.estimates(extents, sm_count)
-    ordered = sorted(range(len(estimates)), key=estimates.__getitem__)
-    digests = tuple(candidates.digests[position] for position in ordered)
-    return Preference("default order", f"the least estimated time on {sm_count} SMs", digests)
+def default_order(
+    candidates: Candidates, extents: Extents, machine: Machine, fastest: Fastest | None = None
+) -> Preference:
+    """The last tier: by the cost model with derived constants; equals are in the order of the candidates."""
+    if not candidates.are_gemms:
+        reason = "the first by its tile, cluster and name: the cost model knows GEMMs alone"
+        return Preference("default order", reason, candidates.digests)
+    reason = f"the least time by the cost model, which was not fitted, on {_in_words(machine)}"
+    return _least("default order", reason, candidates.derived(machine), candidates, extents, machine, fastest)
+
+
+def estimates(
+    known: KnownSpeeds, candidates: Candidates, extents: Extents, machine: Machine
+) -> dict[str, Estimate]:
+    """The time of each candidate by the cost model that is best for this GPU; none if they are not GEMMs."""
+    if not candidates.are_gemms:
+        return {}
+    fit = known.fit()
+    constants = candidates.derived(machine) if fit is None else fit.costs_on(candidates, machine)
+    todo = candidates.work(extents, machine.sm_count)
+    return {
+        digest: estimate(costs, work)
+        for digest, costs, work in zip(candidates.digests, constants, todo, strict=True)
+    }
+
+
+def _estimates(
+    costs: Sequence[Costs], candidates: Candidates, extents: Extents, machine: Machine
+) -> dict[str, float]:
+    """The estimated time of each candidate in microseconds, in their order."""
+    return {
+        digest: microseconds(own, work)
+        for digest, own, work in zip(
+            candidates.digests, costs, candidates.work(extents, machine.sm_count), strict=True
+        )
+    }
+
+
+def _least(
+    tier: str,
+    reason: str,
+    costs: Sequence[Costs],
+    candidates: Candidates,
+    extents: Extents,
+    machine: Machine,
+    fastest: Fastest | None,
+) -> Preference:
+    """Kernels by their estimated time; equals stay in the order of the candidates."""
+    if fastest is not None:
+        return Preference(tier, reason, (candidates.digests[fastest(candidates, costs, extents, machine)],))
+    times = _estimates(costs, candidates, extents, machine)
+    order = tuple(sorted(times, key=times.__getitem__))
+    return Preference(tier, reason, order, tuple(times[digest] for digest in order))
+
+
+def _in_words(machine: Machine) -> str:
+    return f"{machine.sm_count} SMs at {machine.sm_mhz} MHz and {machine.memory_bandwidth} GB/s"

@@ -12,12 +12,13 @@ CODE_PREFIX = "cutlass_aot_code_"
 """Prefix of the exported variable that takes the address and size of a function's GPU code."""
 
 LAUNCHER_SYMBOLS = (
+    f"{EXPORT_PREFIX}cutlass_aot_cost_model",
     f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
     f"{EXPORT_PREFIX}cutlass_aot_launcher",
     "cutlass_aot_fast_path",
     "cutlass_aot_open_fast_path",
 )
-"""Exports of a bundle's launcher; see ``launcher.c`` and ``fast_path.c`` in ``builder/native``."""
+"""Exports of a bundle's launcher, whose sources are in ``builder/native``."""
 
 
 class Facts(NamedTuple):

@@ -1,16 +1,23 @@
-"""Rankings: the kernels of a group by speed for each problem, measured on a GPU or modelled at build time."""
+"""Rankings: the kernels of a group by speed for each problem, measured on a GPU or modelled at build time.
 
-from collections.abc import Collection
+A measured ranking also has the constants of the cost model that was fitted to the measurements, for every
+kernel of the group.
+"""
+
+import struct
 from math import inf
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.codec import row
+from cutlass_aot.schema.codec import from_plain, row
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
+from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
-RANKING_SCHEMA = 1
+RANKING_SCHEMA = 2
 MAX_EXTENT = 2**63 - 1
+_COSTS = struct.Struct(f"<{len(Costs._fields)}f")
+"""The constants of one kernel in the file, as IEEE 754 single precision."""
 
 
 @row
@@ -53,6 +60,8 @@ class Ranking(NamedTuple):
         measured: measured on that GPU, else modelled at build time.
         origin: text for a reader, such as ``tuned 2026-11-21, driver 580.159.04``.
         problems: no two with the same extents.
+        machine: the GPU's multiprocessors, clock and bandwidth; None if no cost model was fitted.
+        costs: the constants of each kernel of the group by its digest, sorted; empty without a cost model.
     """
 
     group: str
@@ -60,10 +69,18 @@ class Ranking(NamedTuple):
     measured: bool
     origin: str
     problems: tuple[RankedProblem, ...]
+    machine: Machine | None = None
+    costs: tuple[tuple[str, Costs], ...] = ()
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Digests of all kernels that it names."""
+        named = (digest for problem in self.problems for digest in problem.kernels)
+        return frozenset((*named, *(digest for digest, _ in self.costs)))
 
     def to_bytes(self) -> bytes:
         """The file in a bundle. Digests are written once; problems name kernels by position in that list."""
-        digests = sorted({digest for problem in self.problems for digest in problem.kernels})
+        digests = sorted(self.kernels)
         position = {digest: index for index, digest in enumerate(digests)}
         body = {
             "group": self.group,
@@ -79,6 +96,8 @@ class Ranking(NamedTuple):
                 ]
                 for p in sorted(self.problems, key=lambda problem: problem.extents)
             ],
+            "machine": None if self.machine is None else list(self.machine),
+            "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
@@ -92,15 +111,30 @@ class Ranking(NamedTuple):
             problems = tuple(_problem(record, digests, measured) for record in body["problems"])
             if len({problem.extents for problem in problems}) != len(problems):
                 raise ValueError("a problem is ranked twice")
+            machine = None if body["machine"] is None else from_plain(Machine, body["machine"], what)
+            costs = _costs(body["costs"], digests)
+            if bool(costs) != (machine is not None):
+                raise ValueError("a cost model without a GPU, or a GPU without one")
             return cls(
                 group=str(body["group"]),
                 gpu=str(body["gpu"]),
                 measured=measured,
                 origin=str(body["origin"]),
                 problems=problems,
+                machine=machine,
+                costs=costs,
             )
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
+
+
+def _costs(data: bytes, digests: list[str]) -> tuple[tuple[str, Costs], ...]:
+    if len(data) not in (0, len(digests) * _COSTS.size):
+        raise ValueError("not as many constants as kernels")
+    found = tuple(Costs(*numbers) for numbers in _COSTS.iter_unpack(data))
+    for costs in found:
+        check_costs(costs)
+    return tuple(zip(digests, found, strict=True)) if found else ()
 
 
 def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
@@ -122,15 +156,3 @@ def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
 def holds_for(gpu: str, measured: bool) -> str:
     """The GPU model of a ranking and whether it was measured, as text."""
     return f"{gpu}, {'measured' if measured else 'modelled'}"
-
-
-def without(problem: RankedProblem, kernels: Collection[str]) -> RankedProblem | None:
-    """A problem without these kernels, None if no kernel remains."""
-    kept = [position for position, digest in enumerate(problem.kernels) if digest not in kernels]
-    if not kept:
-        return None
-    return RankedProblem(
-        problem.extents,
-        tuple(problem.kernels[position] for position in kept),
-        tuple(problem.seconds[position] for position in kept) if problem.seconds else (),
-    )

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import Costs, Machine, derived
 from cutlass_aot.schema.tuning.ranking import RankedProblem, Ranking
-from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
+from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedProblem, Tuning
 
-Objects = Mapping[str, tuple[str, str | None]]
-"""Kernel digest to the digests of its group and of its object; the object's is None if it is not compiled."""
+Objects = Mapping[str, tuple[Kernel, str | None]]
+"""Kernel digest to the kernel and the digest of its object, which is None if it is not compiled."""
 
 _SHOWN = 16
 """Digits of a digest in messages."""
@@ -20,7 +24,7 @@ _SHOWN = 16
 
 def objects_of(entries: Iterable[KernelEntry]) -> Objects:
     """Kernels of a bundle, for checking tuning files."""
-    return {entry.kernel.digest: (entry.kernel.group, entry.object_sha256) for entry in entries}
+    return {entry.kernel.digest: (entry.kernel, entry.object_sha256) for entry in entries}
 
 
 def applies(tuning: Tuning, gpu: str) -> Verdict:
@@ -48,7 +52,7 @@ def fits(
         for kernel in group.kernels:
             what = f"the tuning file has times of kernel {kernel.name}"
             found = kernels.get(kernel.digest)
-            if found is None or found[0] != group.digest:
+            if found is None or found[0].group != group.digest:
                 return Rejected(
                     f"{what} (digest {kernel.digest[:_SHOWN]}), which {holder} does not have: {advice}"
                 )
@@ -74,16 +78,41 @@ def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str
     )
 
 
-def rankings(tuning: Tuning) -> tuple[Ranking, ...]:
-    """The rankings of a bundle from a tuning file: one for each group with a ranked kernel."""
+def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
+    """The rankings of a bundle from a tuning file: one for each group with a ranked kernel.
+
+    ``kernels`` are those of the bundle. Those of a measured group that the file does not name get constants
+    of the cost model too, from its regression.
+    """
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
+    members: dict[str, list[Kernel]] = {}
+    measured = {group.digest for group in tuning.groups}
+    for kernel, _ in kernels.values():
+        if kernel.group in measured:
+            members.setdefault(kernel.group, []).append(kernel)
     found = []
     for group in tuning.groups:
         problems = tuple(_ranked(problem) for problem in group.problems if problem.ranked)
         if problems:
-            found.append(Ranking(group.digest, tuning.gpu, True, origin, problems))
+            costs = _costs(group, members.get(group.digest, []), tuning.machine)
+            machine = tuning.machine if costs else None
+            found.append(Ranking(group.digest, tuning.gpu, True, origin, problems, machine, costs))
     return tuple(found)
+
+
+def _costs(group: TunedGroup, members: Iterable[Kernel], machine: Machine) -> tuple[tuple[str, Costs], ...]:
+    """The constants of a group's kernels, fitted or by the regression; none without a model."""
+    if group.model is None:
+        return ()
+    known = {kernel.digest: kernel.costs for kernel in group.kernels}
+    found = {digest: costs for digest, costs in known.items() if costs is not None}
+    for kernel in members:
+        if kernel.digest not in found:
+            tiling = Tiling.of(kernel)
+            base = derived(tiling, DTYPES[kernel.operands[0].dtype].bits, kernel.target, machine)
+            found[kernel.digest] = group.model.regression.predict(tiling, base)
+    return tuple(sorted(found.items()))
 
 
 def _ranked(problem: TunedProblem) -> RankedProblem:
@@ -134,7 +163,7 @@ def rankings_of_manifest(
         verdict = verdict and sound(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
-        own = rankings(tuning)
+        own = rankings(tuning, kernels)
         if not own:
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")
         for ranking in own:

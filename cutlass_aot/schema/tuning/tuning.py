@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,10 +32,11 @@ from cutlass_aot.schema.codec import (
 )
 from cutlass_aot.schema.encoding import decode_json, shown
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT
+from cutlass_aot.schema.tuning.costs import Costs, Machine, Regression
 from cutlass_aot.schema.tuning.ranking import Extents
 
 TUNING_KIND = "cutlass-aot tuning"
-TUNING_SCHEMA = 1
+TUNING_SCHEMA = 2
 MAX_TUNING_BYTES = 1 << 26
 _EXPANDED_DEPTH = 4
 """Levels of the JSON with one item a line: the file, its groups, a group, its kernels and problems."""
@@ -74,12 +75,14 @@ class TunedKernel:
     """A kernel that was measured.
 
     ``digest`` is that of its record (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.digest`),
-    ``object_sha256`` that of the measured code.
+    ``object_sha256`` that of the measured code, and ``costs`` are the constants of the cost model that were
+    fitted to its times.
     """
 
     digest: Digest
     object_sha256: Digest
     name: str
+    costs: Annotated[Costs | None, OMIT] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +116,68 @@ class TunedProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How well fits of the cost model choose on problems whose (n, k) they did not know.
+
+    Attributes:
+        problems: on which they were tried.
+        folds: fits, each without one part of the (n, k).
+        mean: geometric mean of the regret, the time of the kernel taken over that of the fastest.
+        p95: the regret that 95% of the problems do not exceed.
+        worst: the highest regret.
+    """
+
+    problems: int
+    folds: int
+    mean: float
+    p95: float
+    worst: float
+
+    @classmethod
+    def of(cls, regrets: Sequence[float], folds: int) -> "Accuracy":
+        """The accuracy by the regret at each problem, of which there is at least one."""
+        ordered = sorted(regrets)
+        return cls(
+            problems=len(ordered),
+            folds=folds,
+            mean=round(math.exp(math.fsum(map(math.log, ordered)) / len(ordered)), 4),
+            p95=round(ordered[math.ceil(0.95 * len(ordered)) - 1], 4),
+            worst=round(ordered[-1], 4),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"regret {self.mean:.3f}, 95% of the problems below {self.p95:.2f}, at worst {self.worst:.2f}, "
+            f"on {self.problems} problems whose n and k were left out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModel:
+    """What a fit says beside the constants of each kernel; ``accuracy`` is None for too few problems."""
+
+    regression: Regression
+    accuracy: Annotated[Accuracy | None, OMIT] = None
+
+
+@dataclass(frozen=True, slots=True)
 class TunedGroup:
     """The measurements of one group, whose digest is :attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`.
 
-    The file has the kernels in order of their names and the problems in order of their extents.
+    The file has the kernels in order of their names and the problems in order of their extents. ``model`` is
+    the cost model fitted to them, None if none was.
     """
 
     digest: Digest
     name: str
     kernels: tuple[TunedKernel, ...]
     problems: tuple[TunedProblem, ...]
+    model: Annotated[FittedModel | None, OMIT] = None
 
     def validate(self) -> None:
-        """Refuse a kernel or a problem that occurs twice."""
+        """Refuse a kernel or a problem that occurs twice, and a model without the constants of a kernel."""
+        if self.model is not None and any(kernel.costs is None for kernel in self.kernels):
+            raise ValueError("a kernel has no costs, though a model was fitted")
         _check_once([kernel.digest for kernel in self.kernels], "kernel")
         _check_once([problem.extents for problem in self.problems], "problem")
 
@@ -183,6 +235,7 @@ class Tuning:
 
     Attributes:
         gpu: model, as the driver names it.
+        machine: its multiprocessors, clock and memory bandwidth.
         compute_capability: such as ``9.0``.
         driver: release of the driver, None if not known.
         cuda: CUDA version of the driver, such as ``13.0``.
@@ -194,6 +247,7 @@ class Tuning:
     """
 
     gpu: str
+    machine: Machine
     compute_capability: str
     driver: str | None
     cuda: str

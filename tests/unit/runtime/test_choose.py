@@ -16,6 +16,8 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.opened import group as group_module
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import Machine, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 from tests.support import bundles
 from tests.support.bundles import designs, write_bundle
@@ -28,6 +30,7 @@ LOOSE = [
 ]
 """Of a group that serves everything that F16's does."""
 
+NOT_FITTED = "the least time by the cost model, which was not fitted, on 132 SMs at 1980 MHz and 4917 GB/s"
 TUNED = Extents(1, 512, 512, 512)
 MODELLED = Extents(1, 8192, 8192, 8192)
 
@@ -52,12 +55,25 @@ def ranking(
     order: Sequence[int] | None = None,
     measured: bool = True,
     first: float = 1e-5,
+    fitted: bool = False,
 ) -> Ranking:
-    """Kernels by speed: those of ``order``, or all from the last to the first."""
+    """Kernels by speed: those of ``order``, or all from the last to the first.
+
+    With ``fitted``, there is a cost model, by which the last is always the fastest.
+    """
     named = [members[at].digest for at in (order if order is not None else range(len(members))[::-1])]
     times = tuple(first * (position + 1) for position in range(len(named))) if measured else ()
     problems = (RankedProblem(extents, tuple(named), times),)
-    return Ranking(members[0].group, gpu, measured, "for a test", problems)
+    machine = Machine(132, 1980, 4917)
+    costs = (
+        (
+            kernel.digest,
+            derived(Tiling.of(kernel), 16, "sm_90a", machine)._replace(launch=100.0 - 10 * place, step=1e-3),
+        )
+        for place, kernel in enumerate(members)
+    )
+    model = (machine, tuple(sorted(costs))) if fitted else ()
+    return Ranking(members[0].group, gpu, measured, "for a test", problems, *model)
 
 
 def opened(tmp_path: Path, kernels: Sequence[Kernel], *rankings: Ranking, **how: Any) -> Bundle:
@@ -71,11 +87,11 @@ def digests(found: Sequence[Any]) -> list[str]:
 def test_without_rankings_the_default_order_decides(tmp_path: Path, gpu: dict[str, Any]) -> None:
     bundle = opened(tmp_path, F16)
     choice = bundle.choose(*operands(device=0))
-    assert (choice.tier, choice.reason) == ("default order", "the least estimated time on 132 SMs")
+    assert (choice.tier, choice.reason) == ("default order", NOT_FITTED)
     assert choice.kernel.digest == bundle.find(*operands(device=0))[0].digest
-    assert str(choice) == f"{choice.kernel.name} (default order: the least estimated time on 132 SMs)"
+    assert str(choice) == f"{choice.kernel.name} (default order: {NOT_FITTED})"
     gpu["sms"] = 78
-    assert cutlass_aot.open(bundle.path).choose(*operands(device=0)).reason.endswith("on 78 SMs")
+    assert cutlass_aot.open(bundle.path).choose(*operands(device=0)).reason == NOT_FITTED.replace("132", "78")
 
 
 def test_a_problem_tuned_on_this_model_of_gpu(tmp_path: Path, gpu: dict[str, Any]) -> None:
@@ -91,7 +107,7 @@ def test_a_problem_tuned_on_this_model_of_gpu(tmp_path: Path, gpu: dict[str, Any
 def test_a_batch_is_part_of_the_problem(tmp_path: Path, gpu: dict[str, Any]) -> None:
     bundle = opened(tmp_path, F16, ranking(F16, Extents(16, 512, 512, 512)))
     assert bundle.choose(*operands(batch=16, device=0)).tier == "tuned"
-    assert bundle.choose(*operands(batch=8, device=0)).tier == "nearest tuned"
+    assert bundle.choose(*operands(batch=8, device=0)).tier == "default order"
     assert bundle.choose(*operands(device=0)).tier == "default order"
     assert bundle.choose(*operands(batch=16, device=0)).reason.startswith("16 of 512x512x512 was measured")
 
@@ -103,17 +119,35 @@ def test_without_a_batch_and_with_a_batch_of_one_choose_the_same(tmp_path: Path,
     assert plain.tier == "tuned"
 
 
-def test_a_problem_near_a_tuned_one(tmp_path: Path, gpu: dict[str, Any]) -> None:
-    bundle = opened(tmp_path, F16, ranking(F16, order=(2, 1)))
-    choice = bundle.choose(*operands(k=1024, device=0))
-    assert (choice.tier, choice.reason) == ("nearest tuned", "measured near 512x512x1024: 512x512x512")
-    assert choice.kernel.digest == F16[2].digest
-    assert digests(bundle.find(*operands(k=1024, device=0))) == [F16[2].digest, F16[1].digest, F16[0].digest]
+def test_a_problem_that_was_not_measured_is_chosen_by_the_fitted_model(
+    tmp_path: Path, gpu: dict[str, Any]
+) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16, order=(1, 0, 2), fitted=True))
+    assert bundle.choose(*operands(device=0)).tier == "tuned"
+    choice = bundle.choose(*operands(k=4096, device=0))
+    assert (choice.tier, choice.kernel.digest) == ("fitted", F16[2].digest)
+    assert choice.reason == "the least time by the cost model fitted on NVIDIA H200"
+    assert digests(bundle.find(*operands(k=4096, device=0))) == [kernel.digest for kernel in F16[::-1]]
 
 
-def test_a_problem_far_from_everything_tuned(tmp_path: Path, gpu: dict[str, Any]) -> None:
-    bundle = opened(tmp_path, F16, ranking(F16))
-    assert bundle.choose(*operands(k=4096, device=0)).tier == "default order"
+def test_a_choice_says_what_is_expected(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16, order=(1, 0), fitted=True))
+    tuned, fitted = bundle.choose(*operands(device=0)), bundle.choose(*operands(k=4096, device=0))
+    for choice in (tuned, fitted):
+        assert choice.expected[0].kernel.digest == choice.kernel.digest
+        assert len(choice.expected) == 3
+        assert {item.bound for item in choice.expected} == {"launch"}
+    assert tuned.expected[0].microseconds == pytest.approx(10.0)
+    times = [item.microseconds for item in fitted.expected]
+    assert times == sorted(times)
+    assert times[0] > 80
+
+
+def test_a_model_of_another_gpu_is_scaled(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16, gpu="NVIDIA H100", order=(0, 1), fitted=True))
+    choice = bundle.choose(*operands(device=0))
+    assert (choice.tier, choice.kernel.digest) == ("scaled", F16[2].digest)
+    assert "fitted on NVIDIA H100, scaled to 132 SMs at 1980 MHz and 4917 GB/s" in choice.reason
 
 
 def test_times_of_another_model_of_gpu_are_not_used(tmp_path: Path, gpu: dict[str, Any]) -> None:
@@ -153,7 +187,6 @@ def test_measured_goes_before_modelled(tmp_path: Path, gpu: dict[str, Any]) -> N
         ranking(F16, gpu="h200", measured=False, order=(2, 1, 0)),
     )
     assert bundle.choose(*operands(device=0)).tier == "tuned"
-    assert bundle.choose(*operands(k=1024, device=0)).tier == "nearest tuned"
     gpu["name"] = "another"
     choice = bundle.choose(*operands(device=0))
     assert (choice.tier, choice.kernel.digest) == ("modelled", F16[2].digest)
@@ -215,40 +248,20 @@ def test_groups_that_serve_the_same_problem_compete(tmp_path: Path, gpu: dict[st
     assert choice.kernel.digest == LOOSE[1].digest
     assert choice.reason == "512x512x512 was measured: 15.0 µs, the best of 5"
     assert digests(bundle.find(*operands(device=0))) == sorted(times, key=lambda digest: times[digest])
-    # Near ones too: the kernel that no time of the other group speaks against.
-    assert bundle.choose(*operands(k=640, device=0)).kernel.digest == LOOSE[1].digest
     # Of operands that one group alone serves, that one's.
     assert bundle.choose(*operands(k=515, device=0)).kernel.digest == LOOSE[1].digest
 
 
 @pytest.mark.parametrize("measured", [True, False])
-@pytest.mark.parametrize("k", [512, 640])
-def test_kernels_that_the_bundle_does_not_have_are_never_chosen(
-    tmp_path: Path, gpu: dict[str, Any], measured: bool, k: int
-) -> None:
-    foreign = designs(dtypes=("bf16",) * 3)[0]
-    mixed = ranking(F16, order=(2, 0), measured=measured)
-    named = (foreign.digest, *mixed.problems[0].kernels, "ab" * 32)
-    times = (1e-9, *mixed.problems[0].seconds, 1.0) if measured else ()
-    with_foreign = mixed._replace(problems=(RankedProblem(TUNED, named, times),))
-    bundle = opened(tmp_path, F16, with_foreign)
-    other = cutlass_aot.open(write_bundle(tmp_path / "other", F16, rankings=[mixed]))
-    choice, expected = bundle.choose(*operands(k=k, device=0)), other.choose(*operands(k=k, device=0))
-    assert choice.kernel.digest == expected.kernel.digest == F16[2].digest
-    assert (choice.tier, choice.reason) == (expected.tier, expected.reason)
-    found = bundle.find(*operands(k=k, device=0))
-    assert sorted(digests(found)) == sorted(kernel.digest for kernel in F16)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_ranking_of_foreign_kernels_alone_decides_nothing(
+def test_a_ranking_of_kernels_that_the_bundle_does_not_have_is_refused(
     tmp_path: Path, gpu: dict[str, Any], measured: bool
 ) -> None:
-    times = (1e-6,) if measured else ()
-    foreign = ranking(F16, measured=measured)._replace(problems=(RankedProblem(TUNED, ("ab" * 32,), times),))
-    bundle = opened(tmp_path, F16, foreign)
-    assert bundle.choose(*operands(device=0)).tier == "default order"
-    assert len(bundle.find(*operands(device=0))) == 3
+    mixed = ranking(F16, order=(2, 0), measured=measured)
+    named = (*mixed.problems[0].kernels, "ab" * 32)
+    times = (*mixed.problems[0].seconds, 1.0) if measured else ()
+    bundle = opened(tmp_path, F16, mixed._replace(problems=(RankedProblem(TUNED, named, times),)))
+    with pytest.raises(CorruptFile, match=r"ranks kernel abababababababab, which group .* does not have"):
+        bundle.choose(*operands(device=0))
 
 
 def test_rankings_are_read_when_needed_and_once(
@@ -262,7 +275,7 @@ def test_rankings_are_read_when_needed_and_once(
     bundle = opened(
         tmp_path,
         [*F16, *B200],
-        ranking(F16),
+        ranking(F16, fitted=True),
         ranking(F16, gpu="NVIDIA H20"),
         ranking(F16, MODELLED, gpu="h200", measured=False),
         ranking(B200, gpu="NVIDIA B200"),
@@ -271,8 +284,8 @@ def test_rankings_are_read_when_needed_and_once(
     for _ in range(3):
         bundle.choose(*operands(device=0))
         bundle.find(*operands(k=640, device=0))
-    # The group's own; of its rankings the one for this GPU, and the one of the build.
-    assert sorted(path.split("/")[0] for path in reads) == ["groups", "rankings", "rankings"]
+    # The group's own; of its rankings the one for this GPU.
+    assert sorted(path.split("/")[0] for path in reads) == ["groups", "rankings"]
     assert all("sm_90a" in path for path in reads)
     reads.clear()
     cutlass_aot.open(bundle.path, rankings=False).choose(*operands(device=0))

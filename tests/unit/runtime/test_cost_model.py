@@ -1,110 +1,232 @@
-"""The default order of kernels: what the estimate says, and what breaks ties."""
+"""The cost model: what the estimate says, what it scales with, and what breaks ties."""
 
 from __future__ import annotations
 
 import random
-from math import ceil
+from math import inf, isfinite
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.runtime.selection import cost_model
 from cutlass_aot.runtime.selection.cost_model import (
-    ADDING_UP,
-    TRAFFIC,
-    Candidate,
     Candidates,
-    candidate_of,
+    Traffic,
+    Work,
+    compute_and_memory,
+    estimate,
+    microseconds,
+    places,
     sort_key,
-    usual_sm_count,
+    work,
 )
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from tests.support.kernels import gemm
 
+HALF = Traffic(2, 2, 2, 16)
+H200 = Machine(132, 1980, 4917)
+COSTS = Costs(
+    launch=2.0, tile=1.0, step=0.5, crowding=0.3, sharing=0.5, edge=0.1, tail=0.9, bandwidth=4000.0,
+    rereading=0.05, overlap=2.0,
+)  # fmt: skip
+LARGE = Extents(1, 8192, 8192, 4096)
 
-def default_order(kernels, extents, sm_count=None):
-    return sorted(kernels, key=lambda kernel: sort_key(kernel, extents, sm_count))
 
-
-def estimate(of: Kernel, extents: Extents, sm_count: int | None = None) -> float:
-    return cost_model.estimate(candidate_of(of), extents, sm_count or usual_sm_count(of.target))
-
-
-def kernel(tile: tuple[int, ...], target: str = "sm_100a", **design: Any) -> Kernel:
+def kernel(tile: tuple[int, ...], target: str = "sm_90a", **design: Any) -> Kernel:
     return gemm(target=target, design={"family": "F", "tile_shape": tile, **design})
 
 
-def test_the_estimate_is_what_the_description_says() -> None:
-    # 4 * 2 tiles of 128x256 on 132 SMs: one wave.
-    wave = 128 * 256 + 64 * (128 + 256)
-    assert estimate(kernel((128, 256)), Extents(1, 512, 512, 64), 132) == wave
+def todo(of: Kernel, extents: Extents, sm_count: int = 132) -> Work:
+    tiling = Tiling.of(of)
+    return work(tiling, places(tiling, {}, sm_count), extents, HALF, sm_count)
+
+
+def time(of: Kernel, extents: Extents, sm_count: int = 132, costs: Costs = COSTS) -> float:
+    return microseconds(costs, todo(of, extents, sm_count))
+
+
+def default_order(kernels: list[Kernel], extents: Extents, sm_count: int | None = None) -> list[Kernel]:
+    return sorted(kernels, key=lambda of: sort_key(of, extents, sm_count))
+
+
+# -- the work of a kernel -----------------------------------------------------------------------------------
+
+
+def test_clusters_run_in_waves() -> None:
     # 33 * 4 = 132 fill the GPU; one row more is a second wave.
-    assert estimate(kernel((128, 256)), Extents(1, 33 * 128, 1024, 64), 132) == wave
-    assert estimate(kernel((128, 256)), Extents(1, 33 * 128 + 1, 1024, 64), 132) == 2 * wave
+    full, more = (todo(kernel((128, 256, 64)), Extents(1, m, 1024, 640)) for m in (33 * 128, 33 * 128 + 1))
+    assert (full.waves, full.filled, full.at_work) == (1, 1, 1)
+    assert (more.waves, more.filled) == (2, 136 / 132)
+    assert full.steps == 10
 
 
 def test_batches_count_as_tiles() -> None:
-    assert estimate(kernel((128, 128)), Extents(133, 128, 128, 64), 132) == 2 * estimate(
-        kernel((128, 128)), Extents(1, 128, 128, 64), 132
-    )
+    assert todo(kernel((128, 128, 64)), Extents(133, 128, 128, 64)).waves == 2
 
 
-def test_a_pair_of_blocks_halves_the_tile_of_each() -> None:
-    pair = estimate(kernel((256, 128), use_2cta_mma=True), Extents(1, 256, 128, 64), 148)
-    assert pair == estimate(kernel((128, 128)), Extents(1, 256, 128, 64), 148)
+def test_a_pair_of_blocks_shares_a_tile() -> None:
+    pair = Tiling.of(kernel((256, 128, 64), use_2cta_mma=True))
+    assert (pair.block_m, pair.block_n, pair.cluster_m, pair.blocks) == (128, 128, 256, 2)
+    four = Tiling.of(kernel((256, 128, 64), use_2cta_mma=True, cluster_shape=(4, 1)))
+    assert (four.block_m, four.cluster_m, four.blocks) == (128, 512, 4)
 
 
-def test_blocks_are_rounded_up_to_the_cluster() -> None:
-    one = Extents(148, 128, 128, 64)
-    single = estimate(kernel((128, 128), cluster_shape=(1, 1)), one, 148)
-    assert estimate(kernel((128, 128), cluster_shape=(4, 1)), one, 148) == 4 * single
+def test_the_output_is_rounded_up_to_the_clusters() -> None:
+    found = todo(kernel((128, 128, 64), cluster_shape=(4, 2)), Extents(1, 500, 300, 64))
+    assert found.missing == (512 - 500) + (512 - 300)
+    # One cluster down and two across: every SM with a block has an edge of one kind.
+    assert found.at_edge == found.at_work == 2 * 8 / 132
+    assert todo(kernel((128, 128, 64)), Extents(1, 512, 512, 64)).missing == 0
 
 
 def test_clusters_run_as_the_device_profile_says_or_as_many_as_fit() -> None:
-    def waves(clusters: int, **constants: int) -> float:
-        design = {"family": "F", "tile_shape": (128, 128), "cluster_shape": (5, 1)}
-        one = gemm(target="sm_100a", design=design, constants=constants)
-        found = estimate(one, Extents(clusters, 5 * 128, 128, 64), 132)
-        return found / estimate(one, Extents(1, 1, 1, 64), 132)
-
-    # 26 clusters of five on 132 SMs; two SMs stay idle.
-    assert [waves(clusters) for clusters in (26, 27, 52, 53)] == [1, 2, 2, 3]
-    assert [waves(clusters, max_active_clusters_5=20) for clusters in (20, 21, 40)] == [1, 2, 2]
-    # What the profile says of clusters of another size does not matter.
-    assert waves(26, max_active_clusters_4=1) == 1
-
-
-def test_a_cluster_larger_than_the_gpu_is_a_wave_of_its_own() -> None:
-    large = kernel((64, 64), cluster_shape=(16, 1))
-    assert estimate(large, Extents(3, 16 * 64, 64, 64), 8) == 3 * estimate(large, Extents(1, 1, 1, 1), 8)
+    five = Tiling.of(kernel((128, 128, 64), cluster_shape=(5, 1)))
+    assert places(five, {}, 132) == 26
+    assert places(five._replace(active_clusters=20), {}, 132) == 20
+    assert places(five._replace(blocks_per_sm=2), {}, 132) == 52
+    # What is known of clusters that this one can be divided into bounds it.
+    eight = Tiling.of(kernel((128, 128, 64), cluster_shape=(8, 1)))
+    assert places(eight, {}, 132) == 16
+    assert places(eight, {4: 30}, 132) == 15
+    assert places(eight, {3: 1, 16: 7}, 132) == 16
+    # A cluster larger than the GPU is a wave of its own.
+    assert places(eight, {}, 4) == 1
 
 
-def test_blocks_along_k_share_a_wave_and_take_time_to_add_up() -> None:
-    split = kernel((128, 128), cluster_shape=(1, 1, 4))
-    whole = kernel((128, 128), cluster_shape=(1, 1, 1))
-    deep, shallow = Extents(1, 128, 128, 8000), Extents(1, 128, 128, 800)
-    assert estimate(split, deep, 132) == pytest.approx(estimate(whole, deep, 132) * (1 / 4 + 1000 / 8000))
-    assert estimate(split, shallow, 132) > estimate(whole, shallow, 132)
-    # 33 such clusters run at once, and four times as many whole tiles.
-    many = Extents(1, 34 * 128, 128, 8000)
-    assert estimate(split, many, 132) == 2 * estimate(split, deep, 132)
-    assert estimate(whole, many, 132) == estimate(whole, deep, 132)
+def test_kernels_of_one_group_know_how_many_clusters_run() -> None:
+    design = {"family": "F", "tile_shape": (128, 128, 64), "cluster_shape": (4, 1)}
+    known = Tiling.of(gemm(target="sm_90a", design=design, constants={"max_active_clusters_4": 30}))
+    unknown = Tiling.of(kernel((64, 128, 64), cluster_shape=(4, 1)))
+    alone = Candidates({"aa": unknown}, HALF, "sm_90a").work(LARGE, 132)
+    together = Candidates({"aa": unknown, "bb": known}, HALF, "sm_90a")
+    assert alone[0].waves == -(-32 * 64 // 33)
+    assert together.work(LARGE, 132)[together.digests.index("aa")].waves == -(-32 * 64 // 30)
+
+
+def test_blocks_along_k_share_a_sum() -> None:
+    split = todo(kernel((128, 128, 64), cluster_shape=(1, 1, 4)), Extents(1, 128, 128, 8192))
+    whole = todo(kernel((128, 128, 64)), Extents(1, 128, 128, 8192))
+    assert (split.steps, whole.steps) == (32, 128)
+    assert split.at_work == 4 * whole.at_work
 
 
 def test_the_low_latency_family_swaps_its_tile() -> None:
-    tall = Extents(1, 8, 128 * 64, 64)
-    swapped = gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)})
-    straight = gemm(design={"family": "F", "tile_shape": (64, 8, 128)})
-    assert estimate(swapped, tall, 132) < estimate(straight, tall, 132)
+    swapped = Tiling.of(gemm(design={"family": "TgvGemm", "tile_shape": (64, 8, 128)}))
+    assert (swapped.cluster_m, swapped.cluster_n, swapped.block_m, swapped.block_n) == (8, 64, 8, 64)
+
+
+def test_operands_are_read_once_more_for_each_further_row_and_column_of_clusters() -> None:
+    found = todo(kernel((128, 128, 64)), Extents(2, 256, 384, 1000))
+    a, b, out = 2 * 256 * 1000 * 2, 2 * 384 * 1000 * 2, 2 * 256 * 384 * 2
+    assert found.megabytes == pytest.approx((a + b + out) / 1e6)
+    assert found.again == pytest.approx((2 * a + b) / 1e6)
+
+
+def test_traffic_counts_every_matrix_of_a_gemm() -> None:
+    plain = gemm(dtypes=("f8e4m3", "f8e4m3", "bf16"))
+    assert Traffic.of(plain.operands) == Traffic(1, 1, 2, 8)
+
+
+# -- the estimate -------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_is_what_the_description_says() -> None:
+    # 64 of 132 SMs have one block, tiles fit, 10 steps.
+    found = todo(kernel((128, 128, 64)), Extents(1, 1024, 1024, 640))
+    step = 0.5 * ((64 / 132 + 0.15) / 1.15) ** 0.3
+    edge = (step**4 + (step / 2) ** 4) ** 0.25
+    compute, memory = compute_and_memory(COSTS, found)
+    assert compute == pytest.approx(1.0 + 10 * edge)
+    assert memory == pytest.approx((found.megabytes + 0.05 * found.again) / 4000 * 1e3)
+    assert microseconds(COSTS, found) == pytest.approx(2 + (compute**2 + memory**2) ** 0.5)
+
+
+def test_missing_rows_take_time() -> None:
+    tall, wide = kernel((128, 128, 64)), Extents(1, 129, 4096, 4096)
+    assert time(tall, wide) > time(tall, wide._replace(m=256))
+    assert time(tall, wide, costs=COSTS._replace(edge=1e-6)) < time(tall, wide)
+
+
+def test_two_blocks_on_one_sm_take_longer_for_a_step() -> None:
+    double = kernel((64, 128, 64), blocks_per_sm=2)
+    few, many = Extents(1, 64, 132 * 128, 4096), Extents(1, 64, 264 * 128, 4096)
+    assert todo(double, few).shared == 0
+    assert todo(double, many).shared == 1
+    assert todo(double, many).waves == 1
+    # No sharing is no more than what the crowd takes.
+    assert time(double, many) > time(double, many, costs=COSTS._replace(sharing=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("extents", "bound"),
+    [(Extents(1, 1, 64, 64), "launch"), (LARGE, "compute"), (Extents(1, 64, 132 * 128, 64 * 9), "memory")],
+)
+def test_the_estimate_says_what_takes_most_of_the_time(extents: Extents, bound: str) -> None:
+    fast = COSTS._replace(step=0.01, tile=0.01) if bound == "memory" else COSTS
+    assert estimate(fast, todo(kernel((64, 128, 64)), extents)).bound == bound
+
+
+def test_constants_scale_to_another_gpu_by_its_clock_and_bandwidth() -> None:
+    other = Machine(132, 990, 2458)
+    scaled = COSTS.on(H200, other)
+    assert (scaled.step, scaled.tile, scaled.edge) == (1.0, 2.0, 0.2)
+    assert scaled.bandwidth == pytest.approx(4000 * 2458 / 4917)
+    assert (scaled.launch, scaled.tail) == (COSTS.launch, COSTS.tail)
+    assert COSTS.on(H200, H200) is COSTS
+
+
+EXTENT = st.one_of(st.integers(1, 300), st.sampled_from([512, 4096, 8192, 2**31 - 1]))
+EXTENTS = st.builds(Extents, st.integers(1, 9), EXTENT, EXTENT, EXTENT)
+DESIGNS = st.fixed_dictionaries(
+    {
+        "family": st.sampled_from(["F", "TgvGemm"]),
+        "tile_shape": st.tuples(*map(st.sampled_from, ([64, 128, 256], [8, 64, 256], [32, 64]))),
+        "cluster_shape": st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+        "use_2cta_mma": st.booleans(),
+        "blocks_per_sm": st.integers(1, 2),
+    }
+)
+
+
+@given(DESIGNS, EXTENTS, st.integers(1, 200))
+def test_every_design_has_a_time_and_more_work_takes_no_less(
+    design: dict[str, Any], extents: Extents, sm_count: int
+) -> None:
+    one = gemm(target="sm_90a", design=design)
+    found = time(one, extents, sm_count)
+    assert 0 < found < inf
+    assert isfinite(found)
+    assert time(one, extents._replace(k=2 * extents.k), sm_count) >= found
+    assert time(one, extents._replace(batch=2 * extents.batch), sm_count) >= found * (1 - 1e-9)
+
+
+@given(st.lists(DESIGNS, min_size=1, max_size=6), EXTENTS)
+def test_many_are_estimated_as_each_alone(designs: list[dict[str, Any]], extents: Extents) -> None:
+    members = {f"{number:03}": Tiling.of(gemm(target="sm_90a", design=d)) for number, d in enumerate(designs)}
+    candidates = Candidates(members, HALF, "sm_90a")
+    assert sorted(candidates.digests) == sorted(members)
+    for digest, found in zip(candidates.digests, candidates.work(extents, 132), strict=True):
+        tiling = members[digest]
+        assert found == work(tiling, places(tiling, {}, 132), extents, HALF, 132)
+
+
+# -- derived constants, and the order that they give ---------------------------------------------------------
 
 
 def test_few_rows_take_a_narrow_tile_and_large_problems_a_large_one() -> None:
-    kernels = [kernel((64, 64)), kernel((128, 128)), kernel((128, 256))]
+    kernels = [kernel((64, 64, 64)), kernel((128, 128, 64)), kernel((128, 256, 64))]
     assert default_order(kernels, Extents(1, 16, 4096, 4096), 132)[0] == kernels[0]
     assert default_order(kernels, Extents(1, 8192, 8192, 4096), 132)[0] == kernels[2]
+
+
+def test_few_tiles_with_a_long_sum_are_split() -> None:
+    kernels = [kernel((64, 64, 64)), kernel((64, 64, 64), cluster_shape=(1, 1, 8))]
+    assert default_order(kernels, Extents(1, 16, 512, 16384), 132)[0] == kernels[1]
+    assert default_order(kernels, Extents(1, 8192, 8192, 256), 132)[0] == kernels[0]
 
 
 def test_ties_take_the_larger_tile_the_smaller_cluster_then_the_dynamic_scheduler() -> None:
@@ -112,8 +234,6 @@ def test_ties_take_the_larger_tile_the_smaller_cluster_then_the_dynamic_schedule
     order = [
         kernel((128, 128), cluster_shape=(1, 1), tile_scheduler="clc", **base),
         kernel((128, 128), cluster_shape=(1, 1), tile_scheduler="static", **base),
-        kernel((128, 128), cluster_shape=(2, 1), tile_scheduler="clc", **base),
-        kernel((128, 128), cluster_shape=(2, 1), tile_scheduler="static", **base),
     ]
     problem = Extents(1, 256, 128, 64)
     for seed in range(5):
@@ -135,55 +255,25 @@ def test_the_order_does_not_depend_on_the_order_given() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_103f", "sm_120a"])
 def test_a_design_without_these_names_is_ordered_too(design: dict[str, Any], target: str) -> None:
     unknown = gemm(target=target, design={"family": "mine", **design})
-    assert estimate(unknown, Extents(1, 100, 100, 100)) > 0
+    key = sort_key(unknown, Extents(1, 100, 100, 100))
+    assert 0 < key[0] < inf
     assert set(default_order([unknown, kernel((128, 128), target)], Extents(1, 1, 1, 1))) == {
         unknown,
         kernel((128, 128), target),
     }
 
 
-EXTENT = st.one_of(st.integers(1, 300), st.sampled_from([512, 4096, 8192, 2**31 - 1]))
-CANDIDATES = st.builds(
-    lambda tile, pair, cluster, swapped, at_once, scheduler: Candidate(
-        tile[0], tile[1], pair, cluster[0], cluster[1], swapped, cluster[0] * cluster[1] * cluster[2],
-        at_once, scheduler,
-    ),
-    st.tuples(st.sampled_from([64, 128, 192, 256]), st.sampled_from([8, 64, 128, 256])),
-    st.sampled_from([1, 2]),
-    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
-    st.booleans(),
-    st.sampled_from([0, 0, 20, 64]),
-    st.integers(0, 2),
-)  # fmt: skip
-
-
-def as_the_module_says(of: Candidate, extents: Extents, sm_count: int) -> float:
-    rows, columns = (extents.n, extents.m) if of.swapped else (extents.m, extents.n)
-    along_m = ceil(ceil(rows / of.tile_m) * of.pair / of.cluster_m)
-    along_n = ceil(ceil(columns / of.tile_n) / of.cluster_n)
-    at_once = of.at_once or max(1, sm_count // of.cluster)
-    waves = -(-extents.batch * along_m * along_n // at_once)
-    tile_m = of.tile_m / of.pair
-    parts = of.cluster / (of.cluster_m * of.cluster_n)
-    split = 1.0 if parts == 1 else 1 / parts + ADDING_UP / extents.k
-    return waves * (tile_m * of.tile_n + TRAFFIC * (tile_m + of.tile_n)) * split
-
-
-@given(
-    st.lists(CANDIDATES, min_size=1, max_size=20),
-    st.lists(st.builds(Extents, st.integers(1, 9), EXTENT, EXTENT, EXTENT), min_size=1, max_size=4),
-    st.lists(st.integers(1, 200), min_size=1, max_size=3),
-)
-def test_many_are_estimated_as_each_alone(
-    members: list[Candidate], problems: list[Extents], sm_counts: list[int]
-) -> None:
-    by_digest = {f"{number:03}": member for number, member in enumerate(members)}
-    ready = Candidates(by_digest)
-    assert sorted(ready.digests) == sorted(by_digest)
-    assert [ready.digests[position] for position in ready.alphabetical] == sorted(by_digest)
-    for extents in problems:
-        for sm_count in sm_counts:
-            found = dict(zip(ready.digests, ready.estimates(extents, sm_count), strict=True))
-            for digest, member in by_digest.items():
-                assert found[digest] == pytest.approx(as_the_module_says(member, extents, sm_count))
-                assert found[digest] == cost_model.estimate(member, extents, sm_count)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_103f", "sm_120a"])
+@pytest.mark.parametrize("bits", [4, 8, 16, 32, 64])
+def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits: int) -> None:
+    """No derived estimate promises more than the tensor cores can do, or less than a tenth of it."""
+    machine = typical_machine(target)
+    tiling = Tiling.of(kernel((128, 256, 64), target))
+    costs = derived(tiling, bits, target, machine)
+    found = microseconds(
+        costs, work(tiling, machine.sm_count, LARGE, Traffic(2, 2, 2, bits), machine.sm_count)
+    )
+    peaks = {"sm_80": 312, "sm_90a": 990, "sm_100a": 2300, "sm_103f": 2300, "sm_120a": 210}
+    peak = peaks[target] * (16 / bits if bits <= 32 else 1 / 16)
+    achieved = 2 * LARGE.m * LARGE.n * LARGE.k / found / 1e6
+    assert 0.1 * peak < achieved < 1.1 * peak

@@ -160,7 +160,7 @@ def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: py
 
     def choose(self: Finder, *given: Any) -> Any:
         found = real(self, *given)
-        chosen.append(found.kernel.kernel.accumulator)
+        chosen.append(found.kernel.accumulator)
         return found
 
     monkeypatch.setattr(Finder, "best", choose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
@@ -22,13 +23,13 @@ from cutlass_aot.schema.bundles.catalog import (
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.tuning.costs import Costs, Machine
 from cutlass_aot.schema.tuning.ranking import (
     RANKING_KIND,
     RANKING_SCHEMA,
     Extents,
     RankedProblem,
     Ranking,
-    without,
 )
 from tests.support.bundles import REQUIREMENTS, designs, entry
 from tests.support.kernels import gemm, operand
@@ -393,14 +394,6 @@ def test_extents_read_as_a_problem():
     assert str(SECOND) == f"16 of 64x64x{2**40}"
 
 
-def test_a_ranking_without_some_kernels():
-    problem = ranking().problems[0]
-    assert without(problem, {"bb"}) == RankedProblem(FIRST, ("aa",), (2.5e-5,))
-    assert without(problem, set()) == problem
-    assert without(problem, {"aa", "bb"}) is None
-    assert without(RankedProblem(FIRST, ("bb", "aa")), {"bb"}) == RankedProblem(FIRST, ("aa",))
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -432,6 +425,43 @@ def test_an_impossible_problem_is_refused(problem):
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
     with pytest.raises(CorruptFile, match="it is malformed"):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": [problem]}), "it")
+
+
+# Exact in single precision, in which they are kept.
+COSTS = Costs(1.5, 2.0, 0.25, 0.5, 0.5, 0.125, 0.75, 4000.0, 0.0625, 2.5)
+H200 = Machine(132, 1980, 4917)
+
+
+def test_a_ranking_with_a_cost_model_reads_back():
+    """It may have constants of kernels without times."""
+    given = ranking(machine=H200, costs=(("aa", COSTS), ("bb", COSTS._replace(step=0.5)), ("cc", COSTS)))
+    found = Ranking.from_bytes(given.to_bytes(), "it")
+    assert found == given
+    assert found.kernels == {"aa", "bb", "cc"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"costs": b"1234"},
+        {"costs": struct.pack("<10f", *COSTS)},
+        {"costs": struct.pack("<10f", *COSTS._replace(step=0.0)) * 2},
+        {"costs": struct.pack("<10f", *COSTS._replace(launch=float("nan"))) * 2},
+        {"costs": struct.pack("<10f", *COSTS._replace(tail=1.5)) * 2},
+        {"costs": struct.pack("<10f", *COSTS._replace(overlap=0.5)) * 2},
+        {"costs": b""},
+        {"costs": 3},
+        {"machine": None},
+        {"machine": [0, 1980, 4917]},
+        {"machine": [132, 1980]},
+        {"machine": "H200"},
+    ],
+)
+def test_an_impossible_cost_model_is_refused(changes):
+    given = ranking(machine=H200, costs=(("aa", COSTS), ("bb", COSTS)))
+    found = unseal(given.to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    with pytest.raises(CorruptFile, match="malformed"):
+        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, **changes}), "it")
 
 
 def test_a_modelled_ranking_has_no_times():

@@ -83,7 +83,7 @@ def test_another_toolchain_that_gives_the_same_code_is_as_good():
 
 
 def test_a_kernel_that_is_not_compiled_yet_is_held_against_its_record_alone():
-    planned = {item.kernel.digest: (item.kernel.group, None) for item in F16}
+    planned = {item.kernel.digest: (item.kernel, None) for item in F16}
     assert fits(tuning([tuned_group(F16)]), planned, holder="this build", advice="no")
     assert not fits(tuning([tuned_group(BF16)]), planned, holder="this build", advice="no")
 
@@ -95,7 +95,7 @@ def test_rankings_have_what_was_measured_in_order():
         TunedProblem(Extents(2, 8, 8, 8), (), (), ((first, "wrong"), (second, "wrong"), (third, "wrong"))),
     ]
     nothing = tuned_group(BF16, [])
-    (found,) = rankings(tuning([tuned_group(F16, problems), nothing]))
+    (found,) = rankings(tuning([tuned_group(F16, problems), nothing]), objects_of(F16))
     assert found == Ranking(
         F16[0].kernel.group,
         GPU,
@@ -104,7 +104,7 @@ def test_rankings_have_what_was_measured_in_order():
         # The first look at the third was short: it was behind all that were measured to the end.
         (RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6)),),
     )
-    (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None))
+    (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None), objects_of(F16))
     assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"
 
 

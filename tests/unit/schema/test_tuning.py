@@ -227,8 +227,8 @@ def test_what_is_no_tuning_file_is_refused(data, message):
 
 
 def test_a_newer_schema_is_refused():
-    with pytest.raises(SchemaTooNew, match=r"t\.json has schema version 2, .*upgrade"):
-        Tuning.from_bytes(altered(setting("file", "schema", 2)), "t.json")
+    with pytest.raises(SchemaTooNew, match=r"t\.json has schema version 3, .*upgrade"):
+        Tuning.from_bytes(altered(setting("file", "schema", 3)), "t.json")
 
 
 def test_a_truncated_file_is_refused_wherever_it_ends():

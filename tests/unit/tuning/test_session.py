@@ -64,7 +64,7 @@ class Report:
 
 def measure(bundle, extents, before=None, bench=None, filters=None, clock=lambda: 0.0, **options):
     """Returns what was measured, what was saved, and what was told."""
-    jobs, _ = plan(bundle, filters or {}, extents, (9, 0))
+    jobs, _ = plan(bundle, filters or {}, lambda _: extents, (9, 0))
     saved, report = [], Report()
     found = run(jobs, before or tuning(), bench or Bench(), saved.append, report, clock, **options)
     return found, saved, report.told
@@ -74,7 +74,7 @@ def measure(bundle, extents, before=None, bench=None, filters=None, clock=lambda
 
 
 def test_every_group_is_measured_on_the_problems_that_fit_it(bundle):
-    jobs, notes = plan(bundle, {}, [SMALL, ODD, LARGE], (9, 0))
+    jobs, notes = plan(bundle, {}, lambda _: [SMALL, ODD, LARGE], (9, 0))
     assert [job.name for job in jobs] == [group.name for group in bundle.groups]
     assert all(job.problems == (SMALL, LARGE) and len(job.kernels) == 3 for job in jobs)
     assert notes == [
@@ -85,7 +85,7 @@ def test_every_group_is_measured_on_the_problems_that_fit_it(bundle):
 
 
 def test_filters_choose_groups_and_kernels(bundle):
-    (job,), notes = plan(bundle, {"dtypes": ["bf16.*"], "name": ["*128x256*"]}, [SMALL], (9, 0))
+    (job,), notes = plan(bundle, {"dtypes": ["bf16.*"], "name": ["*128x256*"]}, lambda _: [SMALL], (9, 0))
     assert {handle.digest for handle in job.kernels} == {BF16[2].digest}
     assert notes == []
 
@@ -100,7 +100,7 @@ def test_filters_choose_groups_and_kernels(bundle):
 )
 def test_nothing_to_measure_is_an_error_with_the_reasons(bundle, filters, extents, capability, message):
     with pytest.raises(TuningError, match="bundle small has nothing to measure: ") as caught:
-        plan(bundle, filters, extents, capability)
+        plan(bundle, filters, lambda _: extents, capability)
     assert message in str(caught.value)
 
 
@@ -108,7 +108,7 @@ def test_of_equal_groups_the_best_target_alone_is_measured(tmp_path):
     family, own = designs(target="sm_100f"), designs(target="sm_100a")
     alone = designs(target="sm_100f", dtypes=("bf16",) * 3)
     bundle = open_bundle(write_bundle(tmp_path, [*family, *own, *alone]), check=False)
-    jobs, notes = plan(bundle, {}, [SMALL], (10, 0))
+    jobs, notes = plan(bundle, {}, lambda _: [SMALL], (10, 0))
     assert [(job.kernels[0].kernel.group, len(job.kernels)) for job in jobs] == [
         (own[0].group, 3),
         (alone[0].group, 3),
@@ -121,7 +121,7 @@ def test_what_is_no_plain_gemm_cannot_be_checked(tmp_path):
     other = replace(gemm(operation="add"), operands=operands)
     bundle = open_bundle(write_bundle(tmp_path, [other]), check=False)
     with pytest.raises(TuningError, match="no plain GEMM, so that its results cannot be checked"):
-        plan(bundle, {}, [SMALL], (9, 0))
+        plan(bundle, {}, lambda _: [SMALL], (9, 0))
 
 
 # -- measuring and going on -------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_problem_that_does_not_fit_the_gpu_is_skipped(bundle):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("the GPU failed")])
 def test_what_was_measured_is_saved_whatever_happens(bundle, error):
-    jobs, _ = plan(bundle, {}, [SMALL, LARGE], (9, 0))
+    jobs, _ = plan(bundle, {}, lambda _: [SMALL, LARGE], (9, 0))
     saved = []
     with pytest.raises(type(error)):
         run(jobs, tuning(), Bench({LARGE: error}), saved.append, Report(), lambda: 0.0)

@@ -1,0 +1,121 @@
+"""``cutlass-aot choose``: the kernel that a bundle takes for a problem, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
+from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.words import few, plural
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+    from cutlass_aot.runtime.opened.finder import Choice
+    from cutlass_aot.schema.bundles.catalog import GroupEntry
+
+_extent = click.IntRange(1)
+
+
+@click.command("choose")
+@bundle_argument
+@click.option("--m", type=_extent, required=True, help="Rows of the output.")
+@click.option("--n", type=_extent, required=True, help="Columns of the output.")
+@click.option("--k", type=_extent, required=True, help="Length of the sums.")
+@click.option("--batch", type=_extent, default=1, show_default=True, help="Products in the batch.")
+@click.option(
+    "--gpu", metavar="MODEL", help='GPU to choose for, as the driver names it, such as "NVIDIA H200".'
+)
+@filter_options(
+    dtypes="Element types of the operands, such as bf16.bf16.bf16.",
+    layouts="Layout letters of the operands, such as tnt.",
+    accumulator="Element type of the accumulator.",
+    epilogue="Formula of the epilogue.",
+    target="GPU code target, such as sm_90a.",
+)
+@click.option("--top", type=click.IntRange(1), default=4, show_default=True, help="Kernels to show.")
+@json_option
+def command(
+    bundle: Path,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    gpu: str | None,
+    top: int,
+    as_json: bool,
+    **filters: tuple[str, ...],
+) -> int:
+    """Show which kernel of BUNDLE a GEMM of these extents takes, why, and what is expected of it.
+
+    No GPU is needed: --gpu names the one to choose for. Operands are taken to be packed. For each kind of
+    GEMM that BUNDLE has and the filters leave, the first kernels are shown with their expected times.
+    """
+    from cutlass_aot.runtime.bundle import open_bundle
+
+    opened = open_bundle(bundle, check=False)
+    extents = Extents(batch, m, n, k)
+    found = _choices(opened, extents, gpu, filters_given(filters))
+    if not found:
+        groups = [group.name for group in opened.groups if group.operation == "gemm"]
+        raise KernelNotFound(
+            f"{opened.name} has no GEMM for {extents} that matches: it has {few(groups) or 'no GEMM'}"
+        )
+    if as_json:
+        print_json([_record(group, choice, top) for group, choice in found])
+        return 0
+    for number, (group, choice) in enumerate(found):
+        click.echo(("\n" if number else "") + f"{group.name}: {choice.tier}: {choice.reason}")
+        shown = choice.expected[:top]
+        rows = [(_microseconds(item.microseconds), item.bound, item.kernel.name) for item in shown]
+        click.echo(table(rows, ("µs", "most of it", "kernel")))
+        if len(choice.expected) > top:
+            click.echo(f"and {plural(len(choice.expected) - top, 'other kernel')}; --top shows more")
+    return 0
+
+
+def _choices(
+    bundle: Bundle, extents: Extents, gpu: str | None, filters: dict[str, list[str]]
+) -> list[tuple[GroupEntry, Choice]]:
+    """The choice for each group that serves the problem, but once for groups that serve the same calls."""
+    from cutlass_aot.runtime.opened.filters import group_matches
+    from cutlass_aot.schema.kernels.operands import packed, supports
+
+    found: dict[object, tuple[GroupEntry, Choice]] = {}
+    for group in bundle.groups:
+        if group.operation != "gemm" or not group_matches(group, filters):
+            continue
+        operands = packed(group.operands, extents.by_name)
+        if not supports(group.operands, operands):
+            continue
+        choice = bundle.choose(
+            *operands,
+            accumulator=group.accumulator,
+            epilogue=group.epilogue,
+            target=group.target,
+            gpu=gpu,
+        )
+        found.setdefault(
+            (choice.kernel.digest, tuple(operand.dtype for operand in operands)), (group, choice)
+        )
+    return list(found.values())
+
+
+def _microseconds(time: float | None) -> str:
+    return "-" if time is None else f"{time:.1f}"
+
+
+def _record(group: GroupEntry, choice: Choice, top: int) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "tier": choice.tier,
+        "reason": choice.reason,
+        "kernels": [
+            {"name": item.kernel.name, "microseconds": item.microseconds, "bound": item.bound}
+            for item in choice.expected[:top]
+        ],
+    }

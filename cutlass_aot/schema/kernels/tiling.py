@@ -1,0 +1,94 @@
+"""The tiling of a GEMM kernel: how it divides its output and its sums among blocks."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+
+from cutlass_aot.schema.kernels.design import DesignValue
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
+
+TILING_VALUES = (
+    "tile_shape", "cluster_shape", "use_2cta_mma", "family", "tile_scheduler", "blocks_per_sm", "persistent",
+    "swap_operands",
+)  # fmt: skip
+"""Names of the design values that a tiling is made of."""
+
+_SCHEDULERS = {"clc": 0, "static": 1}
+_UNKNOWN_TILE = (64, 64, 64)
+_TILES_SWAPPED = ("TgvGemm",)
+"""Families that compute the transposed problem: the first extent of their tile runs along N."""
+
+
+class Tiling(NamedTuple):
+    """The properties of a kernel that decide its time; kernels that agree in all of them share one.
+
+    Attributes:
+        cluster_m: rows of the output that a cluster computes.
+        cluster_n: columns of it.
+        block_m: rows of the output that one block computes.
+        block_n: columns of it.
+        depth: elements of K that a block multiplies in a step.
+        split: blocks of a cluster that share the sums of one tile, each a part of K.
+        blocks: blocks of a cluster.
+        blocks_per_sm: blocks that one multiprocessor has room for.
+        active_clusters: clusters that run at once by the device profile it was compiled with; 0 without one.
+        scheduler: rank of the tile scheduler among kernels of equal time.
+        kind: the kernel's family, and what sets kernels of one family apart beside numbers.
+    """
+
+    cluster_m: int
+    cluster_n: int
+    block_m: int
+    block_n: int
+    depth: int
+    split: int
+    blocks: int
+    blocks_per_sm: int
+    active_clusters: int
+    scheduler: int
+    kind: str
+
+    @classmethod
+    def of(cls, kernel: "Kernel") -> "Tiling":
+        """The tiling of a kernel."""
+        design = dict(kernel.design)
+        return cls.make([design.get(name) for name in TILING_VALUES], dict(kernel.constants))
+
+    @classmethod
+    def make(cls, values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> "Tiling":
+        """The tiling of a design; missing values get the usual ones.
+
+        ``values`` are in the order of :data:`TILING_VALUES`, None for those that the design does not have;
+        ``constants`` are the numbers of the device profile that it has compiled in.
+        """
+        tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
+        m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
+        blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
+        pair = 2 if use_2cta_mma is True else 1
+        blocks = max(prod(cluster) if _is_shape(cluster) else 1, pair)
+        swapped = family in _TILES_SWAPPED
+        cluster_m, cluster_n, block_m = m * max(1, blocks_m // pair), n * blocks_n, m // pair or 1
+        marks = {"persistent": persistent is True, "swapped": swap_operands is True, "split": split > 1}
+        return cls(
+            cluster_m=cluster_n if swapped else cluster_m,
+            cluster_n=cluster_m if swapped else cluster_n,
+            block_m=n if swapped else block_m,
+            block_n=block_m if swapped else n,
+            depth=depth,
+            split=split,
+            blocks=blocks,
+            blocks_per_sm=blocks_per_sm if type(blocks_per_sm) is int and blocks_per_sm > 0 else 1,
+            active_clusters=constants.get(f"max_active_clusters_{blocks}", 0),
+            scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
+            kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
+        )
+
+
+def _is_shape(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, (tuple, list)) and bool(value) and all(type(e) is int and e > 0 for e in value)
+
+
+def _is_tile(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:
+    return _is_shape(value) and len(value) >= 2

@@ -1,0 +1,221 @@
+"""What one kernel costs: the constants of the cost model (:mod:`cutlass_aot.runtime.selection.cost_model`).
+
+Constants are fitted to measurements (:mod:`cutlass_aot.tuning.fit`), predicted from a kernel's design by the
+regression of a fit, or, where nothing was measured, derived from the design and the GPU alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import exp, isfinite, log
+from typing import Annotated, Any, NamedTuple
+
+from cutlass_aot.schema.codec import Check, row, within
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.targets import Target
+
+
+@row
+class Machine(NamedTuple):
+    """What times of a kernel scale with from one GPU model to another.
+
+    Attributes:
+        sm_count: streaming multiprocessors (SMs).
+        sm_mhz: their highest clock.
+        memory_bandwidth: of the device memory, in GB/s.
+    """
+
+    sm_count: Annotated[int, within(1, 100_000)]
+    sm_mhz: Annotated[int, within(1, 100_000)]
+    memory_bandwidth: Annotated[int, within(1, 1_000_000)]
+
+
+_TYPICAL = {
+    8: Machine(108, 1410, 2039),
+    9: Machine(132, 1980, 3352),
+    10: Machine(148, 1965, 8000),
+    12: Machine(170, 2407, 1792),
+}
+"""A typical GPU of each major compute capability: A100, H100, B200, RTX 5090. Source: their data sheets."""
+
+_FLOPS = {8: 2048, 9: 4096, 10: 8192, 12: 512}
+"""Operations that an SM does in a clock on operands of 16 bits, by major compute capability: the peak of
+NVIDIA's data sheet over SMs and clock."""
+
+_LOADED = 64
+"""Bytes that an SM loads from the L2 cache in a clock. Source: NVIDIA's tuning guides, for A100 to B200."""
+
+
+def typical_machine(target: str) -> Machine:
+    """A typical GPU of a target, where no device is known."""
+    return _TYPICAL.get(Target.parse(target).major, _TYPICAL[9])
+
+
+def _check_cost(value: float) -> None:
+    if not (isfinite(value) and 0 < value < 1e9):
+        raise ValueError(f"expected a number between 0 and 1e9, found {value!r}")
+
+
+_Cost = Annotated[float, Check(_check_cost)]
+
+
+@row
+class Costs(NamedTuple):
+    """The constants of one kernel on one GPU; times in microseconds.
+
+    Attributes:
+        launch: time of a launch that computes nothing.
+        tile: time that a block takes for a tile beside its steps: to begin, to add up and to store.
+        step: time of a step along K with all SMs at work.
+        crowding: exponent by which a step is faster when few SMs are at work.
+        sharing: by how much a step takes longer, as a share, where two blocks are on an SM.
+        edge: time that 100 missing rows or columns of a tile at the edge of the output add to a step.
+        tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
+        bandwidth: GB/s of reading operands and writing the output.
+        rereading: bytes of the device memory for each byte of an operand that is read again.
+        overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
+    """
+
+    launch: _Cost
+    tile: _Cost
+    step: _Cost
+    crowding: _Cost
+    sharing: _Cost
+    edge: _Cost
+    tail: Annotated[float, within(0, 1)]
+    bandwidth: _Cost
+    rereading: _Cost
+    overlap: Annotated[float, within(1, 100)]
+
+    def on(self, measured: Machine, present: Machine) -> "Costs":
+        """These constants, measured on one GPU, scaled to another by their clocks and bandwidths."""
+        if measured == present:
+            return self
+        clock = measured.sm_mhz / present.sm_mhz
+        return self._replace(
+            tile=self.tile * clock,
+            step=self.step * clock,
+            edge=self.edge * clock,
+            bandwidth=self.bandwidth * present.memory_bandwidth / measured.memory_bandwidth,
+        )
+
+
+def check_costs(costs: Costs) -> None:
+    """Refuse constants (ValueError) for which no time can be estimated."""
+    for value in costs:
+        _check_cost(value)
+    if costs.tail > 1 or not 1 <= costs.overlap <= 100:
+        raise ValueError(f"expected a tail of at most 1 and an overlap of 1 to 100, found {costs}")
+
+
+def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
+    """Constants for a kernel of which nothing was measured.
+
+    A step is its multiply-adds at the tensor cores' rate and its operands at the rate of the L2 cache, one
+    after the other: the weight between the two that orders measurements on an H200 well
+    (``tools/check/selection.py`` prints how well). The rest are round numbers near the medians of that fit.
+    """
+    major = Target.parse(target).major
+    rate = _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
+    block_m, block_n, depth = tiling.block_m, tiling.block_n, tiling.depth
+    clocks = 2 * block_m * block_n * depth / rate + (block_m + block_n) * depth * input_bits / 8 / _LOADED
+    return Costs(
+        launch=1.5,
+        tile=(3.0 if tiling.split > 1 else 1.5) * 1980 / machine.sm_mhz,
+        step=clocks / machine.sm_mhz,
+        crowding=0.3,
+        sharing=0.6,
+        edge=0.1,
+        tail=0.9,
+        bandwidth=0.8 * machine.memory_bandwidth,
+        rereading=0.04,
+        overlap=3.0,
+    )
+
+
+# -- regression ---------------------------------------------------------------------------------------------
+
+FEATURES = 6
+
+
+def features(tiling: Tiling) -> tuple[float, ...]:
+    """What the constants of kernels of one kind differ by: logarithms of extents of the tiling."""
+    return (
+        log(tiling.block_m * tiling.block_n / 8192),
+        log((tiling.block_m + tiling.block_n) / 192),
+        log(tiling.block_m / tiling.block_n),
+        log(tiling.depth / 64),
+        log(tiling.blocks),
+        log(tiling.split),
+    )
+
+
+def to_logarithms(costs: Costs) -> list[float]:
+    """Constants on scales without bounds, on which they are fitted."""
+    return [scale(value) for (scale, _), value in zip(_SCALES, costs, strict=True)]
+
+
+def from_logarithms(values: Sequence[float]) -> Costs:
+    """The inverse of :func:`to_logarithms`."""
+    found = [unscale(value) for (_, unscale), value in zip(_SCALES, values, strict=True)]
+    # Five digits: a fit gives no more, and the files that hold them are read by people.
+    return Costs(*(float(f"{value:.5g}") for value in found))
+
+
+def _logit(value: float) -> float:
+    return log(value / (1 - value))
+
+
+def _logistic(value: float) -> float:
+    return 1 / (1 + exp(-value))
+
+
+_LOGARITHM = (log, exp)
+_SCALES: tuple[Any, ...] = tuple(
+    {
+        "tail": (_logit, _logistic),
+        "overlap": (lambda value: log(value - 1), lambda value: 1 + exp(value)),
+    }.get(name, _LOGARITHM)
+    for name in Costs._fields
+)
+
+_Numbers = tuple[float, ...]
+
+
+class Regression(NamedTuple):
+    """The constants of a kernel by its design, as differences of their logarithms from :func:`derived`.
+
+    Attributes:
+        kinds: difference by :attr:`Tiling.kind`, a number for each constant.
+        others: difference for kernels of other kinds.
+        slopes: for each constant, what each of :func:`features` adds.
+    """
+
+    kinds: Mapping[str, _Numbers]
+    others: _Numbers
+    slopes: tuple[_Numbers, ...]
+
+    def validate(self) -> None:
+        """Refuse another number of constants or features."""
+        for numbers in (*self.kinds.values(), self.others, self.slopes):
+            if len(numbers) != len(Costs._fields):
+                raise ValueError(f"expected {len(Costs._fields)} numbers, found {len(numbers)}")
+        if any(len(slopes) != FEATURES for slopes in self.slopes):
+            raise ValueError(f"expected {FEATURES} slopes of each constant")
+        if not all(abs(n) < 50 for ns in (*self.kinds.values(), self.others, *self.slopes) for n in ns):
+            raise ValueError("a number is impossible")
+
+    def differences(self, tiling: Tiling) -> list[float]:
+        """What it says of a kernel, for each constant."""
+        measured = features(tiling)
+        return [
+            offset + sum(slope * feature for slope, feature in zip(slopes, measured, strict=True))
+            for offset, slopes in zip(self.kinds.get(tiling.kind, self.others), self.slopes, strict=True)
+        ]
+
+    def predict(self, tiling: Tiling, base: Costs) -> Costs:
+        """The constants of a kernel; ``base`` are those of :func:`derived`."""
+        return from_logarithms(
+            [
+                value + difference
+                for value, difference in zip(to_logarithms(base), self.differences(tiling), strict=True)
+            ]
+        )

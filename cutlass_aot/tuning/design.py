@@ -1,0 +1,52 @@
+"""Problems that teach the cost model most, for ``cutlass-aot tune --design``.
+
+A list of a model's layers has few n and k, and m at powers of two. There tiles fit, or none of them does, and
+what an edge costs, a wave that is not full or a short sum is never seen. These problems are drawn at random,
+on logarithmic scales, over all that is usual.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from cutlass_aot.schema.kernels.constraints import Operands
+from cutlass_aot.schema.tuning.ranking import Extents
+
+SEED = 16
+"""Of the sequence: a measurement that goes on finds the problems that it has."""
+
+MOST_M, MOST_N, MOST_K = 8192, 32768, 16384
+_MOST_PRODUCT = 2**38
+"""Largest m * n * k: larger problems take long and teach nothing new."""
+
+_FEW_ROWS = 512
+_NARROW = 1024
+
+
+def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
+    """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
+
+    Half of them have fewer than 512 rows, a quarter fewer than 1,024 columns. Half of the k are multiples of
+    128, as those of most layers are; the others leave part of a step empty.
+    """
+    multiples = {"M": 1, "N": 1, "K": 1}
+    for operand in operands:
+        name = operand.extents[operand.contiguous]
+        if isinstance(name, str) and name in multiples:
+            multiples[name] = math.lcm(multiples[name], operand.divisibility)
+    chance = random.Random(seed)  # noqa: S311
+    found: dict[Extents, None] = {}
+    while len(found) < count:
+        m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
+        n = _between(chance, 8, _NARROW if chance.random() < 0.25 else MOST_N, multiples["N"])
+        k = _between(chance, 256, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
+        if m * n * k <= _MOST_PRODUCT:
+            found[Extents(1, m, n, k)] = None
+    return list(found)
+
+
+def _between(chance: random.Random, least: int, most: int, multiple: int) -> int:
+    """A multiple of ``multiple``, evenly spread on a logarithmic scale."""
+    drawn = math.exp(chance.uniform(math.log(least), math.log(most)))
+    return max(1, round(drawn / multiple)) * multiple

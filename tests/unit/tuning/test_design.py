@@ -1,0 +1,32 @@
+"""The problems that ``tune --design`` draws."""
+
+from __future__ import annotations
+
+from cutlass_aot.schema.kernels.operands import packed, supports
+from cutlass_aot.tuning.design import MOST_K, MOST_M, MOST_N, design
+from tests.support.kernels import gemm
+
+
+def test_problems_are_allowed_by_the_operands_and_none_comes_twice() -> None:
+    for kernel in (gemm(), gemm(dtypes=("f8e4m3", "f8e4m3", "bf16")), gemm(layouts="nnn")):
+        found = design(kernel.operands, 300)
+        assert len(found) == len(set(found)) == 300
+        assert all(supports(kernel.operands, packed(kernel.operands, one.by_name)) for one in found)
+
+
+def test_the_sequence_is_the_same_each_time_and_goes_on() -> None:
+    operands = gemm().operands
+    assert design(operands, 50) == design(operands, 100)[:50]
+    assert design(operands, 50, seed=1) != design(operands, 50)
+
+
+def test_they_are_what_lists_of_layers_lack() -> None:
+    found = design(gemm().operands, 1000)
+    assert sum(one.m < 512 for one in found) > 500
+    assert sum(one.m & (one.m - 1) == 0 for one in found) < 250
+    assert sum(one.n < 1024 for one in found) > 200
+    assert 300 < sum(one.k % 128 != 0 for one in found) < 600
+    assert max(one.m for one in found) <= MOST_M
+    assert max(one.n for one in found) <= MOST_N
+    assert max(one.k for one in found) <= MOST_K
+    assert len({(one.n, one.k) for one in found}) > 900
