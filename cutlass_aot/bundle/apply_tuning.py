@@ -28,7 +28,8 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     """A plan with the rankings of a tuning file.
 
     They replace those that were measured for the same groups on the same GPU model. Rankings of other groups
-    and other GPU models stay, and so do modelled ones.
+    and other GPU models stay, and so do modelled ones. Groups that were not measured get a cost model from
+    those that were, unless they were measured before.
 
     Raises:
         TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
@@ -47,8 +48,10 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     new = rankings(tuning, kernels)
     if not new:
         raise TuningError("the tuning file has no problem that was measured: there is nothing to apply")
-    replaced = {(ranking.group, ranking.gpu, ranking.measured) for ranking in new}
-    kept = [
-        ranking for ranking in plan.rankings if (ranking.group, ranking.gpu, ranking.measured) not in replaced
-    ]
-    return replace(plan, rankings=(*kept, *new))
+    found = {(ranking.group, ranking.gpu, ranking.measured): ranking for ranking in plan.rankings}
+    for ranking in new:
+        key = (ranking.group, ranking.gpu, ranking.measured)
+        # Constants that were taken from another group do not replace times.
+        if ranking.problems or key not in found or not found[key].problems:
+            found[key] = ranking
+    return replace(plan, rankings=tuple(found.values()))

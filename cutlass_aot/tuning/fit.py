@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import TuningError
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic, Work, microseconds
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.runtime.selection.cost_model import Candidates, Work, microseconds
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import (
     FEATURES,
     Costs,

@@ -26,9 +26,9 @@ import click
 
 import cutlass_aot
 from cutlass_aot.runtime.files.verified_read import read_file
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic, microseconds
+from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, typical_machine
 from cutlass_aot.schema.tuning.ranking import Ranking
 from cutlass_aot.schema.tuning.tuning import Accuracy, TunedGroup, TunedProblem, Tuning, read_tuning

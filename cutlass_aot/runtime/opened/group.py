@@ -11,13 +11,13 @@ from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.launching.library import Library
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic
+from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
-from cutlass_aot.schema.bundles.group_index import GroupIndex, KernelEntry, group_from_bytes
+from cutlass_aot.schema.bundles.group_index import GroupIndex, LaunchFacts, group_from_bytes
 from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.tiling import TILING_VALUES, Tiling
+from cutlass_aot.schema.kernels.tiling import TILING_VALUES, Tiling, Traffic
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 
 if TYPE_CHECKING:
@@ -134,14 +134,16 @@ class Group:
 
         ``position`` is that in the index. If ``device``, a CUDA ordinal, is None, no GPU is checked.
         """
-        return self._ready(position, device).function(self.index[position].kernel.symbol)
+        facts = self.index.launch_facts(position)
+        return self._ready(facts, device).function(facts.symbol)
 
     def function(self, position: int, device: int) -> Any:
         """The ``tvm_ffi.Function`` that launches a kernel on operands with or without a batch."""
-        library = self._ready(position, device)
+        facts = self.index.launch_facts(position)
+        library = self._ready(facts, device)
         if self.launcher is None:
             raise self._foreign_host()
-        address = library.address(self.index[position].kernel.symbol)
+        address = library.address(facts.symbol)
         numbers = launcher_numbers(self.entry.operands)
         return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
 
@@ -149,14 +151,13 @@ class Group:
         """Refuse a device that cannot run the kernels; for None, a machine that cannot load them."""
         self._require(self.entry.target, device)
 
-    def _ready(self, position: int, device: int | None) -> Library:
+    def _ready(self, facts: LaunchFacts, device: int | None) -> Library:
         """The library of a kernel, after the kernel's GPU code was provided to it."""
         self.require(device)
         if not self._libraries:
             raise self._foreign_host()
-        entry: KernelEntry = self.index[position]
-        library = self._libraries[entry.library]
-        library.provide(entry.kernel.symbol, partial(self._code.read, entry.code))
+        library = self._libraries[facts.library]
+        library.provide(facts.symbol, partial(self._code.read, facts.code))
         return library
 
     def _foreign_host(self) -> Incompatible:

@@ -114,7 +114,7 @@ class KernelHandle:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of device memory that a launch needs besides the operands; 0 for most kernels."""
-        return self.kernel.workspace_bytes
+        return self._group.index.launch_facts(self._position).workspace_bytes
 
     def __repr__(self) -> str:
         return f"<KernelHandle {self.name}>"

@@ -22,42 +22,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
 if TYPE_CHECKING:
-    from cutlass_aot.schema.kernels.constraints import OperandConstraint
     from cutlass_aot.schema.kernels.kernel import Kernel
 
 _PACKED = Struct(f"={6 + len(Costs._fields)}d")
 """A candidate for native code: six numbers of its tiling, and its constants."""
 
 SortKey = tuple[float, int, int, int, str]
-
-
-class Traffic(NamedTuple):
-    """Bytes of device memory for each element of a GEMM's operands.
-
-    ``a`` is for each element of the (M, K) operands, ``b`` for those of (K, N), ``out`` for those of (M, N),
-    added up; ``input_bits`` is the width of the first operand's elements.
-    """
-
-    a: float
-    b: float
-    out: float
-    input_bits: int
-
-    @classmethod
-    def of(cls, operands: Sequence[OperandConstraint]) -> Traffic:
-        """The traffic of a kernel's operands."""
-        found: dict[tuple[str | int, ...], float] = {("M", "K"): 0, ("K", "N"): 0, ("M", "N"): 0}
-        for operand in operands:
-            if operand.scale is None and operand.extents[-2:] in found:
-                found[operand.extents[-2:]] += DTYPES[operand.dtype].bits / 8
-        bits = DTYPES[operands[0].dtype].bits if operands else 16
-        return cls(found["M", "K"], found["K", "N"], found["M", "N"], bits)
 
 
 class Work(NamedTuple):
@@ -169,11 +144,6 @@ class Candidates:
         self.target = target
         self._places = _cluster_counts(self.tilings)
         self._derived: dict[Machine, list[Costs]] = {}
-
-    @property
-    def are_gemms(self) -> bool:
-        """Whether their operands are those of a GEMM, whose work the model knows."""
-        return self.traffic.a > 0 and self.traffic.b > 0
 
     @classmethod
     def merged(cls, parts: Sequence[Candidates]) -> Candidates:

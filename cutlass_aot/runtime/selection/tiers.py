@@ -52,12 +52,14 @@ class Ranked:
 
     Attributes:
         gpu: the GPU model.
-        machine: what it scales with; None if no cost model was fitted.
+        problems: how many were measured or ranked.
+        machine: what times scale with; None if no cost model was fitted.
         costs: fitted constants by the kernels' digests.
     """
 
     def __init__(self, *rankings: Ranking) -> None:
         self.gpu = rankings[0].gpu if rankings else ""
+        self.problems = sum(len(ranking.problems) for ranking in rankings)
         self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
         self.costs: dict[str, Costs] = {}
         self._rankings = rankings
@@ -202,6 +204,8 @@ def fitted(
 ) -> Preference:
     """The second and third tier: the cost model, fitted on this model of GPU (``here``) or scaled to it."""
     reason = f"the least time by the cost model fitted on {fit.gpu}"
+    if not fit.problems:
+        reason += " to kernels of other operands"
     if not here:
         reason += f", scaled to {_in_words(machine)}"
     costs = fit.costs_on(candidates, machine)
@@ -225,7 +229,7 @@ def default_order(
     candidates: Candidates, extents: Extents, machine: Machine, fastest: Fastest | None = None
 ) -> Preference:
     """The last tier: by the cost model with derived constants; equals are in the order of the candidates."""
-    if not candidates.are_gemms:
+    if not candidates.traffic.of_gemm:
         reason = "the first by its tile, cluster and name: the cost model knows GEMMs alone"
         return Preference("default order", reason, candidates.digests)
     reason = f"the least time by the cost model, which was not fitted, on {_in_words(machine)}"
@@ -236,7 +240,7 @@ def estimates(
     known: KnownSpeeds, candidates: Candidates, extents: Extents, machine: Machine
 ) -> dict[str, Estimate]:
     """The time of each candidate by the cost model that is best for this GPU; none if they are not GEMMs."""
-    if not candidates.are_gemms:
+    if not candidates.traffic.of_gemm:
         return {}
     fit = known.fit()
     constants = candidates.derived(machine) if fit is None else fit.costs_on(candidates, machine)

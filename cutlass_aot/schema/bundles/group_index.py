@@ -18,7 +18,7 @@ from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntr
 from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
 from cutlass_aot.schema.codec import AS_ROW, codec_of, row, within
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
-from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.artifact import Facts, symbol_of
 from cutlass_aot.schema.kernels.design import DesignValue
 
 if TYPE_CHECKING:
@@ -51,6 +51,22 @@ class KernelEntry(NamedTuple):
     library: int = 0
 
 
+class LaunchFacts(NamedTuple):
+    """What a launch needs to know of a kernel; without its record, which takes milliseconds to import.
+
+    Attributes:
+        symbol: name of the compiled function (:attr:`.Kernel.symbol`).
+        workspace_bytes: bytes of device memory that a launch needs beside its operands.
+        code: its GPU code.
+        library: position of its library among the group's.
+    """
+
+    symbol: str
+    workspace_bytes: int
+    code: CodeSpan
+    library: int
+
+
 _Row = tuple[
     BinaryDigest, str, tuple[DesignValue | None, ...], Mapping[str, int], int,
     BinaryDigest, Annotated[Facts, AS_ROW], int, CodeSpan, int,
@@ -62,6 +78,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
         self._group = group
+        self._launch_facts: dict[int, LaunchFacts] = {}
         try:
             self._design_names = tuple(str(name) for name in body["design"])
             self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
@@ -101,18 +118,36 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
-    def _record(self, position: int, row: _Row) -> KernelEntry:
-        # Imported here because choosing a kernel makes no record.
-        from cutlass_aot.schema.kernels.kernel import Kernel
+    def launch_facts(self, position: int) -> LaunchFacts:
+        """What a launch of a kernel needs; decoded once."""
+        found = self._launch_facts.get(position)
+        if found is None:
+            row = self._row(position)
+            try:
+                self._check(row)
+            except MALFORMED as error:
+                raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+            found = self._launch_facts[position] = LaunchFacts(symbol_of(row[0]), row[4], row[8], row[9])
+        return found
 
-        digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
-        group, libraries = self._group, min(map(len, self._group.libraries.values()), default=1)
+    def _check(self, row: _Row) -> None:
+        """Refuse positions and extents that cannot be."""
+        *_, provenance, code, library = row
+        libraries = min(map(len, self._group.libraries.values()), default=1)
         if not 0 <= library < libraries:
             raise ValueError(f"library {library} of {libraries}")
         if not 0 <= provenance < len(self._provenance):
             raise ValueError(f"provenance {provenance} of {len(self._provenance)}")
         if code.offset + code.size > MAX_FILE_BYTES:
             raise ValueError(f"impossible GPU code: {code.size} bytes at {code.offset}")
+
+    def _record(self, position: int, row: _Row) -> KernelEntry:
+        # Imported here because choosing a kernel makes no record.
+        from cutlass_aot.schema.kernels.kernel import Kernel
+
+        digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
+        self._check(row)
+        group = self._group
         kernel = Kernel.make(
             operation=group.operation,
             generator=generator,

@@ -53,12 +53,17 @@ class Rows(Sequence[T], Generic[R, T]):
         position = range(len(self))[index]
         found = self._decoded.get(position)
         if found is None:
-            row: R = from_plain(self._kind, self._rows[position], self._what)
+            row = self._row(position)
             try:
                 found = self._decoded[position] = self._record(position, row)
             except MALFORMED as error:
                 raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
         return found
+
+    def _row(self, position: int) -> R:
+        """A row, whose values are of the types that they should be."""
+        row: R = from_plain(self._kind, self._rows[position], self._what)
+        return row
 
     @abstractmethod
     def _record(self, position: int, row: R) -> T:

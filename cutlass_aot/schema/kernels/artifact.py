@@ -21,6 +21,11 @@ LAUNCHER_SYMBOLS = (
 """Exports of a bundle's launcher, whose sources are in ``builder/native``."""
 
 
+def symbol_of(digest: str) -> str:
+    """Name of the compiled function of a kernel with this digest."""
+    return f"cutlass_aot_{digest[:24]}"
+
+
 class Facts(NamedTuple):
     """Facts read from the compiled code. Equal objects have equal facts.
 

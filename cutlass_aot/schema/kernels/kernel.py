@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cutlass_aot.schema.codec import AS_MAP, OMIT, Check, to_plain
 from cutlass_aot.schema.encoding import digest, encode, encode_text, is_digest, join_map
+from cutlass_aot.schema.kernels.artifact import symbol_of
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values
 from cutlass_aot.schema.targets import Target
@@ -107,7 +108,7 @@ class Kernel:
     @property
     def symbol(self) -> str:
         """Name of the compiled function, which is exported after :data:`~.artifact.EXPORT_PREFIX`."""
-        return f"cutlass_aot_{self.digest[:24]}"
+        return symbol_of(self.digest)
 
     @property
     def group(self) -> str:

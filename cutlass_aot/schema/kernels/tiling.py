@@ -1,12 +1,14 @@
-"""The tiling of a GEMM kernel: how it divides its output and its sums among blocks."""
+"""How a GEMM kernel divides its work among blocks (its tiling), and what its operands move (its traffic)."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.constraints import OperandConstraint
     from cutlass_aot.schema.kernels.kernel import Kernel
 
 TILING_VALUES = (
@@ -84,6 +86,34 @@ class Tiling(NamedTuple):
             scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
             kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
         )
+
+
+class Traffic(NamedTuple):
+    """Bytes of device memory for each element of a GEMM's operands.
+
+    ``a`` is for each element of the (M, K) operands, ``b`` for those of (K, N), ``out`` for those of (M, N),
+    added up; ``input_bits`` is the width of the first operand's elements.
+    """
+
+    a: float
+    b: float
+    out: float
+    input_bits: int
+
+    @classmethod
+    def of(cls, operands: Sequence["OperandConstraint"]) -> "Traffic":
+        """The traffic of a kernel's operands."""
+        found: dict[tuple[str | int, ...], float] = {("M", "K"): 0, ("K", "N"): 0, ("M", "N"): 0}
+        for operand in operands:
+            if operand.scale is None and operand.extents[-2:] in found:
+                found[operand.extents[-2:]] += DTYPES[operand.dtype].bits / 8
+        bits = DTYPES[operands[0].dtype].bits if operands else 16
+        return cls(found["M", "K"], found["K", "N"], found["M", "N"], bits)
+
+    @property
+    def of_gemm(self) -> bool:
+        """Whether the operands are those of a GEMM, whose work the cost model knows."""
+        return self.a > 0 and self.b > 0
 
 
 def _is_shape(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:

@@ -3,17 +3,17 @@
 All functions are pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
-from cutlass_aot.schema.kernels.tiling import Tiling
-from cutlass_aot.schema.tuning.costs import Costs, Machine, derived
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
+from cutlass_aot.schema.tuning.costs import Costs, derived
 from cutlass_aot.schema.tuning.ranking import RankedProblem, Ranking
-from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedProblem, Tuning
+from cutlass_aot.schema.tuning.tuning import FittedModel, TunedGroup, TunedProblem, Tuning
 
 Objects = Mapping[str, tuple[Kernel, str | None]]
 """Kernel digest to the kernel and the digest of its object, which is None if it is not compiled."""
@@ -79,40 +79,72 @@ def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str
 
 
 def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
-    """The rankings of a bundle from a tuning file: one for each group with a ranked kernel.
+    """The rankings of a bundle from a tuning file: one for each group with a measured kernel or a model.
 
-    ``kernels`` are those of the bundle. Those of a measured group that the file does not name get constants
-    of the cost model too, from its regression.
+    ``kernels`` are those of the bundle. Those that the file does not name get constants of the cost model
+    too: in groups that were measured, and in other groups of GEMMs for the same target, whose rankings have
+    no problems.
     """
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
+    groups = {group.digest: group for group in tuning.groups}
     members: dict[str, list[Kernel]] = {}
-    measured = {group.digest for group in tuning.groups}
     for kernel, _ in kernels.values():
-        if kernel.group in measured:
-            members.setdefault(kernel.group, []).append(kernel)
+        members.setdefault(kernel.group, []).append(kernel)
+    models = _Models(tuning, members)
     found = []
-    for group in tuning.groups:
-        problems = tuple(_ranked(problem) for problem in group.problems if problem.ranked)
-        if problems:
-            costs = _costs(group, members.get(group.digest, []), tuning.machine)
+    for digest in sorted(members.keys() | groups.keys()):
+        group = groups.get(digest)
+        ranked = tuple(_ranked(p) for p in group.problems if p.ranked) if group is not None else ()
+        costs = models.costs(group, members.get(digest, []))
+        if ranked or costs:
             machine = tuning.machine if costs else None
-            found.append(Ranking(group.digest, tuning.gpu, True, origin, problems, machine, costs))
+            found.append(Ranking(digest, tuning.gpu, True, origin, ranked, machine, costs))
     return tuple(found)
 
 
-def _costs(group: TunedGroup, members: Iterable[Kernel], machine: Machine) -> tuple[tuple[str, Costs], ...]:
-    """The constants of a group's kernels, fitted or by the regression; none without a model."""
-    if group.model is None:
-        return ()
-    known = {kernel.digest: kernel.costs for kernel in group.kernels}
-    found = {digest: costs for digest, costs in known.items() if costs is not None}
-    for kernel in members:
-        if kernel.digest not in found:
-            tiling = Tiling.of(kernel)
-            base = derived(tiling, DTYPES[kernel.operands[0].dtype].bits, kernel.target, machine)
-            found[kernel.digest] = group.model.regression.predict(tiling, base)
-    return tuple(sorted(found.items()))
+class _Models:
+    """The cost models of a tuning file, for its groups and for others that they can speak for."""
+
+    def __init__(self, tuning: Tuning, members: Mapping[str, Sequence[Kernel]]) -> None:
+        self._machine = tuning.machine
+        # Of each target: the models with the width of their inputs, and constants by tiling and width.
+        self._models: dict[str, list[tuple[int, FittedModel]]] = {}
+        self._fitted: dict[tuple[str, Tiling, int], Costs] = {}
+        for group in tuning.groups:
+            known = {kernel.digest: kernel.costs for kernel in group.kernels}
+            for kernel in members.get(group.digest, ()):
+                costs, bits = known.get(kernel.digest), _input_bits(kernel)
+                if group.model is not None and costs is not None:
+                    self._models.setdefault(kernel.target, []).append((bits, group.model))
+                    self._fitted.setdefault((kernel.target, Tiling.of(kernel), bits), costs)
+
+    def costs(self, group: TunedGroup | None, members: Sequence[Kernel]) -> tuple[tuple[str, Costs], ...]:
+        """The constants of a group's kernels: fitted, or those of a kernel alike, or by a regression.
+
+        Kernels are alike if they have the same tiling and inputs of the same width. The regression is that of
+        the group, or else of a group with inputs of the same width, or else of any.
+        """
+        if group is not None and group.model is None:
+            return ()
+        found = {} if group is None else {k.digest: k.costs for k in group.kernels if k.costs is not None}
+        for kernel in members:
+            if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
+                continue
+            bits, tiling = _input_bits(kernel), Tiling.of(kernel)
+            models = self._models.get(kernel.target, [])
+            if group is not None and group.model is not None:
+                models = [(bits, group.model)]
+            if models:
+                model = min(models, key=lambda item: item[0] != bits)[1]
+                base = derived(tiling, bits, kernel.target, self._machine)
+                alike = self._fitted.get((kernel.target, tiling, bits))
+                found[kernel.digest] = alike or model.regression.predict(tiling, base)
+        return tuple(sorted(found.items()))
+
+
+def _input_bits(kernel: Kernel) -> int:
+    return DTYPES[kernel.operands[0].dtype].bits
 
 
 def _ranked(problem: TunedProblem) -> RankedProblem:
@@ -167,8 +199,11 @@ def rankings_of_manifest(
         if not own:
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")
         for ranking in own:
-            other, _ = found.setdefault((ranking.group, ranking.gpu), (name, ranking))
-            if other != name:
+            other, known = found.setdefault((ranking.group, ranking.gpu), (name, ranking))
+            if not known.problems:
+                # Times go before constants that were taken from another group.
+                found[ranking.group, ranking.gpu] = name, ranking
+            elif other != name and ranking.problems:
                 groups = {group.digest: group.name for group in tuning.groups}
                 raise ManifestError(
                     f"select.tuning: {other} and {name} both have times of group {groups[ranking.group]} on "

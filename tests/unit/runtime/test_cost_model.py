@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from cutlass_aot.runtime.selection.cost_model import (
     Candidates,
-    Traffic,
     Work,
     compute_and_memory,
     estimate,
@@ -22,7 +21,7 @@ from cutlass_aot.runtime.selection.cost_model import (
     work,
 )
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from tests.support.kernels import gemm

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic, microseconds
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 

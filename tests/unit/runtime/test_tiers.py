@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic
+from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.tiers import (
     DOUBT,
     KnownSpeeds,
@@ -23,7 +23,7 @@ from cutlass_aot.runtime.selection.tiers import (
     prefer,
     tuned,
 )
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from cutlass_aot.errors import TuningError
-from cutlass_aot.runtime.selection.cost_model import Candidates, Traffic, microseconds
-from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, from_logarithms, to_logarithms
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem
