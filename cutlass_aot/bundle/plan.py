@@ -135,7 +135,7 @@ def _check_rankings(plan: BundlePlan) -> None:
         seen.add((ranking.group, ranking.gpu, ranking.measured))
         try:
             # Written and read here, so that nothing is written that cannot be read again.
-            Ranking.from_bytes(ranking.to_bytes(), what)
+            list(Ranking.from_bytes(ranking.to_bytes(), what).problems)
         except CorruptFile as error:
             raise BundleError(f"{error}: expected kernels each once, and times in ascending order") from None
         unknown = sorted(ranking.kernels - digests[ranking.group])

@@ -79,8 +79,8 @@ class Fit:
 class _Times:
     """Measured times as arrays with a row for each kernel and a column for each problem.
 
-    ``logarithms`` of microseconds, 0 where there is none; ``weights`` are reciprocal variances, 0 where there
-    is no time; ``ended`` tells which were measured to the end.
+    Where a kernel has no time, its weight is 0. ``logarithms`` are of microseconds, ``weights`` reciprocal
+    variances, and ``ended`` tells which were measured to the end.
     """
 
     logarithms: Array

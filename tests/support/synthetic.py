@@ -16,7 +16,7 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS, Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import CompiledRequest
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support.kernels import gemm
 from tests.support.requests import compiled
 
@@ -125,12 +125,14 @@ def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
         "gpu": "NVIDIA H200",
         "measured": True,
         "origin": "tuned for a test",
-        "problems": (
-            RankedProblem(
-                Extents(1, 512, 512, 512),
-                tuple(member.digest for member in reversed(members)),
-                tuple(1e-5 * (position + 1) for position in range(len(members))),
-            ),
+        "problems": RankedProblems.of(
+            [
+                RankedProblem(
+                    Extents(1, 512, 512, 512),
+                    tuple(member.digest for member in reversed(members)),
+                    tuple(2**-16 * (position + 1) for position in range(len(members))),
+                )
+            ]
         ),
     }
     return Ranking(**{**values, **changes})
@@ -139,7 +141,8 @@ def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
 def modelled(members: Sequence[Kernel], **changes: Any) -> Ranking:
     """The same order without times, as a heuristic gives it at build time."""
     found = ranking(members, measured=False, **changes)
-    return found._replace(problems=tuple(problem._replace(seconds=()) for problem in found.problems))
+    problems = RankedProblems.of(problem._replace(seconds=()) for problem in found.problems)
+    return found._replace(problems=problems)
 
 
 def launcher(folder: Path, name: str = "launcher", **library: Any) -> PackedFile:

@@ -66,7 +66,7 @@ class CpuBundle:
         found = match.serving(self.groups, query, TARGET)
         if not found:
             raise KernelNotFound(match.not_found(self.name, self.groups, query))
-        return Choice(found[0], "default order", "the first", ())
+        return Choice(found[0], "default order", "the first", tuple)
 
     def explain(self, *operands, accumulator=None):
         return match.explain(self.groups, self._query(operands, accumulator))

@@ -35,7 +35,7 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.operands import describe
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
 from cutlass_aot.schema.tuning.costs import Machine
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.store.artifacts import keep_artifact, read_artifact
 from cutlass_aot.store.durations import durations_problem, remember_durations
@@ -56,7 +56,9 @@ from tools.fuzz.mutate import bytes_of, elf_of, pack, text_of, tree_of
 def sample_ranking(entries: Sequence[KernelEntry]) -> Ranking:
     digests = tuple(entry.kernel.digest for entry in entries)
     times = tuple(1e-6 * (number + 1) for number in range(len(digests)))
-    problems = tuple(RankedProblem(Extents(1, 64 * m, 128, 256), digests, times) for m in (1, 2, 3))
+    problems = RankedProblems.of(
+        RankedProblem(Extents(1, 64 * m, 128, 256), digests, times) for m in (1, 2, 3)
+    )
     return Ranking(entries[0].kernel.group, "NVIDIA H200", True, "tuned for a test", problems)
 
 

@@ -20,7 +20,7 @@ from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.schema.targets import Target
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 
 MAX_RANKED = 8
 """Most kernels that a ranking names for one problem: later ones would not be chosen anyway."""
@@ -253,7 +253,7 @@ def choose(
             unwanted = answer.modelled.difference(*(ranked[:keep] for ranked in best.values()))
         left_out |= unwanted
         heuristic = model.heuristics[request.generator.name]
-        problems = tuple(
+        problems = RankedProblems.of(
             RankedProblem(shape, tuple(digest for digest in ranked if digest not in unwanted)[:MAX_RANKED])
             for shape, ranked in sorted(best.items())
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class Expected(NamedTuple):
     bound: str
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """The kernel that a bundle takes for a problem, why, and what is expected of it.
 
     Attributes:
@@ -46,13 +48,21 @@ class Choice(NamedTuple):
         tier: ``tuned``, ``fitted``, ``scaled``, ``modelled`` or ``default order`` (see
             :mod:`~.selection.tiers`).
         reason: the data that the tier used.
-        expected: of every kernel that serves the problem, best first; the first is that of ``kernel``.
+        table: computes :attr:`expected`.
     """
 
     kernel: KernelHandle
     tier: str
     reason: str
-    expected: tuple[Expected, ...]
+    table: Callable[[], tuple[Expected, ...]] = field(compare=False, repr=False)
+
+    @property
+    def expected(self) -> tuple[Expected, ...]:
+        """What is expected of every kernel that serves the problem, best first: :attr:`kernel`, then others.
+
+        Computed anew each time.
+        """
+        return self.table()
 
     def __str__(self) -> str:
         return f"{self.kernel.name} ({self.tier}: {self.reason})"
@@ -136,23 +146,29 @@ class _Match(NamedTuple):
         raise AssertionError("a preference names a kernel of the groups")
 
     def choice(self) -> Choice:
-        """The preferred kernel, with what is expected of it and of the others."""
+        """The preferred kernel, why, and what is expected of all."""
+        return Choice(self.best(), self.preference.tier, self.preference.reason, self.expected)
+
+    def expected(self) -> tuple[Expected, ...]:
+        """What is expected of each kernel, best first."""
         preference, candidates = self.preference, self.serving.candidates()
         times = dict(zip(preference.digests, preference.expected, strict=False))
         estimates = tiers.estimates(self.serving.known, candidates, self.extents, self.machine)
-        expected = []
+        found = []
         for handle in self.ordered():
             own = estimates.get(handle.digest)
             time = None if own is None else times.get(handle.digest, own.microseconds)
-            expected.append(Expected(handle, time, "" if own is None else own.bound))
-        return Choice(expected[0].kernel, preference.tier, preference.reason, tuple(expected))
+            found.append(Expected(handle, time, "" if own is None else own.bound))
+        return tuple(found)
 
     def ordered(self) -> list[KernelHandle]:
         """All kernels: those that the preference names, in its order, then the rest in the default order."""
         by_digest = {handle.digest: handle for members in self.handles for handle in members}
-        others = tiers.default_order(self.serving.candidates(), self.extents, self.machine).digests
-        names = dict.fromkeys((*self.preference.digests, *others))
-        return [by_digest[digest] for digest in names if digest in by_digest]
+        names = dict.fromkeys(self.preference.digests)
+        if names.keys() < by_digest.keys():
+            others = tiers.default_order(self.serving.candidates(), self.extents, self.machine)
+            names.update(dict.fromkeys(others.digests))
+        return [by_digest[digest] for digest in names]
 
 
 class PreparedCall(NamedTuple):

@@ -18,7 +18,7 @@ dynamic scheduler ("clc"), then the name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,23 +63,27 @@ class Work(NamedTuple):
 
 def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic, sm_count: int) -> Work:
     """The work of a kernel; ``places`` is how many of its clusters run at once."""
+    # Unpacked, as looking fields up would take most of the time.
     batch, m, n, k = extents
-    down, across = -(-m // tiling.cluster_m), -(-n // tiling.cluster_n)
+    bytes_a, bytes_b, bytes_out, _ = traffic
+    cluster_m, cluster_n, _, _, depth, split, blocks, blocks_per_sm, *_ = tiling
+    down, across = -(-m // cluster_m), -(-n // cluster_n)
     clusters = batch * down * across
     waves = -(-clusters // places)
-    at_work = clusters * tiling.blocks / sm_count
-    missing_m, missing_n = down * tiling.cluster_m - m, across * tiling.cluster_n - n
+    at_work = clusters * blocks / sm_count
+    missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
     at_edge = (1 / down if missing_m else 0.0) + (1 / across if missing_n else 0.0)
-    a, b = traffic.a * batch * m * k, traffic.b * batch * n * k
+    share = at_work if at_work < 1.0 else 1.0
+    a, b = bytes_a * batch * m * k, bytes_b * batch * n * k
     return Work(
         waves,
         clusters / places if waves > 1 else 1.0,
-        -(-k // (tiling.depth * tiling.split)),
-        min(1.0, at_work),
-        1.0 if tiling.blocks_per_sm > 1 and at_work > 1 else 0.0,
+        -(-k // (depth * split)),
+        share,
+        1.0 if blocks_per_sm > 1 and at_work > 1 else 0.0,
         missing_m + missing_n,
-        min(1.0, at_edge) * min(1.0, at_work),
-        (a + b + traffic.out * batch * m * n) / 1e6,
+        at_edge * share if at_edge < 1.0 else share,
+        (a + b + bytes_out * batch * m * n) / 1e6,
         (a * (across - 1) + b * (down - 1)) / 1e6,
     )
 
@@ -89,21 +93,22 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
 
     Written for numbers and for numpy arrays alike: a fit has one of each for every kernel and problem.
     """
-    whole = (1 - costs.tail) * work.filled + costs.tail * work.waves
-    crowded = ((work.at_work + 0.15) / 1.15) ** costs.crowding
-    step = costs.step * crowded * (1 + costs.sharing * work.shared)
-    added = costs.edge * (work.at_edge + 0.1) * work.missing / 100
-    edge = (step**4 + (step / 2 + added) ** 4) ** 0.25
-    mean = step + (edge - step) * work.at_edge
-    compute = whole * costs.tile + work.steps * ((whole - 1) * mean + edge)
-    memory = (work.megabytes + costs.rereading * work.again) / costs.bandwidth * 1e3
-    return compute, memory
+    _, tile, step, crowding, sharing, edge, tail, bandwidth, rereading, _ = costs
+    waves, filled, steps, at_work, shared, missing, at_edge, megabytes, again = work
+    whole = (1 - tail) * filled + tail * waves
+    step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + sharing * shared)
+    added = edge * (at_edge + 0.1) * missing / 100
+    longest = (step**4 + (step / 2 + added) ** 4) ** 0.25
+    mean = step + (longest - step) * at_edge
+    compute = whole * tile + steps * ((whole - 1) * mean + longest)
+    return compute, (megabytes + rereading * again) / bandwidth * 1e3
 
 
 def microseconds(costs: Costs, work: Work) -> float:
     """The estimate: the time of a launch, and of computing and moving operands, which overlap."""
     compute, memory = compute_and_memory(costs, work)
-    overlapping: float = (compute**costs.overlap + memory**costs.overlap) ** (1 / costs.overlap)
+    overlap = costs.overlap
+    overlapping: float = (compute**overlap + memory**overlap) ** (1 / overlap)
     return costs.launch + overlapping
 
 
@@ -142,7 +147,9 @@ class Candidates:
         self.tilings = tuple(tiling for _, tiling in ordered)
         self.traffic = traffic
         self.target = target
-        self._places = _cluster_counts(self.tilings)
+        # Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels.
+        self._cluster_counts = {t.blocks: t.active_clusters for t in self.tilings if t.active_clusters}
+        self._places_on: dict[int, list[int]] = {}
         self._derived: dict[Machine, list[Costs]] = {}
 
     @classmethod
@@ -157,11 +164,19 @@ class Candidates:
 
     def work(self, extents: Extents, sm_count: int) -> list[Work]:
         """The work of each kernel, in order of ``digests``."""
-        known = self._places
+        traffic = self.traffic
         return [
-            work(tiling, places(tiling, known, sm_count), extents, self.traffic, sm_count)
-            for tiling in self.tilings
+            work(tiling, count, extents, traffic, sm_count)
+            for tiling, count in zip(self.tilings, self._places(sm_count), strict=True)
         ]
+
+    def _places(self, sm_count: int) -> list[int]:
+        """How many clusters of each kernel run at once."""
+        found = self._places_on.get(sm_count)
+        if found is None:
+            found = [places(tiling, self._cluster_counts, sm_count) for tiling in self.tilings]
+            self._places_on[sm_count] = found
+        return found
 
     def packed(self, costs: Sequence[Costs], sm_count: int) -> bytes:
         """The candidates with their constants as ``builder/native/cost_model.c`` reads them."""
@@ -172,10 +187,10 @@ class Candidates:
                 tiling.depth * tiling.split,
                 tiling.blocks,
                 tiling.blocks_per_sm,
-                places(tiling, self._places, sm_count),
+                count,
                 *own,
             )
-            for tiling, own in zip(self.tilings, costs, strict=True)
+            for tiling, count, own in zip(self.tilings, self._places(sm_count), costs, strict=True)
         )
 
     def derived(self, machine: Machine) -> list[Costs]:
@@ -186,11 +201,6 @@ class Candidates:
             found = [derived(tiling, bits, target, machine) for tiling in self.tilings]
             self._derived[machine] = found
         return found
-
-
-def _cluster_counts(tilings: Iterable[Tiling]) -> dict[int, int]:
-    """Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels."""
-    return {tiling.blocks: tiling.active_clusters for tiling in tilings if tiling.active_clusters}
 
 
 def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:

@@ -62,14 +62,10 @@ class Ranked:
         self.problems = sum(len(ranking.problems) for ranking in rankings)
         self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
         self.costs: dict[str, Costs] = {}
-        self._rankings = rankings
-        self._present: dict[tuple[tuple[str, ...], Machine], list[Costs]] = {}
-        self._exact: dict[Extents, RankedProblem] = {}
         for ranking in rankings:
             self.costs.update(ranking.costs)
-            for problem in ranking.problems:
-                other = self._exact.get(problem.extents)
-                self._exact[problem.extents] = problem if other is None else _together(other, problem)
+        self._rankings = rankings
+        self._present: dict[tuple[tuple[str, ...], Machine], list[Costs]] = {}
 
     @classmethod
     def merged(cls, parts: Sequence[Ranked]) -> Ranked:
@@ -91,27 +87,22 @@ class Ranked:
         return found
 
     def exact(self, extents: Extents) -> RankedProblem | None:
-        """The problem of these extents; None if it is not in the rankings."""
-        return self._exact.get(extents)
+        """The problem of these extents, with the kernels of all groups; None if it is not in the rankings."""
+        found = [p for ranking in self._rankings if (p := ranking.problems.find(extents)) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        times = {d: t for problem in found for d, t in zip(problem.kernels, problem.seconds, strict=True)}
+        kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
+        return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
 
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
         found = []
-        for other, problem in self._exact.items():
+        for other in {other for ranking in self._rankings for other in ranking.problems.extents}:
             steps = [abs(log2(one / another)) for one, another in zip(extents, other, strict=True)]
             if max(steps) <= NEAR:
-                found.append((sum(steps), other, problem))
-        return min(found, default=(0, extents, None), key=lambda item: item[:2])[2]
-
-
-def _together(one: RankedProblem, other: RankedProblem) -> RankedProblem:
-    """One problem as two groups were measured at it."""
-    times = {
-        **dict(zip(one.kernels, one.seconds, strict=True)),
-        **dict(zip(other.kernels, other.seconds, strict=True)),
-    }
-    kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-    return RankedProblem(one.extents, kernels, tuple(times[digest] for digest in kernels))
+                found.append((sum(steps), other))
+        return self.exact(min(found)[1]) if found else None
 
 
 class KnownSpeeds(NamedTuple):

@@ -5,10 +5,11 @@ kernel of the group.
 """
 
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.schema.codec import from_plain, row
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
@@ -18,6 +19,9 @@ RANKING_SCHEMA = 2
 MAX_EXTENT = 2**63 - 1
 _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 """The constants of one kernel in the file, as IEEE 754 single precision."""
+
+MOST_KERNELS = 1 << 16
+"""Of a ranking: problems name kernels by positions of 16 bits."""
 
 
 @row
@@ -51,6 +55,78 @@ class RankedProblem(NamedTuple):
     seconds: tuple[float, ...] = ()
 
 
+class RankedProblems(Sequence[RankedProblem]):
+    """The problems of a ranking in order of their extents; those of a file are decoded when they are needed.
+
+    Args:
+        decoded: problems by extents.
+        encoded: others by extents: positions of kernels (16 bits each) and times in seconds (IEEE 754 single
+            precision), both little-endian.
+        digests: of the kernels that the positions mean.
+        what: names the file in errors.
+    """
+
+    def __init__(
+        self,
+        decoded: Mapping[Extents, RankedProblem],
+        encoded: Mapping[Extents, tuple[bytes, bytes]] | None = None,
+        digests: Sequence[str] = (),
+        what: str = "ranking",
+    ) -> None:
+        self._decoded = dict(decoded)
+        self._encoded = dict(encoded or {})
+        self._digests = digests
+        self._what = what
+        self.extents = tuple(sorted({*self._decoded, *self._encoded}))
+
+    @classmethod
+    def of(cls, problems: Iterable[RankedProblem]) -> "RankedProblems":
+        """Problems as they are given; no two have the same extents."""
+        return cls({problem.extents: problem for problem in problems})
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Digests of the kernels that the problems can name."""
+        named = (digest for problem in self._decoded.values() for digest in problem.kernels)
+        return frozenset((*self._digests, *named))
+
+    def find(self, extents: Extents) -> RankedProblem | None:
+        """The problem of these extents, None if there is none; CorruptFile if it is malformed."""
+        found = self._decoded.get(extents)
+        if found is None and (columns := self._encoded.get(extents)) is not None:
+            try:
+                found = self._decoded[extents] = _problem(extents, *columns, self._digests)
+            except MALFORMED as error:
+                raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+        return found
+
+    def __len__(self) -> int:
+        return len(self.extents)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self.find(extents) for extents in self.extents[index]]
+        return self.find(self.extents[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RankedProblems) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(self.extents)
+
+
+def _problem(extents: Extents, positions: bytes, seconds: bytes, digests: Sequence[str]) -> RankedProblem:
+    places = [place for (place,) in struct.iter_unpack("<H", positions)]
+    times = tuple(time for (time,) in struct.iter_unpack("<f", seconds))
+    if not places or len(set(places)) != len(places):
+        raise ValueError(f"the problem {extents} has no kernels, or one twice")
+    if len(times) not in (0, len(places)):
+        raise ValueError(f"the problem {extents} has other numbers of kernels and times")
+    if not all(0 < time < inf for time in times) or list(times) != sorted(times):
+        raise ValueError(f"the times of the problem {extents} are impossible, or not in order")
+    return RankedProblem(extents, tuple(digests[place] for place in places), times)
+
+
 class Ranking(NamedTuple):
     """The speed of one group's kernels on one GPU model.
 
@@ -59,7 +135,7 @@ class Ranking(NamedTuple):
         gpu: model of the GPU; as the driver names it (``NVIDIA H200``), if measured.
         measured: measured on that GPU, else modelled at build time.
         origin: text for a reader, such as ``tuned 2026-11-21, driver 580.159.04``.
-        problems: no two with the same extents.
+        problems: a time for each kernel that a problem names if measured, else none.
         machine: the GPU's multiprocessors, clock and bandwidth; None if no cost model was fitted.
         costs: the constants of each kernel of the group by its digest, sorted; empty without a cost model.
     """
@@ -68,19 +144,26 @@ class Ranking(NamedTuple):
     gpu: str
     measured: bool
     origin: str
-    problems: tuple[RankedProblem, ...]
+    problems: RankedProblems
     machine: Machine | None = None
     costs: tuple[tuple[str, Costs], ...] = ()
 
     @property
     def kernels(self) -> frozenset[str]:
         """Digests of all kernels that it names."""
-        named = (digest for problem in self.problems for digest in problem.kernels)
-        return frozenset((*named, *(digest for digest, _ in self.costs)))
+        return self.problems.kernels.union(digest for digest, _ in self.costs)
 
     def to_bytes(self) -> bytes:
-        """The file in a bundle. Digests are written once; problems name kernels by position in that list."""
+        """The file in a bundle. Digests are written once; problems name kernels by position in that list.
+
+        BundleError if there are too many kernels.
+        """
         digests = sorted(self.kernels)
+        if len(digests) > MOST_KERNELS:
+            raise BundleError(
+                f"the ranking of group {self.group[:12]} for {self.gpu} has {len(digests)} kernels, expected "
+                f"at most {MOST_KERNELS}: split the group, e.g. with a cap in the manifest"
+            )
         position = {digest: index for index, digest in enumerate(digests)}
         body = {
             "group": self.group,
@@ -90,11 +173,11 @@ class Ranking(NamedTuple):
             "kernels": digests,
             "problems": [
                 [
-                    [p.extents.batch, p.extents.m, p.extents.n, p.extents.k],
-                    [position[digest] for digest in p.kernels],
-                    list(p.seconds),
+                    list(problem.extents),
+                    struct.pack(f"<{len(problem.kernels)}H", *map(position.__getitem__, problem.kernels)),
+                    struct.pack(f"<{len(problem.seconds)}f", *problem.seconds),
                 ]
-                for p in sorted(self.problems, key=lambda problem: problem.extents)
+                for problem in self.problems
             ],
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
@@ -103,14 +186,11 @@ class Ranking(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Ranking":
-        """Read what :meth:`to_bytes` gave."""
+        """Read what :meth:`to_bytes` gave. A malformed problem is refused when it is needed."""
         body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
         try:
             digests = [str(digest) for digest in body["kernels"]]
             measured = bool(body["measured"])
-            problems = tuple(_problem(record, digests, measured) for record in body["problems"])
-            if len({problem.extents for problem in problems}) != len(problems):
-                raise ValueError("a problem is ranked twice")
             machine = None if body["machine"] is None else from_plain(Machine, body["machine"], what)
             costs = _costs(body["costs"], digests)
             if bool(costs) != (machine is not None):
@@ -120,12 +200,26 @@ class Ranking(NamedTuple):
                 gpu=str(body["gpu"]),
                 measured=measured,
                 origin=str(body["origin"]),
-                problems=problems,
+                problems=RankedProblems({}, _encoded(body["problems"], measured), digests, what),
                 machine=machine,
                 costs=costs,
             )
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
+
+
+def _encoded(rows: Any, measured: bool) -> dict[Extents, tuple[bytes, bytes]]:
+    found = {}
+    for (batch, m, n, k), positions, seconds in rows:
+        extents = Extents(batch, m, n, k)
+        if not all(type(extent) is int and 0 < extent <= MAX_EXTENT for extent in extents):
+            raise ValueError(f"impossible extents {extents}")
+        if not (isinstance(positions, bytes) and isinstance(seconds, bytes)) or bool(seconds) != measured:
+            raise ValueError(f"the problem {extents} has times though nothing was measured, or none")
+        found[extents] = positions, seconds
+    if len(found) != len(rows):
+        raise ValueError("a problem is ranked twice")
+    return found
 
 
 def _costs(data: bytes, digests: list[str]) -> tuple[tuple[str, Costs], ...]:
@@ -135,22 +229,6 @@ def _costs(data: bytes, digests: list[str]) -> tuple[tuple[str, Costs], ...]:
     for costs in found:
         check_costs(costs)
     return tuple(zip(digests, found, strict=True)) if found else ()
-
-
-def _problem(record: Any, digests: list[str], measured: bool) -> RankedProblem:
-    (batch, m, n, k), positions, seconds = record
-    extents = (int(batch), int(m), int(n), int(k))
-    if not positions or min(positions) < 0 or not all(0 < extent <= MAX_EXTENT for extent in extents):
-        raise ValueError("a problem has no kernels, or impossible extents")
-    if len(seconds) != (len(positions) if measured else 0):
-        raise ValueError("kernels and times differ in number")
-    times = tuple(float(second) for second in seconds)
-    if not all(0 < time < inf for time in times) or list(times) != sorted(times):
-        raise ValueError("times are impossible, or not in order")
-    kernels = tuple(digests[position] for position in positions)
-    if len(set(kernels)) != len(kernels):
-        raise ValueError("a kernel is ranked twice")
-    return RankedProblem(Extents(*extents), kernels, times)
 
 
 def holds_for(gpu: str, measured: bool) -> str:

@@ -12,7 +12,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, derived
-from cutlass_aot.schema.tuning.ranking import RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuning import FittedModel, TunedGroup, TunedProblem, Tuning
 
 Objects = Mapping[str, tuple[Kernel, str | None]]
@@ -99,7 +99,8 @@ def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
         costs = models.costs(group, members.get(digest, []))
         if ranked or costs:
             machine = tuning.machine if costs else None
-            found.append(Ranking(digest, tuning.gpu, True, origin, ranked, machine, costs))
+            problems = RankedProblems.of(ranked)
+            found.append(Ranking(digest, tuning.gpu, True, origin, problems, machine, costs))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_file
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.operands import describe
-from cutlass_aot.schema.tuning.ranking import Extents, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuned import objects_of, rankings_of_manifest
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from tests.support.synthetic import entry, kernels, plan, ranking
@@ -35,7 +35,7 @@ def entries(members):
 
 def modelled(members, gpu):
     """A ranking without times."""
-    problems = tuple(problem._replace(seconds=()) for problem in ranking(members).problems)
+    problems = RankedProblems.of(problem._replace(seconds=()) for problem in ranking(members).problems)
     return ranking(members, gpu=gpu, measured=False, problems=problems)
 
 

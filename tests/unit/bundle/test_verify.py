@@ -30,7 +30,13 @@ from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes,
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal, unseal
 from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS
-from cutlass_aot.schema.tuning.ranking import RANKING_KIND, RANKING_SCHEMA, Extents, RankedProblem
+from cutlass_aot.schema.tuning.ranking import (
+    RANKING_KIND,
+    RANKING_SCHEMA,
+    Extents,
+    RankedProblem,
+    RankedProblems,
+)
 from tests.support.kernels import gemm
 from tests.support.synthetic import entry, exports, kernels, plan, ranking, shared_object
 from tests.support.unreadable import unreadable
@@ -351,7 +357,7 @@ def ranking_path(bundle):
 
 def problem_with(*digests):
     times = tuple(1e-6 * (position + 1) for position in range(len(digests)))
-    return (RankedProblem(Extents(1, 64, 64, 64), digests, times),)
+    return RankedProblems.of([RankedProblem(Extents(1, 64, 64, 64), digests, times)])
 
 
 @pytest.mark.parametrize(
@@ -361,7 +367,7 @@ def problem_with(*digests):
         ({"problems": problem_with(kernels(dtypes=("bf16",) * 3)[0].digest)}, "kernels "),
         ({"group": kernels(dtypes=("bf16",) * 3)[0].group}, "a ranking of group "),
         ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200, measured"),
-        ({"measured": False, "problems": ()}, "a ranking for NVIDIA H200, modelled"),
+        ({"measured": False, "problems": RankedProblems.of([])}, "a ranking for NVIDIA H200, modelled"),
     ],
 )
 def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, says):

@@ -25,7 +25,7 @@ from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.tuning.ranking import Ranking
+from cutlass_aot.schema.tuning.ranking import RankedProblems, Ranking
 from tests.support.synthetic import (
     entry,
     exports,
@@ -387,13 +387,13 @@ def test_groups_that_contradict_themselves_are_refused(small, tmp_path, out):
 def test_rankings_that_do_not_belong_are_refused(small, out):
     f16, bf16, fp8 = (kernels(dtypes=(dtype,) * 3) for dtype in ("f16", "bf16", "f8e4m3"))
     own = ranking(f16)
-    turned = tuple(problem._replace(seconds=problem.seconds[::-1]) for problem in own.problems)
+    turned = RankedProblems.of(problem._replace(seconds=problem.seconds[::-1]) for problem in own.problems)
     for rankings, says in (
         ([ranking(fp8)], "is of a group that bundle 'small' does not have"),
         ([own, own], "is given twice"),
         ([own, ranking(f16, problems=ranking(bf16).problems)], "is given twice"),
-        ([ranking(f16, measured=False)], "kernels and times differ in number.* ascending order"),
-        ([ranking(f16, problems=turned)], "times are impossible, or not in order"),
+        ([ranking(f16, measured=False)], "has times though nothing was measured.* ascending order"),
+        ([ranking(f16, problems=turned)], "are impossible, or not in order"),
         ([ranking(f16, problems=ranking(bf16).problems)], "names a kernel that bundle 'small' does not have"),
     ):
         with pytest.raises(BundleError, match=says):

@@ -18,7 +18,7 @@ from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.tuning.costs import Machine, derived
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support import bundles
 from tests.support.bundles import designs, write_bundle
 
@@ -63,7 +63,7 @@ def ranking(
     """
     named = [members[at].digest for at in (order if order is not None else range(len(members))[::-1])]
     times = tuple(first * (position + 1) for position in range(len(named))) if measured else ()
-    problems = (RankedProblem(extents, tuple(named), times),)
+    problems = RankedProblems.of([RankedProblem(extents, tuple(named), times)])
     machine = Machine(132, 1980, 4917)
     costs = (
         (
@@ -259,7 +259,9 @@ def test_a_ranking_of_kernels_that_the_bundle_does_not_have_is_refused(
     mixed = ranking(F16, order=(2, 0), measured=measured)
     named = (*mixed.problems[0].kernels, "ab" * 32)
     times = (*mixed.problems[0].seconds, 1.0) if measured else ()
-    bundle = opened(tmp_path, F16, mixed._replace(problems=(RankedProblem(TUNED, named, times),)))
+    bundle = opened(
+        tmp_path, F16, mixed._replace(problems=RankedProblems.of([RankedProblem(TUNED, named, times)]))
+    )
     with pytest.raises(CorruptFile, match=r"ranks kernel abababababababab, which group .* does not have"):
         bundle.choose(*operands(device=0))
 

@@ -25,7 +25,7 @@ from cutlass_aot.runtime.selection.tiers import (
 )
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 
 TILES = {"aa": (64, 64), "bb": (128, 128), "cc": (128, 256), "dd": (256, 128), "ee": (64, 256)}
 TILINGS = {
@@ -53,7 +53,9 @@ def ranking_of(
 ) -> Ranked:
     """A ranking, with a fitted cost model for the kernels of ``costs``."""
     fit = tuple((digest, COSTS[digest]) for digest in sorted(costs))
-    return Ranked(Ranking("g", gpu, True, "for a test", problems, machine if fit else None, fit))
+    return Ranked(
+        Ranking("g", gpu, True, "for a test", RankedProblems.of(problems), machine if fit else None, fit)
+    )
 
 
 def known(
@@ -182,7 +184,7 @@ def test_a_model_of_another_gpu_is_scaled_to_this_one() -> None:
 
 def test_the_first_fitted_model_elsewhere_is_taken() -> None:
     bare = ranking_of(ranked(SQUARE, "aa"), gpu="NVIDIA A100")
-    there = ranking_of(gpu="NVIDIA H100", costs=list(TILES), machine=H100)
+    there = ranking_of(ranked(SQUARE, "bb"), gpu="NVIDIA H100", costs=list(TILES), machine=H100)
     assert "fitted on NVIDIA H100, scaled" in choice(known(None, [bare, there])).reason
     # Times of this GPU without a model are used for their problems, and another's model for the others.
     here = ranking_of(ranked(SQUARE, "aa"))
@@ -205,7 +207,7 @@ def test_what_is_not_needed_is_not_read() -> None:
 
 
 def model(gpu: str, *problems: RankedProblem) -> Ranked:
-    return Ranked(Ranking("g", gpu, False, "for a test", problems))
+    return Ranked(Ranking("g", gpu, False, "for a test", RankedProblems.of(problems)))
 
 
 def test_a_modelled_ranking_gives_its_order() -> None:

@@ -29,6 +29,7 @@ from cutlass_aot.schema.tuning.ranking import (
     RANKING_SCHEMA,
     Extents,
     RankedProblem,
+    RankedProblems,
     Ranking,
 )
 from tests.support.bundles import REQUIREMENTS, designs, entry
@@ -246,7 +247,9 @@ def test_a_malformed_group_is_refused_when_it_is_needed(changes):
 
 def test_schema_versions_of_every_file():
     members = [entry(kernel) for kernel in designs()]
-    ranking = Ranking("ab" * 32, "gpu", False, "o", (RankedProblem(Extents(1, 1, 1, 1), ("aa",)),))
+    ranking = Ranking(
+        "ab" * 32, "gpu", False, "o", RankedProblems.of([RankedProblem(Extents(1, 1, 1, 1), ("aa",))])
+    )
     for data, kind, schema, read in (
         (catalog().to_bytes(), CATALOG_KIND, SCHEMA, lambda d: Catalog.from_bytes(d, "it")),
         (group_to_bytes(members), GROUP_KIND, SCHEMA, lambda d: group_from_bytes(d, group(), "it")),
@@ -371,17 +374,18 @@ def ranking(**changes):
     values = {
         "group": "cd" * 32, "gpu": "NVIDIA H200", "measured": True, "origin": "tuned for a test",
         "problems": (
-            RankedProblem(FIRST, ("bb", "aa"), (1e-5, 2.5e-5)), RankedProblem(SECOND, ("aa",), (1.0,)),
+            RankedProblem(FIRST, ("bb", "aa"), (2**-16, 3 * 2**-16)), RankedProblem(SECOND, ("aa",), (1.0,)),
         ),
     }  # fmt: skip
-    return Ranking(**{**values, **changes})
+    found = {**values, **changes}
+    return Ranking(**{**found, "problems": RankedProblems.of(found["problems"])})
 
 
 def test_a_ranking_reads_back():
     assert Ranking.from_bytes(ranking().to_bytes(), "it") == ranking()
     plain = ranking(measured=False, problems=(RankedProblem(FIRST, ("bb", "aa")),))
     assert Ranking.from_bytes(plain.to_bytes(), "it") == plain
-    assert Ranking.from_bytes(ranking(problems=()).to_bytes(), "it").problems == ()
+    assert len(Ranking.from_bytes(ranking(problems=()).to_bytes(), "it").problems) == 0
 
 
 def test_problems_are_written_in_order():
@@ -422,9 +426,36 @@ def test_extents_read_as_a_problem():
     ],
 )
 def test_an_impossible_problem_is_refused(problem):
+    """At the latest when it is needed."""
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    data = seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": [packed(problem)]})
     with pytest.raises(CorruptFile, match="it is malformed"):
-        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": [problem]}), "it")
+        list(Ranking.from_bytes(data, "it").problems)
+
+
+def packed(problem):
+    """A problem as the file has it: positions and times as bytes, where they are numbers that fit."""
+    if problem is None:
+        return None
+    extents, *columns = problem
+    found = [extents]
+    for column, form in zip(columns, "Hf", strict=False):
+        try:
+            found.append(struct.pack(f"<{len(column)}{form}", *column))
+        except struct.error:
+            found.append(column)
+    return found
+
+
+def test_problems_are_decoded_when_they_are_needed():
+    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    rows = [*found["problems"], packed([[1, 1, 1, 1], [7], [1.0]])]
+    read = Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": rows}), "it")
+    assert read.problems.find(FIRST) == ranking().problems.find(FIRST)
+    assert read.problems.find(Extents(1, 2, 3, 4)) is None
+    assert len(read.problems) == 3
+    with pytest.raises(CorruptFile, match="it is malformed"):
+        read.problems.find(Extents(1, 1, 1, 1))
 
 
 # Exact in single precision, in which they are kept.
@@ -466,7 +497,7 @@ def test_an_impossible_cost_model_is_refused(changes):
 
 def test_a_modelled_ranking_has_no_times():
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
-    with pytest.raises(CorruptFile, match="kernels and times differ in number"):
+    with pytest.raises(CorruptFile, match="has times though nothing was measured"):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "measured": False}), "it")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of, rankings, rankings_of_manifest, sound
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from tests.support.synthetic import entry, kernels
@@ -102,7 +102,7 @@ def test_rankings_have_what_was_measured_in_order():
         True,
         "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04",
         # The first look at the third was short: it was behind all that were measured to the end.
-        (RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6)),),
+        RankedProblems.of([RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6))]),
     )
     (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None), objects_of(F16))
     assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"

@@ -1,0 +1,91 @@
+"""``cutlass-aot choose``: what it shows of a bundle without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.bundle.apply_tuning import with_tuning
+from cutlass_aot.bundle.write import write_bundle
+from cutlass_aot.cli import main
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
+from cutlass_aot.schema.tuning.costs import Machine
+from cutlass_aot.tuning.fit import fit_group
+from tests.support.synthetic import entry, kernels, plan
+from tests.support.tunings import PROBLEM, tuned_group, tuning
+
+F16 = kernels()
+Run = Callable[..., tuple[object, str, str]]
+SIZES = ("--m", PROBLEM.m, "--n", PROBLEM.n, "--k", PROBLEM.k)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["choose", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Two groups, in f16 and bf16; the first was measured at one problem, and a model is fitted to that."""
+    group = tuned_group([entry(kernel) for kernel in F16])
+    tilings = {kernel.digest: Tiling.of(kernel) for kernel in F16}
+    fitted = fit_group(group, tilings, Traffic.of(F16[0].operands), "sm_90a", Machine(132, 1980, 4917))
+    made = with_tuning(plan(tmp_path / "linked", rankings=()), tuning([fitted]))
+    write_bundle(made, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_each_kind_of_gemm_has_its_choice(run: Run, bundle: Path) -> None:
+    status, out, errors = run(bundle, *SIZES, "--gpu", "NVIDIA H200", "--top", 2)
+    assert (status, errors) == (0, "")
+    first, second = out.split("\n\n")
+    assert first.splitlines()[0] == (
+        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a: fitted: the least time by the cost model fitted on NVIDIA H200 "
+        "to kernels of other operands"
+    )
+    lines = second.splitlines()
+    assert lines[0] == (
+        "gemm-f16.f16.f16-f32-tnt-sm_90a: tuned: 512x1024x2048 was measured: 10.0 µs, the best of 3"
+    )
+    assert lines[1].split() == ["µs", "most", "of", "it", "kernel"]
+    assert lines[2].startswith("10.0  ")
+    assert lines[3].startswith("11.0  ")
+    assert lines[4] == "and 1 other kernel; --top shows more"
+
+
+def test_filters_leave_some(run: Run, bundle: Path) -> None:
+    status, out, _ = run(bundle, *SIZES, "--dtypes", "f16.*")
+    assert (status, out.count(": default order: ") + out.count(": scaled: ")) == (0, 1)
+    assert out.startswith("gemm-f16.f16.f16-f32-tnt-sm_90a: ")
+
+
+def test_json(run: Run, bundle: Path) -> None:
+    status, out, _ = run(bundle, *SIZES, "--gpu", "NVIDIA H200", "--json", "--dtypes", "f16.*")
+    (found,) = json.loads(out)
+    assert status == 0
+    assert found["tier"] == "tuned"
+    assert found["kernels"][0]["microseconds"] == pytest.approx(10.0)
+    assert {kernel["bound"] for kernel in found["kernels"]} <= {"launch", "compute", "memory"}
+
+
+def test_a_problem_that_nothing_serves_is_told(run: Run, bundle: Path) -> None:
+    status, out, errors = run(bundle, "--m", 5, "--n", 64, "--k", 63)
+    assert (status, out) == (1, "")
+    assert errors.startswith("error: small has no GEMM for 5x64x63 that matches: it has gemm-bf16.")
+
+
+@pytest.mark.parametrize("missing", ["--m", "--n", "--k"])
+def test_all_extents_are_needed(run: Run, bundle: Path, missing: str) -> None:
+    at = SIZES.index(missing)
+    status, _, errors = run(bundle, *SIZES[:at], *SIZES[at + 2 :])
+    assert status == 2
+    assert f"Missing option '{missing}'" in errors
