@@ -137,7 +137,7 @@ def _check_rankings(plan: BundlePlan) -> None:
             # Written and read here, so that nothing is written that cannot be read again.
             list(Ranking.from_bytes(ranking.to_bytes(), what).problems)
         except CorruptFile as error:
-            raise BundleError(f"{error}: expected kernels each once, and times in ascending order") from None
+            raise BundleError(str(error)) from None
         unknown = sorted(ranking.kernels - digests[ranking.group])
         if unknown:
             raise BundleError(f"{what} names a kernel that bundle {plan.name!r} does not have: {unknown[0]}")

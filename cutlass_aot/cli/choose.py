@@ -59,38 +59,44 @@ def command(
 
     opened = open_bundle(bundle, check=False)
     extents = Extents(batch, m, n, k)
-    found = _choices(opened, extents, gpu, filters_given(filters))
+    found, refused = _choices(opened, extents, gpu, filters_given(filters))
     if not found:
-        groups = [group.name for group in opened.groups if group.operation == "gemm"]
+        reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4)
         raise KernelNotFound(
-            f"{opened.name} has no GEMM for {extents} that matches: it has {few(groups) or 'no GEMM'}"
+            f"{opened.name} has no GEMM for {extents}: {reasons or 'no GEMM matches the filters'}"
         )
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
         return 0
     for number, (group, choice) in enumerate(found):
+        expected = choice.expected
         click.echo(("\n" if number else "") + f"{group.name}: {choice.tier}: {choice.reason}")
-        shown = choice.expected[:top]
-        rows = [(_microseconds(item.microseconds), item.bound, item.kernel.name) for item in shown]
+        rows = [(_microseconds(item.microseconds), item.bound, item.kernel.name) for item in expected[:top]]
         click.echo(table(rows, ("µs", "most of it", "kernel")))
-        if len(choice.expected) > top:
-            click.echo(f"and {plural(len(choice.expected) - top, 'other kernel')}; --top shows more")
+        if len(expected) > top:
+            click.echo(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     return 0
 
 
 def _choices(
     bundle: Bundle, extents: Extents, gpu: str | None, filters: dict[str, list[str]]
-) -> list[tuple[GroupEntry, Choice]]:
-    """The choice for each group that serves the problem, but once for groups that serve the same calls."""
+) -> tuple[list[tuple[GroupEntry, Choice]], dict[str, str]]:
+    """The choice for each group that serves the problem, but once for groups that serve the same calls.
+
+    And why the other groups that match the filters do not serve it, by their names.
+    """
     from cutlass_aot.runtime.opened.filters import group_matches
     from cutlass_aot.schema.kernels.operands import packed, supports
 
     found: dict[object, tuple[GroupEntry, Choice]] = {}
+    refused = {}
     for group in bundle.groups:
         if group.operation != "gemm" or not group_matches(group, filters):
             continue
         operands = packed(group.operands, extents.by_name)
-        if not supports(group.operands, operands):
+        verdict = supports(group.operands, operands)
+        if not verdict:
+            refused[group.name] = verdict.reason
             continue
         choice = bundle.choose(
             *operands,
@@ -102,7 +108,7 @@ def _choices(
         found.setdefault(
             (choice.kernel.digest, tuple(operand.dtype for operand in operands)), (group, choice)
         )
-    return list(found.values())
+    return list(found.values()), refused
 
 
 def _microseconds(time: float | None) -> str:

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.errors import TuningError
+from cutlass_aot.schema.words import few
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -178,6 +179,14 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     except TuningError as error:
         raise TuningError(f"{source}: {error}") from None
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
+    unfitted = [group.name for group in tuning.groups if group.model is None]
+    if unfitted:
+        click.echo(
+            f"{source}: no cost model was fitted to the times of {few(unfitted)}: problems without times are "
+            "chosen for by other groups' constants or derived ones; "
+            f"cutlass-aot tune {bundle} --fit {source} fits it",
+            err=True,
+        )
     return 0
 
 

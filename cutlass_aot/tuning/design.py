@@ -20,12 +20,17 @@ MOST_M, MOST_N, MOST_K = 8192, 32768, 16384
 _MOST_PRODUCT = 2**38
 """Largest m * n * k: larger problems take long and teach nothing new."""
 
+_DRAWS = 20
+"""Most draws for each problem; large ones, and what was drawn before, are drawn again."""
+
 _FEW_ROWS = 512
 _NARROW = 1024
 
 
 def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
     """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
+
+    Fewer, where the operands allow so few that the draws run out.
 
     Half of them have fewer than 512 rows, a quarter fewer than 1,024 columns. Half of the k are multiples of
     128, as those of most layers are; the others leave part of a step empty.
@@ -37,7 +42,9 @@ def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
             multiples[name] = math.lcm(multiples[name], operand.divisibility)
     chance = random.Random(seed)  # noqa: S311
     found: dict[Extents, None] = {}
-    while len(found) < count:
+    for _ in range(_DRAWS * count):
+        if len(found) == count:
+            break
         m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
         n = _between(chance, 8, _NARROW if chance.random() < 0.25 else MOST_N, multiples["N"])
         k = _between(chance, 256, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))

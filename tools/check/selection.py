@@ -12,8 +12,8 @@ problems and at worst, for
 - ``fitted, on FILE``: the same on the problems of another file, given with ``--on``.
 
 For groups that a heuristic ranked when the bundle was built it prints how the derived constants order the
-kernels that the heuristic ranks: how often both take the same first, and how much slower the derived model
-holds the heuristic's first to be than its own (geometric mean).
+kernels that the heuristic ranks: how often both take the same first, and how long the derived model expects
+the heuristic's first to take, its own as 1 (geometric mean).
 """
 
 from __future__ import annotations
@@ -94,8 +94,11 @@ def lines_of(
                 yield group.name, f"fitted, on {name}", Accuracy.of(found, 1)
 
 
-def against_heuristic(bundle: cutlass_aot.Bundle) -> Iterator[tuple[str, int, float, float]]:
-    """For each ranking of the build: group, problems, share of equal firsts, ratio of expected times."""
+def against_heuristic(bundle: cutlass_aot.Bundle) -> Iterator[tuple[str, int, float, float, float]]:
+    """For each ranking of the build, over the problems at which it ranks several kernels.
+
+    Group, problems, kernels of a problem on average, share of equal firsts, ratio of expected times.
+    """
     for entry in bundle.groups:
         handles = bundle.kernels(group=entry.name)
         candidates = candidates_of([handle.kernel for handle in handles])
@@ -106,17 +109,20 @@ def against_heuristic(bundle: cutlass_aot.Bundle) -> Iterator[tuple[str, int, fl
                 continue
             what = str(bundle.path / reference.file.path)
             ranking = Ranking.from_bytes(read_file(bundle.path, reference.file), what)
-            equal, ratios = 0, []
-            for problem in ranking.problems:
+            problems = [problem for problem in ranking.problems if len(problem.kernels) > 1]
+            equal, ratios, compared = 0, [], 0
+            for problem in problems:
                 todo = dict(
                     zip(candidates.digests, candidates.work(problem.extents, machine.sm_count), strict=True)
                 )
                 times = {digest: microseconds(derived[digest], todo[digest]) for digest in problem.kernels}
-                first = problem.kernels[0]
-                equal += times[first] == min(times.values())
-                ratios.append(math.log(times[first] / min(times.values())))
-            count = len(ranking.problems)
-            yield entry.name, count, equal / count, math.exp(math.fsum(ratios) / count)
+                first = times[problem.kernels[0]]
+                compared += len(times)
+                equal += first == min(times.values())
+                ratios.append(math.log(first / min(times.values())))
+            if count := len(problems):
+                ratio = math.exp(math.fsum(ratios) / count)
+                yield entry.name, count, compared / count, equal / count, ratio
 
 
 @click.command()
@@ -151,11 +157,11 @@ def main(bundle: Path, files: tuple[Path, ...], others: tuple[Path, ...]) -> Non
     if rows:
         click.echo(markdown(("group", "chosen by", "problems", "regret", "95%", "worst"), rows))
     agreed = [
-        (name, str(count), f"{equal:.2f}", f"{ratio:.2f}")
-        for name, count, equal, ratio in against_heuristic(opened)
+        (name, str(count), f"{compared:.1f}", f"{equal:.2f}", f"{ratio:.2f}")
+        for name, count, compared, equal, ratio in against_heuristic(opened)
     ]
     if agreed:
-        head = ("group", "problems", "same first", "heuristic's first, expected, over the model's")
+        head = ("group", "problems", "kernels", "same first", "expected time of the heuristic's first")
         click.echo(("\n" if rows else "") + markdown(head, agreed))
 
 

@@ -5,8 +5,8 @@
  *     cutlass_aot_cost_model(kernels, sm_count, a, b, out) -> fastest
  *     fastest(batch, m, n, k) -> position of the kernel with the least estimated time, the first of equals
  *
- * kernels is bytes: a struct kernel for each, as CANDIDATE of runtime/selection/cost_model.py packs them. a, b and out are bytes of memory for
- * each element of the GEMM's operands. The formula is that of runtime/selection/cost_model.py, which describes it;
+ * kernels is bytes: a struct kernel for each, as Candidates.packed of runtime/selection/cost_model.py gives them. a, b and out are
+ * bytes of memory for each element of the GEMM's operands. The formula is that of cost_model.py, which describes it;
  * tests/unit/runtime/test_native_cost_model.py compares the two.
  */
 #include <math.h>
@@ -54,7 +54,9 @@ static double microseconds(const struct model *model, const struct kernel *kerne
   double megabytes = (a + b + model->out * batch * m * n) / 1e6;
   double again = (a * (across - 1) + b * (down - 1)) / 1e6;
   double memory = (megabytes + kernel->rereading * again) / kernel->bandwidth * 1e3;
-  return kernel->launch + pow(pow(compute, kernel->overlap) + pow(memory, kernel->overlap), 1 / kernel->overlap);
+  double longer = (compute + memory + fabs(compute - memory)) / 2;
+  double powers = pow(compute / longer, kernel->overlap) + pow(memory / longer, kernel->overlap);
+  return kernel->launch + longer * pow(powers, 1 / kernel->overlap);
 }
 
 static int fastest(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {

@@ -264,6 +264,9 @@ class Finder:
 
     def _serving(self, entries: Sequence[GroupEntry], gpu: str | None) -> Serving:
         """The groups of entries with what is known of their speed on a GPU model; put together once."""
+        if all(reference.gpu != gpu for entry in entries for reference in entry.rankings):
+            # Whatever other names callers may choose for: what is known of these is the same.
+            gpu = None
         key = (tuple(entry.name for entry in entries), gpu)
         found = self._found.get(key)
         if found is None:

@@ -15,6 +15,7 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, LaunchFacts, group_from_bytes
+from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.tiling import TILING_VALUES, Tiling, Traffic
@@ -100,12 +101,15 @@ class Group:
         if self._candidates is None:
             shared: dict[object, Tiling] = {}
             found = {}
-            for digest, values, constants in self.index.columns(TILING_VALUES):
-                key = repr((values, constants))
-                tiling = shared.get(key)
-                if tiling is None:
-                    tiling = shared[key] = Tiling.make(values, constants)
-                found[digest] = tiling
+            try:
+                for digest, values, constants in self.index.columns(TILING_VALUES):
+                    key = repr((values, constants))
+                    tiling = shared.get(key)
+                    if tiling is None:
+                        tiling = shared[key] = Tiling.make(values, constants)
+                    found[digest] = tiling
+            except MALFORMED as error:
+                raise CorruptFile(f"{self._root}/{self.entry.child.path} is malformed: {error!r}") from None
             self._candidates = Candidates(found, Traffic.of(self.entry.operands), self.entry.target)
         return self._candidates
 

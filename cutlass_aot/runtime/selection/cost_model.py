@@ -108,7 +108,11 @@ def microseconds(costs: Costs, work: Work) -> float:
     """The estimate: the time of a launch, and of computing and moving operands, which overlap."""
     compute, memory = compute_and_memory(costs, work)
     overlap = costs.overlap
-    overlapping: float = (compute**overlap + memory**overlap) ** (1 / overlap)
+    # Powers of shares of the longer, which do not overflow; without max(), for arrays.
+    longer = (compute + memory + abs(compute - memory)) / 2
+    overlapping: float = longer * ((compute / longer) ** overlap + (memory / longer) ** overlap) ** (
+        1 / overlap
+    )
     return costs.launch + overlapping
 
 

@@ -54,16 +54,18 @@ class Ranked:
         gpu: the GPU model.
         problems: how many were measured or ranked.
         machine: what times scale with; None if no cost model was fitted.
-        costs: fitted constants by the kernels' digests.
+        fitted: constants by the kernels' digests, each with what the GPU was that they were fitted on.
     """
 
     def __init__(self, *rankings: Ranking) -> None:
         self.gpu = rankings[0].gpu if rankings else ""
         self.problems = sum(len(ranking.problems) for ranking in rankings)
         self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
-        self.costs: dict[str, Costs] = {}
+        # Each with the GPU that it was fitted on: of two of one model, one may have a lower clock.
+        self.fitted: dict[str, tuple[Costs, Machine]] = {}
         for ranking in rankings:
-            self.costs.update(ranking.costs)
+            if ranking.machine is not None:
+                self.fitted.update((digest, (costs, ranking.machine)) for digest, costs in ranking.costs)
         self._rankings = rankings
         self._present: dict[tuple[tuple[str, ...], Machine], list[Costs]] = {}
 
@@ -79,11 +81,13 @@ class Ranked:
         key = (candidates.digests, machine)
         found = self._present.get(key)
         if found is None:
-            fit_on = self.machine or machine
-            found = self._present[key] = [
-                self.costs[digest].on(fit_on, machine) if digest in self.costs else other
-                for digest, other in zip(candidates.digests, candidates.derived(machine), strict=True)
-            ]
+            scaled = {digest: costs.on(fit_on, machine) for digest, (costs, fit_on) in self.fitted.items()}
+            if all(digest in scaled for digest in candidates.digests):
+                found = [scaled[digest] for digest in candidates.digests]
+            else:
+                derived = candidates.derived(machine)
+                found = [scaled.get(d, other) for d, other in zip(candidates.digests, derived, strict=True)]
+            self._present[key] = found
         return found
 
     def exact(self, extents: Extents) -> RankedProblem | None:
@@ -116,13 +120,21 @@ class KnownSpeeds(NamedTuple):
     elsewhere: Mapping[str, Callable[[], Ranked]]
     modelled: Callable[[], Sequence[Ranked]]
 
-    def fit(self) -> Ranked | None:
-        """The fitted cost model to use: of this GPU model, or else the first of another; None if none was."""
+    def fit(self, machine: Machine) -> Ranked | None:
+        """The fitted cost model to use: of this GPU model, or else of the most similar; None if none was."""
         if self.measured is not None and self.measured.machine is not None:
             return self.measured
-        return next(
-            (found for read in self.elsewhere.values() if (found := read()).machine is not None), None
-        )
+        found = [
+            (_distance(ranking.machine, machine), ranking)
+            for read in self.elsewhere.values()
+            if (ranking := read()).machine is not None
+        ]
+        return min(found, key=lambda item: item[0], default=(0.0, None))[1]
+
+
+def _distance(one: Machine | None, other: Machine) -> float:
+    """How different two GPUs are: the sum of octaves between their numbers."""
+    return sum(abs(log2(mine / theirs)) for mine, theirs in zip(one or other, other, strict=True))
 
 
 def prefer(
@@ -143,7 +155,7 @@ def prefer(
         found = tuned(known.measured, candidates, extents, machine)
         if found is not None:
             return found
-    fit = known.fit()
+    fit = known.fit(machine)
     if fit is not None:
         found = fitted(fit, candidates(), extents, machine, here=fit is known.measured, fastest=fastest)
     else:
@@ -168,7 +180,7 @@ def tuned(
     times = {digest: seconds * 1e6 for digest, seconds in zip(problem.kernels, problem.seconds, strict=True)}
     best = problem.seconds[0] * 1e6
     reason = f"{extents} was measured: {best:.1f} µs, the best of {len(times)}"
-    unmeasured = ranking.costs.keys() - times.keys()
+    unmeasured = ranking.fitted.keys() - times.keys()
     if not unmeasured:
         return Preference("tuned", reason, problem.kernels, tuple(times.values()))
     members = candidates()
@@ -233,7 +245,7 @@ def estimates(
     """The time of each candidate by the cost model that is best for this GPU; none if they are not GEMMs."""
     if not candidates.traffic.of_gemm:
         return {}
-    fit = known.fit()
+    fit = known.fit(machine)
     constants = candidates.derived(machine) if fit is None else fit.costs_on(candidates, machine)
     todo = candidates.work(extents, machine.sm_count)
     return {

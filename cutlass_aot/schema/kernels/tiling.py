@@ -17,6 +17,9 @@ TILING_VALUES = (
 )  # fmt: skip
 """Names of the design values that a tiling is made of."""
 
+_MOST, _MOST_EXTENTS = 1 << 20, 8
+"""Of an extent or a count, and of extents in a shape; others are not those of a tiling."""
+
 _SCHEDULERS = {"clc": 0, "static": 1}
 _UNKNOWN_TILE = (64, 64, 64)
 _TILES_SWAPPED = ("TgvGemm",)
@@ -81,8 +84,8 @@ class Tiling(NamedTuple):
             depth=depth,
             split=split,
             blocks=blocks,
-            blocks_per_sm=blocks_per_sm if type(blocks_per_sm) is int and blocks_per_sm > 0 else 1,
-            active_clusters=constants.get(f"max_active_clusters_{blocks}", 0),
+            blocks_per_sm=_count(blocks_per_sm, 1),
+            active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
             scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
             kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
         )
@@ -116,8 +119,15 @@ class Traffic(NamedTuple):
         return self.a > 0 and self.b > 0
 
 
+def _count(value: object, otherwise: int) -> int:
+    """A number of something that a kernel has, if it is one."""
+    return value if type(value) is int and 1 <= value <= _MOST else otherwise
+
+
 def _is_shape(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(value, (tuple, list)) and bool(value) and all(type(e) is int and e > 0 for e in value)
+    if not isinstance(value, (tuple, list)) or not 1 <= len(value) <= _MOST_EXTENTS:
+        return False
+    return all(_count(extent, 0) for extent in value)
 
 
 def _is_tile(value: DesignValue | None) -> TypeGuard[tuple[int, ...]]:

@@ -5,10 +5,10 @@ regression of a fit, or, where nothing was measured, derived from the design and
 """
 
 from collections.abc import Mapping, Sequence
-from math import exp, isfinite, log
+from math import exp, log
 from typing import Annotated, Any, NamedTuple
 
-from cutlass_aot.schema.codec import Check, row, within
+from cutlass_aot.schema.codec import row, within
 from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.targets import Target
 
@@ -49,12 +49,13 @@ def typical_machine(target: str) -> Machine:
     return _TYPICAL.get(Target.parse(target).major, _TYPICAL[9])
 
 
-def _check_cost(value: float) -> None:
-    if not (isfinite(value) and 0 < value < 1e9):
-        raise ValueError(f"expected a number between 0 and 1e9, found {value!r}")
+_LEAST, _MOST = 1e-6, 1e6
+"""Bounds of a constant that a fit gives; far from what is measured, and well within single precision."""
 
+_LEAST_TAIL, _MOST_TAIL = 1e-3, 0.999
+_LEAST_OVERLAP, _MOST_OVERLAP = 1.05, 16.0
 
-_Cost = Annotated[float, Check(_check_cost)]
+_Cost = Annotated[float, within(_LEAST / 2, 2 * _MOST)]
 
 
 @row
@@ -80,10 +81,10 @@ class Costs(NamedTuple):
     crowding: _Cost
     sharing: _Cost
     edge: _Cost
-    tail: Annotated[float, within(0, 1)]
+    tail: Annotated[float, within(_LEAST_TAIL / 2, 1)]
     bandwidth: _Cost
     rereading: _Cost
-    overlap: Annotated[float, within(1, 100)]
+    overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
 
     def on(self, measured: Machine, present: Machine) -> "Costs":
         """These constants, measured on one GPU, scaled to another by their clocks and bandwidths."""
@@ -100,10 +101,9 @@ class Costs(NamedTuple):
 
 def check_costs(costs: Costs) -> None:
     """Refuse constants (ValueError) for which no time can be estimated."""
-    for value in costs:
-        _check_cost(value)
-    if costs.tail > 1 or not 1 <= costs.overlap <= 100:
-        raise ValueError(f"expected a tail of at most 1 and an overlap of 1 to 100, found {costs}")
+    sound = all(_LEAST / 2 <= value <= 2 * _MOST for value in costs)
+    if not (sound and _LEAST_TAIL / 2 <= costs.tail <= 1 <= costs.overlap <= 2 * _MOST_OVERLAP):
+        raise ValueError(f"impossible constants of the cost model: {costs}")
 
 
 def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
@@ -111,7 +111,7 @@ def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> C
 
     A step is its multiply-adds at the tensor cores' rate and its operands at the rate of the L2 cache, one
     after the other: the weight between the two that orders measurements on an H200 well
-    (``tools/check/selection.py`` prints how well). The rest are round numbers near the medians of that fit.
+    (``tools/check/selection.py`` prints how well). The rest are round numbers of the order that a fit gives.
     """
     major = Target.parse(target).major
     rate = _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
@@ -154,8 +154,11 @@ def to_logarithms(costs: Costs) -> list[float]:
 
 
 def from_logarithms(values: Sequence[float]) -> Costs:
-    """The inverse of :func:`to_logarithms`."""
-    found = [unscale(value) for (_, unscale), value in zip(_SCALES, values, strict=True)]
+    """The inverse of :func:`to_logarithms`, within the bounds of what a file may have."""
+    # e^50 is beyond every bound.
+    bounded = [min(max(value, -50.0), 50.0) for value in values]
+    found = [unscale(value) for (_, unscale), value in zip(_SCALES, bounded, strict=True)]
+    found = [min(max(value, least), most) for value, (least, most) in zip(found, _BOUNDS, strict=True)]
     # Five digits: a fit gives no more, and the files that hold them are read by people.
     return Costs(*(float(f"{value:.5g}") for value in found))
 
@@ -174,6 +177,11 @@ _SCALES: tuple[Any, ...] = tuple(
         "tail": (_logit, _logistic),
         "overlap": (lambda value: log(value - 1), lambda value: 1 + exp(value)),
     }.get(name, _LOGARITHM)
+    for name in Costs._fields
+)
+
+_BOUNDS = tuple(
+    {"tail": (_LEAST_TAIL, _MOST_TAIL), "overlap": (_LEAST_OVERLAP, _MOST_OVERLAP)}.get(name, (_LEAST, _MOST))
     for name in Costs._fields
 )
 

@@ -120,8 +120,6 @@ def _problem(extents: Extents, positions: bytes, seconds: bytes, digests: Sequen
     times = tuple(time for (time,) in struct.iter_unpack("<f", seconds))
     if not places or len(set(places)) != len(places):
         raise ValueError(f"the problem {extents} has no kernels, or one twice")
-    if len(times) not in (0, len(places)):
-        raise ValueError(f"the problem {extents} has other numbers of kernels and times")
     if not all(0 < time < inf for time in times) or list(times) != sorted(times):
         raise ValueError(f"the times of the problem {extents} are impossible, or not in order")
     return RankedProblem(extents, tuple(digests[place] for place in places), times)
@@ -189,7 +187,7 @@ class Ranking(NamedTuple):
         """Read what :meth:`to_bytes` gave. A malformed problem is refused when it is needed."""
         body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
         try:
-            digests = [str(digest) for digest in body["kernels"]]
+            digests = _digests(body["kernels"])
             measured = bool(body["measured"])
             machine = None if body["machine"] is None else from_plain(Machine, body["machine"], what)
             costs = _costs(body["costs"], digests)
@@ -208,14 +206,23 @@ class Ranking(NamedTuple):
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
 
 
+def _digests(given: Any) -> list[str]:
+    digests = [bytes.fromhex(digest).hex() for digest in given]
+    if digests != sorted(set(digests)):
+        raise ValueError("digests are not in order, or one is there twice")
+    return digests
+
+
 def _encoded(rows: Any, measured: bool) -> dict[Extents, tuple[bytes, bytes]]:
     found = {}
     for (batch, m, n, k), positions, seconds in rows:
         extents = Extents(batch, m, n, k)
         if not all(type(extent) is int and 0 < extent <= MAX_EXTENT for extent in extents):
             raise ValueError(f"impossible extents {extents}")
-        if not (isinstance(positions, bytes) and isinstance(seconds, bytes)) or bool(seconds) != measured:
-            raise ValueError(f"the problem {extents} has times though nothing was measured, or none")
+        if not (isinstance(positions, bytes) and isinstance(seconds, bytes)) or len(positions) % 2:
+            raise ValueError(f"the problem {extents} has no positions, or half of one")
+        if len(seconds) != (2 * len(positions) if measured else 0):
+            raise ValueError(f"the problem {extents} has other numbers of kernels and times")
         found[extents] = positions, seconds
     if len(found) != len(rows):
         raise ValueError("a problem is ranked twice")

@@ -113,12 +113,16 @@ class _Models:
         self._models: dict[str, list[tuple[int, FittedModel]]] = {}
         self._fitted: dict[tuple[str, Tiling, int], Costs] = {}
         for group in tuning.groups:
+            own = members.get(group.digest)
+            if group.model is None or not own:
+                continue
+            bits, target = _input_bits(own[0]), own[0].target
+            self._models.setdefault(target, []).append((bits, group.model))
             known = {kernel.digest: kernel.costs for kernel in group.kernels}
-            for kernel in members.get(group.digest, ()):
-                costs, bits = known.get(kernel.digest), _input_bits(kernel)
-                if group.model is not None and costs is not None:
-                    self._models.setdefault(kernel.target, []).append((bits, group.model))
-                    self._fitted.setdefault((kernel.target, Tiling.of(kernel), bits), costs)
+            for kernel in own:
+                costs = known.get(kernel.digest)
+                if costs is not None:
+                    self._fitted.setdefault((target, Tiling.of(kernel), bits), costs)
 
     def costs(self, group: TunedGroup | None, members: Sequence[Kernel]) -> tuple[tuple[str, Costs], ...]:
         """The constants of a group's kernels: fitted, or those of a kernel alike, or by a regression.
@@ -126,9 +130,8 @@ class _Models:
         Kernels are alike if they have the same tiling and inputs of the same width. The regression is that of
         the group, or else of a group with inputs of the same width, or else of any.
         """
-        if group is not None and group.model is None:
-            return ()
-        found = {} if group is None else {k.digest: k.costs for k in group.kernels if k.costs is not None}
+        fitted = () if group is None or group.model is None else group.kernels
+        found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
         for kernel in members:
             if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
                 continue

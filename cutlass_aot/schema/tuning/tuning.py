@@ -42,11 +42,6 @@ _EXPANDED_DEPTH = 4
 """Levels of the JSON with one item a line: the file, its groups, a group, its kernels and problems."""
 
 
-def _check_positive(value: float) -> None:
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"expected a number above 0, found {value!r}")
-
-
 def _check_order(times: "Times") -> None:
     if any(second[1] < first[1] for first, second in pairwise(times)):
         raise ValueError("times are not in order, best first")
@@ -62,7 +57,7 @@ def _check_once(items: list[Any], what: str) -> None:
         raise ValueError(f"a {what} is there twice")
 
 
-Positive = Annotated[float, Check(_check_positive)]
+Positive = Annotated[float, within(1e-6, 1e12)]
 Clock = Annotated[int, within(1, 1_000_000)]
 """In MHz."""
 
@@ -175,7 +170,9 @@ class TunedGroup:
     model: Annotated[FittedModel | None, OMIT] = None
 
     def validate(self) -> None:
-        """Refuse a kernel or a problem that occurs twice, and a model without the constants of a kernel."""
+        """Refuse no kernels, what occurs twice, and a model without the constants of a kernel."""
+        if not self.kernels:
+            raise ValueError("a group without kernels")
         if self.model is not None and any(kernel.costs is None for kernel in self.kernels):
             raise ValueError("a kernel has no costs, though a model was fitted")
         _check_once([kernel.digest for kernel in self.kernels], "kernel")

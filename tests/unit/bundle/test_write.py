@@ -392,7 +392,7 @@ def test_rankings_that_do_not_belong_are_refused(small, out):
         ([ranking(fp8)], "is of a group that bundle 'small' does not have"),
         ([own, own], "is given twice"),
         ([own, ranking(f16, problems=ranking(bf16).problems)], "is given twice"),
-        ([ranking(f16, measured=False)], "has times though nothing was measured.* ascending order"),
+        ([ranking(f16, measured=False)], "has other numbers of kernels and times"),
         ([ranking(f16, problems=turned)], "are impossible, or not in order"),
         ([ranking(f16, problems=ranking(bf16).problems)], "names a kernel that bundle 'small' does not have"),
     ):

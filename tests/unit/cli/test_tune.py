@@ -273,13 +273,20 @@ def test_applying_as_json(run, measured):
     assert json.loads(out)["written"] is True
 
 
+def test_a_file_without_a_cost_model_is_applied_with_advice(run, measured):
+    _, _, errors = run("small", "--from", "t.json", "--apply", "tuned")
+    assert errors.startswith(f"t.json: no cost model was fitted to the times of {F16[0].group_name}: ")
+    run("small", "--fit", "t.json")
+    assert run("small", "--from", "t.json", "--apply", "tuned")[2] == ""
+
+
 def test_signatures_that_nobody_can_check_are_told(run, measured, monkeypatch):
     make_key(measured / "keys", 1).sign(measured / "small")
     without_cryptography(monkeypatch)
     status, _, errors = run("small", "--from", "t.json", "--apply", "small")
     assert (status, errors.startswith("small: signatures not checked: ")) == (0, True)
     # It is another bundle now, which nobody has signed.
-    assert run("small", "--from", "t.json", "--apply", "small")[2] == ""
+    assert "signatures not checked" not in run("small", "--from", "t.json", "--apply", "small")[2]
 
 
 def test_a_file_of_another_bundle_is_refused(run, measured):

@@ -332,6 +332,13 @@ def test_a_ranking_that_is_damaged_or_another_is_refused(tmp_path: Path, gpu: di
     assert cutlass_aot.open(root).choose(*operands(device=0)).tier == "tuned"
 
 
+def test_names_of_other_gpus_leave_nothing_behind(tmp_path: Path) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16))
+    reasons = {bundle.choose(*operands(), gpu=f"GPU {number}").reason for number in range(20)}
+    assert len(reasons) == 20
+    assert len(bundle._finder._found) == 1
+
+
 def test_choose_refuses_as_find_does(tmp_path: Path, gpu: dict[str, Any]) -> None:
     bundle = opened(tmp_path, F16)
     a, b, out = operands(device=0)

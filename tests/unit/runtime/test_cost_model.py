@@ -22,7 +22,7 @@ from cutlass_aot.runtime.selection.cost_model import (
 )
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
-from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
+from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from tests.support.kernels import gemm
 
@@ -276,3 +276,21 @@ def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits
     peak = peaks[target] * (16 / bits if bits <= 32 else 1 / 16)
     achieved = 2 * LARGE.m * LARGE.n * LARGE.k / found / 1e6
     assert 0.1 * peak < achieved < 1.1 * peak
+
+
+@given(
+    st.builds(
+        Costs,
+        *[st.sampled_from([1e-6, 1.0, 1e6])] * 6,
+        st.sampled_from([1e-3, 0.5, 1.0]),
+        *[st.sampled_from([1e-6, 1.0, 1e6])] * 2,
+        st.sampled_from([1.0, 2.5, 32.0]),
+    ),
+    st.builds(Extents, *[st.sampled_from([1, 4096, 2**31, 2**62])] * 4),
+)
+def test_the_constants_that_a_file_may_have_give_a_time_for_every_problem(
+    costs: Costs, extents: Extents
+) -> None:
+    check_costs(costs)
+    found = time(kernel((128, 128, 64), cluster_shape=(2, 1, 4), blocks_per_sm=2), extents, costs=costs)
+    assert 0 < found < inf

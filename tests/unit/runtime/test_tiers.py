@@ -182,6 +182,24 @@ def test_a_model_of_another_gpu_is_scaled_to_this_one() -> None:
     assert choice(known(None, [there]), gpu=None).reason.endswith("measured on NVIDIA H100, no GPU was named")
 
 
+def test_each_group_is_scaled_from_the_gpu_that_it_was_fitted_on() -> None:
+    slow = H200._replace(sm_mhz=990)
+    both = Ranked.merged([ranking_of(costs=["aa"]), ranking_of(costs=["bb"], machine=slow)])
+    two = Candidates({name: TILINGS[name] for name in ("aa", "bb")}, HALF, "sm_90a")
+    found = dict(zip(two.digests, both.costs_on(two, H200), strict=True))
+    assert found["aa"] == COSTS["aa"]
+    assert found["bb"].step == COSTS["bb"].step / 2
+
+
+def test_of_several_gpus_the_most_similar_is_taken() -> None:
+    small = Machine(78, 1980, 4000)
+    a, b = (
+        ranking_of(ranked(SQUARE, "aa"), gpu=name, costs=list(TILES), machine=machine)
+        for name, machine in (("NVIDIA A", small), ("NVIDIA B", H100))
+    )
+    assert "fitted on NVIDIA B, scaled" in choice(known(None, [a, b])).reason
+
+
 def test_the_first_fitted_model_elsewhere_is_taken() -> None:
     bare = ranking_of(ranked(SQUARE, "aa"), gpu="NVIDIA A100")
     there = ranking_of(ranked(SQUARE, "bb"), gpu="NVIDIA H100", costs=list(TILES), machine=H100)

@@ -447,6 +447,24 @@ def packed(problem):
     return found
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernels": ["zz", "aa"]},
+        {"kernels": ["bb", "aa"]},
+        {"kernels": ["aa", "aa"]},
+        {"kernels": [1, 2]},
+        {"problems": [[[1, 1, 1, 1], b"abc", b"12345678"]]},
+        {"problems": [[[1, 1, 1, 1], b"ab", b"abc"]]},
+        {"problems": [[[1, 1, 1, 1], b"ab", b"abcdefgh"]]},
+    ],
+)
+def test_malformed_columns_are_refused_at_once(changes):
+    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    with pytest.raises(CorruptFile, match="it is malformed"):
+        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, **changes}), "it")
+
+
 def test_problems_are_decoded_when_they_are_needed():
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
     rows = [*found["problems"], packed([[1, 1, 1, 1], [7], [1.0]])]
@@ -497,7 +515,7 @@ def test_an_impossible_cost_model_is_refused(changes):
 
 def test_a_modelled_ranking_has_no_times():
     found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
-    with pytest.raises(CorruptFile, match="has times though nothing was measured"):
+    with pytest.raises(CorruptFile, match="has other numbers of kernels and times"):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "measured": False}), "it")
 
 

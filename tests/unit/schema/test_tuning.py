@@ -187,9 +187,9 @@ def twice(where, key):
         (setting("problem", "microseconds", [[3, 1.0]]), "expected a whole number from 0 to 2, found 3"),
         (setting("problem", "microseconds", [[-1, 1.0]]), "expected a whole number from 0 to 2, found -1"),
         (setting("problem", "microseconds", [[0, 2.0], [1, 1.0]]), "times are not in order"),
-        (setting("problem", "microseconds", [[0, 0.0]]), "expected a number above 0"),
+        (setting("problem", "microseconds", [[0, 0.0]]), "expected a number from 1e-06"),
         (setting("problem", "microseconds", [[0, float("nan")]]), "found nan, expected a number"),
-        (setting("problem", "microseconds", [[0, float("inf")]]), "expected a number above 0"),
+        (setting("problem", "microseconds", [[0, float("inf")]]), "expected a number from 1e-06"),
         (
             setting("problem", "microseconds", [[0, True]]),
             "[0][1]: found True, expected a number",
@@ -224,6 +224,12 @@ def test_what_is_no_tuning_file_is_refused(data, message):
         Tuning.from_bytes(data, "t.json")
     assert str(caught.value).startswith("t.json ")
     assert message in str(caught.value)
+
+
+def test_a_group_without_kernels_is_refused():
+    changed = altered(setting("group", "kernels", []))
+    with pytest.raises(CorruptFile):
+        Tuning.from_bytes(changed, "t.json")
 
 
 def test_a_newer_schema_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.tuning.design import MOST_K, MOST_M, MOST_N, design
 from tests.support.kernels import gemm
@@ -18,6 +20,11 @@ def test_the_sequence_is_the_same_each_time_and_goes_on() -> None:
     operands = gemm().operands
     assert design(operands, 50) == design(operands, 100)[:50]
     assert design(operands, 50, seed=1) != design(operands, 50)
+
+
+def test_operands_that_allow_few_problems_get_few() -> None:
+    coarse = tuple(replace(operand, divisibility=2048) for operand in gemm(layouts="ttn").operands)
+    assert 0 < len(design(coarse, 5000)) < 5000
 
 
 def test_they_are_what_lists_of_layers_lack() -> None:
