@@ -19,7 +19,7 @@ find: fresh processes; see tools/bench/cpu.py.
 start: fresh processes that have imported torch, made operands and used the GPU: from there to the first
     result, against importing cutlass.operators, compiling its first operator and running it.
 throughput: ``bundle.gemm`` against every kernel and cuBLAS; see tools/bench/throughput.py. ``--shapes``,
-    ``--halfway``, ``--sample`` say on which problems.
+    ``--halfway``, ``--sample``, ``--drawn``, ``--seed`` say on which problems.
 families: the fastest kernel of each family of designs against cuBLAS, on the same problems.
 kernels: the kernels that are not GEMMs, against torch and a copy; see tools/bench/single_kernels.py.
 convolution: forward convolutions against cuDNN.
@@ -293,9 +293,11 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--calls", type=int, default=500, help="launch: calls of a batch")
     made.add_argument("--shapes", type=Path, default=SHAPES, help="throughput, families: list of problems")
     made.add_argument("--halfway", action="store_true", help="throughput, families: also between the listed")
+    made.add_argument("--drawn", type=int, default=0, help="throughput, families: so many by chance instead")
+    made.add_argument("--seed", type=int, default=0, help="throughput, families: of what is drawn")
     made.add_argument("--sample", type=int, default=1, help="throughput, families: every so many-th problem")
     made.add_argument("--seconds", type=float, default=0.4, help="throughput, families: a problem's rounds")
-    made.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f8e4m3"])
+    made.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f16", "f8e4m3"])
     made.add_argument("--without", action="append", default=[], help="families: pattern of kernels left out")
     made.add_argument("--rows", type=int, nargs="+", default=[1, 64, 1024, 8192], help="kernels: rows T")
     made.add_argument("--images", type=int, default=32, help="convolution: images of a batch")
