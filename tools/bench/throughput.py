@@ -332,17 +332,21 @@ class Throughput:
             raise RuntimeError(f"bundle.gemm and cuBLAS differ by {difference:.2e} on {extents}")
 
 
-def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
-    """Measure ``bundle.gemm`` on every problem for every row of element types."""
-    import torch
-
-    problems = problems_of(
+def _problems(arguments: argparse.Namespace) -> list[Problem]:
+    return problems_of(
         arguments.shapes,
         halfway=arguments.halfway,
         sample=arguments.sample,
         drawn=arguments.drawn,
         seed=arguments.seed,
     )
+
+
+def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
+    """Measure ``bundle.gemm`` on every problem for every row of element types."""
+    import torch
+
+    problems = _problems(arguments)
     bundle, untuned = cutlass_aot.open(path), cutlass_aot.open(path, rankings=False)
     bench = Throughput(torch, bundle, untuned, Effort(seconds=arguments.seconds))
     measured: list[Measured] = []
@@ -401,13 +405,7 @@ def part_families(arguments: argparse.Namespace, path: Path) -> Result:
     import torch
 
     bundle = cutlass_aot.open(path)
-    problems = problems_of(
-        arguments.shapes,
-        halfway=arguments.halfway,
-        sample=arguments.sample,
-        drawn=arguments.drawn,
-        seed=arguments.seed,
-    )
+    problems = _problems(arguments)
     effort = Effort(first_looks=2, stop_ratio=1.6, most_rounds=9, seconds=arguments.seconds)
     where = torch.device("cuda", 0)
     memory = Memory(torch, where)

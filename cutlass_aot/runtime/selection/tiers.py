@@ -54,7 +54,7 @@ class Ranked:
         gpu: the GPU model.
         problems: how many were measured or ranked.
         machine: what times scale with; None if no cost model was fitted.
-        fitted: constants by the kernels' digests, each with what the GPU was that they were fitted on.
+        fitted: constants by the kernels' digests, each with the machine that they were fitted on.
     """
 
     def __init__(self, *rankings: Ranking) -> None:

@@ -34,14 +34,15 @@ _TYPICAL = {
     10: Machine(148, 1965, 8000),
     12: Machine(170, 2407, 1792),
 }
-"""A typical GPU of each major compute capability: A100, H100, B200, RTX 5090. Source: their data sheets."""
+"""A typical GPU of each major compute capability: A100, H100, B200, RTX 5090. The clocks are rough."""
 
 _FLOPS = {8: 2048, 9: 4096, 10: 8192, 12: 512}
-"""Operations that an SM does in a clock on operands of 16 bits, by major compute capability: the peak of
-NVIDIA's data sheet over SMs and clock."""
+"""Operations that an SM does in a clock on dense operands of 16 bits, by major compute capability: the
+published peak of those GPUs over SMs and clock, as a power of two."""
 
 _LOADED = 64
-"""Bytes that an SM loads from the L2 cache in a clock. Source: NVIDIA's tuning guides, for A100 to B200."""
+"""Bytes of operands that an SM loads in a clock: the weight of loading against multiplying that orders the
+measurements on an H200 well, and the same for all GPUs as nothing better is known."""
 
 
 def typical_machine(target: str) -> Machine:
@@ -109,9 +110,9 @@ def check_costs(costs: Costs) -> None:
 def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
     """Constants for a kernel of which nothing was measured.
 
-    A step is its multiply-adds at the tensor cores' rate and its operands at the rate of the L2 cache, one
-    after the other: the weight between the two that orders measurements on an H200 well
-    (``tools/check/selection.py`` prints how well). The rest are round numbers of the order that a fit gives.
+    A step is its multiply-adds at the tensor cores' rate, and then the loading of its operands. The rest are
+    round numbers of the order that a fit on an H200 gives. ``tools/check/selection.py`` prints how well they
+    order what was measured there.
     """
     major = Target.parse(target).major
     rate = _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)

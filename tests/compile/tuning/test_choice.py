@@ -83,7 +83,7 @@ def test_without_any_measurement(groups: list[Group], tuning: Tuning) -> None:
 def hidden(group: TunedGroup, candidates: Candidates) -> Iterator[tuple[TunedProblem, TunedProblem]]:
     """Problems at which every kernel has a time, and the same without those of this package's kernels.
 
-    So is three fifths of the FP8 times: measured before these kernels were there.
+    107 of the 180 FP8 problems were measured so, before these kernels were there.
     """
     own = {d for d, t in zip(candidates.digests, candidates.tilings, strict=True) if "Cluster" in t.kind}
     for problem in group.problems:
