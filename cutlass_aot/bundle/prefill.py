@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.opened.bundle_directory import open_directory
 from cutlass_aot.schema.bundles.catalog import FileReference
@@ -32,12 +32,12 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
     """
     folder = directory or code_cache.directory()
     if folder is None:
-        raise BundleError(f"{code_cache.state().problem}: name a directory to fill")
+        raise BundleError(f"{unpacking.state().problem}: name a directory to fill")
     opened = open_directory(bundle)
     spans: dict[FileReference, list[CodeSpan]] = {}
     for entry in opened.catalog.groups:
         spans.setdefault(entry.code, []).extend(kernel.code for kernel in opened.group(entry).index)
-    most = code_cache.limit() if directory is None else None
+    most = unpacking.limit() if directory is None else None
     if directory is not None:
         try:
             _make(directory)
@@ -53,8 +53,8 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
                 path.chmod(path.stat().st_mode | 0o444)
     except FileNotFoundError as error:
         raise BundleError(
-            f"{error.filename} was removed again: {folder} holds at most {code_cache.limit()} bytes, the "
-            f"bundle needs more; {code_cache.LIMIT_VARIABLE} sets another limit"
+            f"{error.filename} was removed again: {folder} holds at most {unpacking.limit()} bytes, the "
+            f"bundle needs more; {unpacking.LIMIT_VARIABLE} sets another limit"
         ) from None
     except OSError as error:
         raise BundleError(

@@ -16,7 +16,7 @@ from cutlass_aot.doctor.dependencies import differing, expected_versions
 from cutlass_aot.doctor.facts import facts_record, this_machine
 from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching import unpacking
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
 from cutlass_aot.runtime.search_path import installed_bundles
@@ -82,7 +82,7 @@ def collect() -> dict[str, Any]:
 
 
 def _unpacked() -> dict[str, Any]:
-    found = code_cache.state()
+    found = unpacking.state()
     return {
         "directory": str(found.directory) if found.directory else None,
         "held_bytes": found.held,

@@ -12,7 +12,7 @@ import pytest
 from cutlass_aot.cli import COMMANDS
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_file
-from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
 from tests.support.commands import blocks_of, own_environment, run_commands
@@ -65,10 +65,10 @@ def test_what_was_installed_is_found_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_names_and_figures_are_those_of_the_code() -> None:
-    known = {code_cache.DIRECTORY_VARIABLE, code_cache.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
+    known = {code_cache.DIRECTORY_VARIABLE, unpacking.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
     assert set(re.findall(r"CUTLASS_AOT_\w+", PAGE)) == known
-    assert f"4 GiB ({code_cache.DEFAULT_LIMIT})" in " ".join(PAGE.split())
-    assert (code_cache._LOCK_SECONDS, code_cache._TOUCH_SECONDS) == (60, 3600)
+    assert f"4 GiB ({unpacking.DEFAULT_LIMIT})" in " ".join(PAGE.split())
+    assert (unpacking.LOCK_SECONDS, code_cache._TOUCH_SECONDS) == (60, 3600)
     assert "at most a minute" in PAGE
     assert "once an hour" in PAGE
     assert set(re.findall(r"cutlass-aot (\w+)", PAGE)) <= {*COMMANDS, "in"}

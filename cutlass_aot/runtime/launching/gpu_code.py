@@ -42,11 +42,12 @@ class Code:
         if unpacked is None:
             found = code_cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
             if found is not None:
-                if digest(found.data) == span.sha256:
-                    self._kept = found.path
-                    return found.data
+                data, path = found
+                if digest(data) == span.sha256:
+                    self._kept = path
+                    return data
                 # The shared file was altered; the bundle still has the right code.
-                code_cache.forget(found.path)
+                code_cache.forget(path)
             unpacked = self._unpacked = b"".join(self._pieces())
         data = unpacked[span.offset : span.offset + span.size]
         found_digest = digest(data)
@@ -64,10 +65,10 @@ class Code:
         ``spans`` are those of all its kernels; ``limit`` is the most bytes that the directory may hold, None
         for no limit.
         """
-        from cutlass_aot.runtime.launching import code_cache
+        from cutlass_aot.runtime.launching import unpacking
 
         parts = [(span.offset, span.size, span.sha256) for span in spans]
-        return code_cache.fill(folder, self._reference.sha256, parts, self._pieces, limit)
+        return unpacking.fill(folder, self._reference.sha256, parts, self._pieces, limit)
 
     def _pieces(self) -> Iterator[bytes]:
         """Verify the packed file and yield its contents."""

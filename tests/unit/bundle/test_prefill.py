@@ -16,7 +16,7 @@ from cutlass_aot.bundle.prefill import prefill
 from cutlass_aot.cli.bundle import command
 from cutlass_aot.errors import BundleError, CorruptFile, UntrustedBundle
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
 from tests.support.bundles import designs, write_bundle
 from tests.unit.runtime.test_code_cache import nothing_new
@@ -94,9 +94,9 @@ def test_a_bundle_that_fits_makes_none_of_the_others_go(
 ) -> None:
     folder = tmp_path / "own"
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(folder))
-    code_cache.fill(folder, "0" * 64, [(0, 7, "")], lambda: [b"another"], None)
+    unpacking.fill(folder, "0" * 64, [(0, 7, "")], lambda: [b"another"], None)
     filled = prefill(bundle)
-    monkeypatch.setenv(code_cache.LIMIT_VARIABLE, str(filled.size + len(b"another")))
+    monkeypatch.setenv(unpacking.LIMIT_VARIABLE, str(filled.size + len(b"another")))
     for path in folder.glob("*.code"):
         if not path.name.startswith("0" * 64):
             path.write_bytes(path.read_bytes()[::-1])
@@ -136,13 +136,13 @@ def test_a_limit_that_is_too_small_is_named(
 ) -> None:
     # Of two files, the second makes the first one go.
     first, *_ = read_catalog(bundle).groups
-    monkeypatch.setenv(code_cache.LIMIT_VARIABLE, "1")
+    monkeypatch.setenv(unpacking.LIMIT_VARIABLE, "1")
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
     fill = Code.fill
 
     def filled_and_another(code: Code, folder: Path, spans: Any, limit: int | None) -> Path:
         path = fill(code, folder, spans, limit)
-        code_cache.fill(folder, "0" * 64, [(0, 7, "")], lambda: [b"another"], limit)
+        unpacking.fill(folder, "0" * 64, [(0, 7, "")], lambda: [b"another"], limit)
         return path
 
     monkeypatch.setattr(Code, "fill", filled_and_another)

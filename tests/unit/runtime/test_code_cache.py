@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.runtime.launching import code_cache
+from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.bundles.group_index import CodeSpan
@@ -37,7 +37,7 @@ PROCESSES = 200
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The shared directory, which does not exist yet."""
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "shared"))
-    monkeypatch.delenv(code_cache.LIMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(unpacking.LIMIT_VARIABLE, raising=False)
     monkeypatch.setattr(code_cache, "_told", set())
     return tmp_path / "shared"
 
@@ -259,7 +259,7 @@ def test_what_was_used_longest_ago_goes_first(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(map(len, PARTS))
-    monkeypatch.setenv(code_cache.LIMIT_VARIABLE, str(3 * size))
+    monkeypatch.setenv(unpacking.LIMIT_VARIABLE, str(3 * size))
     references = [packed(tmp_path / "bundle", str(n), b"".join(PARTS) + bytes([n])) for n in range(5)]
     used: list[Code] = []
     for number, reference in enumerate(references):
@@ -288,7 +288,7 @@ def test_use_is_noted(code: Callable[[], Code], folder: Path) -> None:
 def test_an_impossible_limit_is_said(
     code: Callable[[], Code], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(code_cache.LIMIT_VARIABLE, "much")
+    monkeypatch.setenv(unpacking.LIMIT_VARIABLE, "much")
     with caplog.at_level(logging.WARNING, "cutlass_aot"):
         assert code().read(SPANS[0]) == PARTS[0]
     assert "CUTLASS_AOT_CACHE_BYTES is 'much': expected a number of bytes" in caplog.text
@@ -321,7 +321,7 @@ def test_locks_that_do_not_work_are_done_without(
 def test_a_process_that_was_stopped_holds_nobody_up_for_ever(
     code: Callable[[], Code], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr(code_cache, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(unpacking, "LOCK_SECONDS", 0.05)
     waiting = code()
     folder.mkdir()
     held = os.open(folder / f".{waiting._reference.sha256[:16]}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -463,14 +463,14 @@ def test_on_a_disk_that_is_full_or_read_only_it_still_runs(
 def test_the_state_says_where_and_why_not(
     code: Callable[[], Code], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert code_cache.state() == code_cache.State(folder, 0, code_cache.DEFAULT_LIMIT, "")
+    assert unpacking.state() == unpacking.State(folder, 0, unpacking.DEFAULT_LIMIT, "")
     assert not folder.exists()
     code().read(SPANS[0])
-    assert code_cache.state().held == sum(map(len, PARTS))
+    assert unpacking.state().held == sum(map(len, PARTS))
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "file" / "below"))
-    assert code_cache.state().problem == f"{tmp_path / 'file'} is not a directory"
+    assert unpacking.state().problem == f"{tmp_path / 'file'} is not a directory"
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, "")
-    assert code_cache.state() == code_cache.State(
-        None, 0, code_cache.DEFAULT_LIMIT, "CUTLASS_AOT_CACHE is empty"
+    assert unpacking.state() == unpacking.State(
+        None, 0, unpacking.DEFAULT_LIMIT, "CUTLASS_AOT_CACHE is empty"
     )
