@@ -46,7 +46,8 @@ def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
         if len(found) == count:
             break
         m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
-        n = _between(chance, 8, _NARROW if chance.random() < 0.25 else MOST_N, multiples["N"])
+        narrow = chance.random() < 0.25
+        n = _between(chance, 8 if narrow else _NARROW, _NARROW if narrow else MOST_N, multiples["N"])
         k = _between(chance, 256, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
         if m * n * k <= _MOST_PRODUCT:
             found[Extents(1, m, n, k)] = None

@@ -49,18 +49,18 @@ _MOST_OFFSET = 0.1
 """By how much, as a logarithm, a problem may be slower for all kernels alike."""
 
 _SPREAD = Costs(
-    launch=0.1, tile=0.3, step=0.12, crowding=0.15, sharing=0.2, edge=0.2, tail=0.5, bandwidth=0.12,
-    rereading=0.6, overlap=0.15,
+    launch=0.1, tile=0.3, step=0.12, crowding=0.15, pairing=0.3, sharing=0.2, misalignment=0.3, tail=0.5,
+    bandwidth=0.12, emptiness=0.3, overlap=0.15,
 )  # fmt: skip
 """Standard deviations of a kernel's constants, on their logarithmic scales, around the regression."""
 
 _FIRST_SPREAD = Costs(
-    launch=0.5, tile=1.0, step=1.0, crowding=1.0, sharing=1.0, edge=1.0, tail=1.0, bandwidth=0.3,
-    rereading=1.5, overlap=0.7,
+    launch=0.5, tile=1.0, step=1.0, crowding=1.0, pairing=1.0, sharing=1.0, misalignment=1.0, tail=1.0,
+    bandwidth=0.3, emptiness=1.0, overlap=0.7,
 )  # fmt: skip
 """The same around what is derived from the design alone, before there is a regression."""
 
-_BY_DESIGN = ("tile", "step", "bandwidth", "rereading")
+_BY_DESIGN = ("tile", "step", "bandwidth")
 """Constants whose regression has slopes; of the others a kernel's kind alone decides."""
 
 _RIDGE = 0.5

@@ -80,66 +80,70 @@ class _Design:
         )
 
 
-_FEW_ROWS = {
-    (8, 64, 2): (("1x1x1", 2), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
-    (16, 64, 2): (("1x1x1", 1), ("1x1x1", 2), ("1x1x2", 1), ("1x1x2", 2), ("1x1x4", 2), ("1x1x8", 2)),
-    (32, 64, 2): (("1x1x1", 1), ("1x1x2", 1), ("1x1x4", 1)),
-    (64, 64, 1): (("1x1x2", 1), ("1x1x4", 1), ("1x1x8", 1)),
-    (64, 128, 1): (("1x1x1", 2),),
+_EXCHANGED = {
+    (8, 64, 2, 2): "1x1x1 1x1x2 1x1x4 1x1x8",
+    (16, 64, 2, 1): "1x1x1",
+    (16, 64, 2, 2): "1x1x1 1x1x4 1x1x8",
+    (24, 64, 1, 2): "1x1x1",
+    (32, 64, 2, 1): "1x1x1",
+    (48, 64, 1, 2): "1x1x2",
+    (144, 64, 1, 1): "1x1x4",
+    (32, 128, 1, 2): "1x1x1",
+    (48, 128, 1, 2): "1x1x1",
+    (64, 128, 1, 1): "1x4x1 2x1x2",
+    (72, 128, 1, 1): "2x1x1",
+    (96, 128, 1, 1): "1x4x1",
+    (136, 128, 1, 1): "2x1x1",
+    (160, 128, 1, 1): "1x2x1",
+    (176, 128, 1, 1): "1x2x1",
 }
-"""Tiles of M, N and lines of 128 bytes along K, A and B exchanged: clusters, and blocks a multiprocessor."""
+"""Tiles of M, N and lines of 128 bytes along K with blocks a multiprocessor, and their clusters. A and B are
+exchanged: for few rows, and for numbers of rows that multiples of 64 do not fit."""
 
-_TILES = {
-    (64, 72): "1x1x1 1x1x4",
-    (64, 80): "1x1x1",
-    (64, 96): "1x1x1",
-    (64, 112): "1x1x1",
-    (64, 128): "1x1x1",
-    (64, 144): "1x1x1 1x1x4",
-    (64, 192): "1x1x1 1x1x4",
-    (128, 56): "1x1x1",
-    (128, 64): "1x1x1 2x1x1 1x1x2",
-    (128, 72): "1x1x1 1x1x4",
-    (128, 80): "1x1x1",
-    (128, 96): "1x1x1 1x1x4 1x1x8",
-    (128, 112): "1x1x1",
-    (128, 128): "1x1x1 1x1x2",
-    (128, 136): "1x1x1",
-    (128, 144): "1x1x1",
-    (128, 160): "2x1x1",
-    (128, 192): "1x1x1 1x1x4",
-    (128, 224): "1x1x1",
-    (128, 256): "1x1x1",
-    (256, 112): "2x1x1",
-    (256, 136): "1x1x1",
-    (256, 144): "2x1x1",
-    (256, 160): "1x2x1",
+_STRAIGHT = {
+    (64, 16, 2, 1): "1x1x1 1x1x4",
+    (64, 16, 2, 2): "1x1x4",
+    (64, 32, 2, 1): "1x1x1 1x1x4",
+    (64, 64, 1, 2): "1x1x1 1x1x4",
+    (64, 72, 1, 1): "1x1x1 1x1x4",
+    (64, 96, 1, 1): "1x1x1 1x1x4 1x2x1 2x2x1",
+    (64, 112, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "2x2x1",
+    (64, 144, 1, 1): "1x1x1",
+    (64, 192, 1, 1): "1x1x1",
+    (64, 224, 1, 1): "1x1x1",
+    (128, 64, 1, 1): "1x1x1",
+    (128, 96, 1, 1): "1x1x3",
+    (128, 144, 1, 1): "1x1x1 1x1x2",
+    (128, 160, 1, 1): "1x2x1",
+    (128, 192, 1, 1): "1x1x4",
+    (128, 208, 1, 1): "1x1x1 2x1x1",
 }
-"""Other tiles, one line deep, with clusters: widths that leave few of 132 multiprocessors without a tile."""
-
+"""The same without an exchange: widths that leave few of 132 multiprocessors without a tile."""
 
 _PERSISTENT = {
-    (64, 256): "1x1x1",
-    (128, 128): "1x1x1",
-    (128, 192): "1x1x1",
-    (128, 224): "1x1x1 1x2x1",
-    (128, 256): "1x1x1 2x1x1",
-    (256, 160): "2x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
+    (128, 160, 1, 1): "1x1x1",
+    (128, 176, 1, 1): "1x1x1",
+    (128, 192, 1, 1): "1x1x1",
+    (128, 208, 1, 1): "1x1x1",
+    (128, 224, 1, 1): "1x1x1",
+    (256, 192, 1, 1): "1x1x1",
 }
-"""Tiles of persistent kernels, one line deep, with their clusters: for many tiles with a short sum."""
+"""The same for persistent kernels: for many tiles with a short sum."""
 
 
 def _designs(input_bits: int) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for (m, n, lines), choices in _FEW_ROWS.items():
-        for cluster, blocks in choices:
-            yield _Design((m, n, lines * line), _shape(cluster), blocks, True)
-    for (m, n), clusters in _TILES.items():
-        for cluster in clusters.split():
-            yield _Design((m, n, line), _shape(cluster), 1, False)
-    for (m, n), clusters in _PERSISTENT.items():
-        for cluster in clusters.split():
-            yield _Design((m, n, line), _shape(cluster), 1, False, True)
+    for table, swap, persistent in (
+        (_EXCHANGED, True, False),
+        (_STRAIGHT, False, False),
+        (_PERSISTENT, False, True),
+    ):
+        for (m, n, lines, blocks), clusters in table.items():
+            for cluster in clusters.split():
+                yield _Design((m, n, lines * line), _shape(cluster), blocks, swap, persistent)
 
 
 def _shape(text: str) -> tuple[int, int, int]:

@@ -58,6 +58,19 @@ def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constex
     return first + rest % height, rest // height
 
 
+@cute.jit  # type: ignore[untyped-decorator]
+def moved_back(tile: Any, width: cutlass.Constexpr, extent: Any) -> Any:
+    """What to add to where a tile begins so that it ends within the extent: 0, or less for the last tile.
+
+    TMA takes longer for rows that are not there than for others, at worst twice as long. The last tile so
+    begins early, and computes rows of the one before again. An extent below a tile's width stays as it is.
+    """
+    back = cutlass.min(extent - (tile + 1) * width, 0)
+    if extent < width:
+        back = cutlass.Int32(0)
+    return back
+
+
 def tiles_of(extent: Any, tile: int) -> Any:
     """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
     return (extent - 1) // tile + 1
@@ -181,22 +194,6 @@ def gemm_kernel(
         if warp >= mma_warps:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
     if warp == mma_warps:
-        blocks_a = cute.local_tile(tensor_a, (tile_m, tile_k), (None, None, batch))
-        blocks_b = cute.local_tile(tensor_b, (tile_n, tile_k), (None, None, batch))
-        to_a, from_a = cpasync.tma_partition(
-            load_a,
-            rank_n,
-            cute.make_layout(cluster_n),
-            cute.group_modes(shared_a, 0, 2),
-            cute.group_modes(blocks_a, 0, 2),
-        )
-        to_b, from_b = cpasync.tma_partition(
-            load_b,
-            rank_m,
-            cute.make_layout(cluster_m),
-            cute.group_modes(shared_b, 0, 2),
-            cute.group_modes(blocks_b, 0, 2),
-        )
         # Bits of the ranks that share A, those of a row, and of those that share B, those of a column.
         corner = rank_k * (cluster_m * cluster_n)
         row_bits = sum(1 << (i * cluster_m) for i in range(cluster_n))
@@ -209,6 +206,28 @@ def gemm_kernel(
         for cluster in cutlass.range(first, last, step, unroll=1):
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
+            back_row = moved_back(tile_row, tile_m, rows)
+            back_column = moved_back(tile_column, tile_n, columns)
+            blocks_a = cute.local_tile(
+                cute.domain_offset((back_row, 0, 0), tensor_a), (tile_m, tile_k), (None, None, batch)
+            )
+            blocks_b = cute.local_tile(
+                cute.domain_offset((back_column, 0, 0), tensor_b), (tile_n, tile_k), (None, None, batch)
+            )
+            to_a, from_a = cpasync.tma_partition(
+                load_a,
+                rank_n,
+                cute.make_layout(cluster_n),
+                cute.group_modes(shared_a, 0, 2),
+                cute.group_modes(blocks_a, 0, 2),
+            )
+            to_b, from_b = cpasync.tma_partition(
+                load_b,
+                rank_m,
+                cute.make_layout(cluster_m),
+                cute.group_modes(shared_b, 0, 2),
+                cute.group_modes(blocks_b, 0, 2),
+            )
             for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
                 cute.arch.mbarrier_wait(empty + stage, phase)
                 with cute.arch.elect_one():
@@ -288,24 +307,14 @@ def gemm_kernel(
             if count_k > 0:
                 release(empty + before, lane, sharer, sharers)
             # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
-            row = cutlass.Int64(row_of_clusters * cluster_m + rank_m) * tile_m
-            column = cutlass.Int64(column_of_clusters * cluster_n + rank_n) * tile_n
+            begin = corner_of(row_of_clusters, column_of_clusters, (rank_m, rank_n), (rows, columns), plan)
             for part in cutlass.range_constexpr(tile_n // width):
                 # Every thread is done with what lay here: stages, or the part before.
                 meet(plan)
                 lay_down(total, writes, part, plan)
                 if cutlass.const_expr(split == 1):
                     meet(plan)
-                    finish(
-                        staged,
-                        thread,
-                        rank,
-                        (row, column + part * width, batch),
-                        out,
-                        operands,
-                        epilogue,
-                        plan,
-                    )
+                    finish(staged, thread, rank, begin, part * width, batch, out, operands, epilogue, plan)
             if cutlass.const_expr(plan.active > 0):
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
@@ -315,9 +324,8 @@ def gemm_kernel(
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if warp < mma_warps:
-            row = cutlass.Int64(first_row * cluster_m + rank_m) * tile_m
-            column = cutlass.Int64(first_column * cluster_n + rank_n) * tile_n
-            finish(staged, thread, rank, (row, column, batch), out, operands, epilogue, plan)
+            at_last = corner_of(first_row, first_column, (rank_m, rank_n), (rows, columns), plan)
+            finish(staged, thread, rank, at_last, 0, batch, out, operands, epilogue, plan)
 
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
@@ -358,12 +366,34 @@ def lay_down(total: Any, writes: Any, part: cutlass.Constexpr, plan: cutlass.Con
                 cute.autovec_copy(converted, cute.make_tensor(target, cute.make_layout(2)))
 
 
+def corner_of(
+    row_of_clusters: Any,
+    column_of_clusters: Any,
+    ranks: tuple[Any, Any],
+    extents: tuple[Any, Any],
+    plan: cutlass.Constexpr,
+) -> tuple[Any, Any, Any, Any]:
+    """Where a block's tile begins, and the first row and column that are its own: those before are another's.
+
+    64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
+    """
+    starts, own = [], []
+    for at, (clusters, rank) in enumerate(zip((row_of_clusters, column_of_clusters), ranks, strict=True)):
+        tile = clusters * plan.cluster[at] + rank
+        first = cutlass.Int64(tile) * plan.tile[at]
+        starts.append(first + moved_back(tile, plan.tile[at], extents[at]))
+        own.append(first)
+    return (*starts, *own)
+
+
 @cute.jit  # type: ignore[untyped-decorator]
 def finish(
     staged: Any,
     thread: Any,
     rank: Any,
     corner: Any,
+    skipped: cutlass.Constexpr,
+    batch: Any,
     out: Any,
     operands: Any,
     epilogue: cutlass.Constexpr,
@@ -375,7 +405,9 @@ def finish(
         staged: results, or sums over slices of K, a line after the other.
         thread: of those that compute.
         rank: of the block in its cluster.
-        corner: row and column of the first element, and the batch.
+        corner: row and column where the tile begins, and the first of each that are to be stored.
+        skipped: columns of the tile before those in shared memory.
+        batch: of the tile.
         out: (L, M, N).
         operands: of the epilogue.
         epilogue: formula, or None.
@@ -384,7 +416,10 @@ def finish(
     tile_m, width, vector = plan.tile[0], plan.staged_columns, plan.vector
     in_plane = plan.cluster[0] * plan.cluster[1]
     batches, rows, columns = out.shape
-    first_row, first_column, batch = corner
+    first_row, first_column, own_row, own_column = corner
+    first_column = first_column + skipped
+    if cutlass.const_expr(plan.swap):
+        own_row, own_column = own_column, own_row
     threads = plan.warp_groups * THREADS
     along = (tile_m if plan.swap else width) // vector
     vectors = tile_m * width // vector // plan.split
@@ -407,6 +442,7 @@ def finish(
             else:
                 row, column = first_row + line, first_column + place_in_line
             inside = (row < rows) & (column < columns) & (batch < batches)
+            inside = inside & (row >= own_row) & (column >= own_column)
             if cutlass.const_expr(not whole):
                 inside = inside & (mine < vectors)
             offset = cute.assume(line * plan.staged_stride + place_in_line, divby=vector)

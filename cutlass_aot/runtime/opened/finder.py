@@ -94,7 +94,7 @@ class Serving:
         if found is None:
             make, traffic = launcher.function("cutlass_aot_cost_model"), candidates.traffic
             packed = candidates.packed(costs, machine.sm_count)
-            function = make(packed, machine.sm_count, traffic.a, traffic.b, traffic.out)
+            function = make(packed, traffic.a, traffic.b, traffic.out)
             found = self._native[id(costs)] = costs, function
         position: int = found[1](*extents)
         return position

@@ -1,13 +1,14 @@
-"""Estimate the time of a kernel for a problem from its tiling and ten constants.
+"""Estimate the time of a kernel for a problem from its tiling and eleven constants.
 
 A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
     waves   = ceil(clusters / clusters that run at once)
-    whole   = waves, less where the last wave is not full and its blocks are faster for it     (tail)
-    step    = step * ((share of SMs at work + 0.15) / 1.15) ^ crowding, longer where two blocks share an SM
-    edge    = (step^4 + (step / 2 + what missing rows and columns of an edge tile add)^4) ^ (1/4)
-    compute = whole * tile + steps * ((whole - 1) * mean of step and edge + edge)
-    memory  = (bytes of the operands + rereading * bytes that are read again) / bandwidth
+    whole   = waves, less where the last wave is not full and its blocks are faster for it  (tail)
+    step    = step * ((share of the GPU at work + 0.15) / 1.15) ^ crowding,
+              longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
+              and where rows begin within a sector of memory                           (misalignment)
+    compute = whole * (tile + steps * step)
+    memory  = (bytes of the operands + empty * bytes of rows that are not there) / bandwidth
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
 The constants (:class:`~cutlass_aot.schema.tuning.costs.Costs`) are fitted to measurements by
@@ -29,8 +30,19 @@ from cutlass_aot.schema.tuning.ranking import Extents
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.kernel import Kernel
 
-_PACKED = Struct(f"={6 + len(Costs._fields)}d")
-"""A candidate for native code: six numbers of its tiling, and its constants."""
+_PACKED = Struct(f"={8 + len(Costs._fields)}d")
+"""A candidate for native code: eight numbers of its tiling, and its constants."""
+
+_SECTOR_BYTES = 32
+"""What the device memory moves at once, at multiples of it. Source: CUDA C++ Best Practices Guide, "Coalesced
+Access to Global Memory"."""
+
+_PAIR = 2
+"""SMs of a pair (TPC), which clusters of two blocks always find."""
+
+_FILLED_BY_CLUSTERS = 0.915
+"""Share of the SMs that clusters of more than two blocks can fill, as one lies in a group of SMs (GPC): on an
+H200, 30 clusters of four run at once and 15 of eight (``generators/devices/h200.toml``)."""
 
 SortKey = tuple[float, int, int, int, str]
 
@@ -42,49 +54,51 @@ class Work(NamedTuple):
         waves: of clusters.
         filled: the same without rounding up; 1 if there is one wave.
         steps: along K, of a block.
-        at_work: share of the SMs that have a block.
+        at_work: share of the clusters that run at once if each SM has one block.
+        paired: 1 if more than half of the SMs have a block, so that both of some pair (TPC) do, else 0.
         shared: 1 if an SM has two blocks, else 0.
-        missing: rows and columns that tiles at the edge of the output have beyond it.
-        at_edge: share of the SMs that have such a tile.
+        misaligned: 1 if rows along K are not a multiple of 32 bytes, else 0.
         megabytes: of all operands.
-        again: megabytes of operands that are read once more, by another row or column of clusters.
+        empty: megabytes of rows and columns of tiles that are beyond the operands.
     """
 
     waves: float
     filled: float
     steps: float
     at_work: float
+    paired: float
     shared: float
-    missing: float
-    at_edge: float
+    misaligned: float
     megabytes: float
-    again: float
+    empty: float
 
 
-def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic, sm_count: int) -> Work:
+def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Work:
     """The work of a kernel; ``places`` is how many of its clusters run at once."""
     # Unpacked, as looking fields up would take most of the time.
     batch, m, n, k = extents
     bytes_a, bytes_b, bytes_out, _ = traffic
-    cluster_m, cluster_n, _, _, depth, split, blocks, blocks_per_sm, *_ = tiling
+    cluster_m, cluster_n, block_m, block_n, depth, split, _, blocks_per_sm, _, _, within, _ = tiling
     down, across = -(-m // cluster_m), -(-n // cluster_n)
     clusters = batch * down * across
     waves = -(-clusters // places)
-    at_work = clusters * blocks / sm_count
-    missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
-    at_edge = (1 / down if missing_m else 0.0) + (1 / across if missing_n else 0.0)
-    share = at_work if at_work < 1.0 else 1.0
-    a, b = bytes_a * batch * m * k, bytes_b * batch * n * k
+    at_work = clusters * blocks_per_sm / places
+    if within:
+        # The last tile begins early, unless the output is smaller than a tile.
+        missing_m, missing_n = max(0, block_m - m), max(0, block_n - n)
+    else:
+        missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
+    a, b = bytes_a * batch * k, bytes_b * batch * k
     return Work(
         waves,
         clusters / places if waves > 1 else 1.0,
         -(-k // (depth * split)),
-        share,
+        at_work if at_work < 1.0 else 1.0,
+        1.0 if at_work > 0.5 else 0.0,
         1.0 if blocks_per_sm > 1 and at_work > 1 else 0.0,
-        missing_m + missing_n,
-        at_edge * share if at_edge < 1.0 else share,
-        (a + b + bytes_out * batch * m * n) / 1e6,
-        (a * (across - 1) + b * (down - 1)) / 1e6,
+        1.0 if bytes_a * k % _SECTOR_BYTES else 0.0,
+        (a * m + b * n + bytes_out * batch * m * n) / 1e6,
+        (a * missing_m * across + b * missing_n * down) / 1e6,
     )
 
 
@@ -93,15 +107,12 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
 
     Written for numbers and for numpy arrays alike: a fit has one of each for every kernel and problem.
     """
-    _, tile, step, crowding, sharing, edge, tail, bandwidth, rereading, _ = costs
-    waves, filled, steps, at_work, shared, missing, at_edge, megabytes, again = work
+    _, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, _ = costs
+    waves, filled, steps, at_work, paired, shared, misaligned, megabytes, empty = work
     whole = (1 - tail) * filled + tail * waves
-    step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + sharing * shared)
-    added = edge * (at_edge + 0.1) * missing / 100
-    longest = (step**4 + (step / 2 + added) ** 4) ** 0.25
-    mean = step + (longest - step) * at_edge
-    compute = whole * tile + steps * ((whole - 1) * mean + longest)
-    return compute, (megabytes + rereading * again) / bandwidth * 1e3
+    step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + pairing * paired)
+    step = step * (1 + sharing * shared) * (1 + misalignment * misaligned)
+    return whole * (tile + steps * step), (megabytes + emptiness * empty) / bandwidth * 1e3
 
 
 def microseconds(costs: Costs, work: Work) -> float:
@@ -170,7 +181,7 @@ class Candidates:
         """The work of each kernel, in order of ``digests``."""
         traffic = self.traffic
         return [
-            work(tiling, count, extents, traffic, sm_count)
+            work(tiling, count, extents, traffic)
             for tiling, count in zip(self.tilings, self._places(sm_count), strict=True)
         ]
 
@@ -188,9 +199,11 @@ class Candidates:
             _PACKED.pack(
                 tiling.cluster_m,
                 tiling.cluster_n,
+                tiling.block_m,
+                tiling.block_n,
                 tiling.depth * tiling.split,
-                tiling.blocks,
                 tiling.blocks_per_sm,
+                tiling.within,
                 count,
                 *own,
             )
@@ -215,7 +228,8 @@ def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:
     """
     if tiling.active_clusters:
         return tiling.active_clusters * tiling.blocks_per_sm
-    fitting = [sm_count // tiling.blocks]
+    filled = _FILLED_BY_CLUSTERS if tiling.blocks > _PAIR else 1.0
+    fitting = [int(sm_count * filled / tiling.blocks)]
     for blocks, count in known.items():
         if tiling.blocks % blocks == 0 and count * blocks <= sm_count:
             fitting.append(count // (tiling.blocks // blocks))
@@ -229,7 +243,7 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
     """
     tiling, traffic, machine = Tiling.of(kernel), Traffic.of(kernel.operands), typical_machine(kernel.target)
     sms = sm_count or machine.sm_count
-    todo = work(tiling, places(tiling, {}, sms), extents, traffic, sms)
+    todo = work(tiling, places(tiling, {}, sms), extents, traffic)
     costs = derived(tiling, traffic.input_bits, kernel.target, machine)
     return (microseconds(costs, todo), *among_equals(tiling), kernel.name)
 

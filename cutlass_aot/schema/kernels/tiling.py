@@ -24,6 +24,8 @@ _SCHEDULERS = {"clc": 0, "static": 1}
 _UNKNOWN_TILE = (64, 64, 64)
 _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
+_WITHIN = ("Sm90ClusterGemm",)
+"""Families whose last tile along an extent begins early, so that none reaches over the edge of the output."""
 
 
 class Tiling(NamedTuple):
@@ -40,6 +42,7 @@ class Tiling(NamedTuple):
         blocks_per_sm: blocks that one multiprocessor has room for.
         active_clusters: clusters that run at once by the device profile it was compiled with; 0 without one.
         scheduler: rank of the tile scheduler among kernels of equal time.
+        within: whether no tile reaches over the edge of the output, unless the output is smaller than a tile.
         kind: the kernel's family, and what sets kernels of one family apart beside numbers.
     """
 
@@ -53,6 +56,7 @@ class Tiling(NamedTuple):
     blocks_per_sm: int
     active_clusters: int
     scheduler: int
+    within: bool
     kind: str
 
     @classmethod
@@ -87,6 +91,7 @@ class Tiling(NamedTuple):
             blocks_per_sm=_count(blocks_per_sm, 1),
             active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
             scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
+            within=family in _WITHIN,
             kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
         )
 

@@ -68,11 +68,12 @@ class Costs(NamedTuple):
         tile: time that a block takes for a tile beside its steps: to begin, to add up and to store.
         step: time of a step along K with all SMs at work.
         crowding: exponent by which a step is faster when few SMs are at work.
-        sharing: by how much a step takes longer, as a share, where two blocks are on an SM.
-        edge: time that 100 missing rows or columns of a tile at the edge of the output add to a step.
+        pairing: by how much a step takes longer, as a share, where both SMs of a pair are at work.
+        sharing: the same where two blocks are on an SM.
+        misalignment: the same where rows along K are not a multiple of 32 bytes.
         tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
         bandwidth: GB/s of reading operands and writing the output.
-        rereading: bytes of the device memory for each byte of an operand that is read again.
+        emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
         overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
     """
 
@@ -80,11 +81,12 @@ class Costs(NamedTuple):
     tile: _Cost
     step: _Cost
     crowding: _Cost
+    pairing: _Cost
     sharing: _Cost
-    edge: _Cost
+    misalignment: _Cost
     tail: Annotated[float, within(_LEAST_TAIL / 2, 1)]
     bandwidth: _Cost
-    rereading: _Cost
+    emptiness: _Cost
     overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
 
     def on(self, measured: Machine, present: Machine) -> "Costs":
@@ -95,7 +97,6 @@ class Costs(NamedTuple):
         return self._replace(
             tile=self.tile * clock,
             step=self.step * clock,
-            edge=self.edge * clock,
             bandwidth=self.bandwidth * present.memory_bandwidth / measured.memory_bandwidth,
         )
 
@@ -121,13 +122,14 @@ def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> C
     return Costs(
         launch=1.5,
         tile=(3.0 if tiling.split > 1 else 1.5) * 1980 / machine.sm_mhz,
-        step=clocks / machine.sm_mhz,
+        step=clocks / machine.sm_mhz / 1.2,
         crowding=0.3,
+        pairing=0.2,
         sharing=0.6,
-        edge=0.1,
+        misalignment=0.15,
         tail=0.9,
         bandwidth=0.8 * machine.memory_bandwidth,
-        rereading=0.04,
+        emptiness=0.5,
         overlap=3.0,
     )
 

@@ -33,7 +33,16 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
         tile = (chance.choice([64, 128, 256]), chance.choice([8, 64, 96, 256]), chance.choice([64, 128]))
         cluster = (chance.choice([1, 2]), chance.choice([1, 2]), chance.choice([1, 1, 4, 8]))
         constants = chance.choice([{}, {f"max_active_clusters_{cluster[0] * cluster[1] * cluster[2]}": 15}])
-        design = [tile, cluster, chance.random() < 0.3, "F", "clc", chance.choice([1, 2]), None, None]
+        design = [
+            tile,
+            cluster,
+            chance.random() < 0.3,
+            chance.choice(["F", "Sm90ClusterGemm"]),
+            "clc",
+            chance.choice([1, 2]),
+            None,
+            None,
+        ]
         tilings[f"{number:02}"] = Tiling.make(design, constants)
     candidates = Candidates(tilings, TRAFFIC, "sm_90a")
     costs = [
@@ -48,7 +57,7 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(make: Any, seed: int) -> None:
     candidates, costs = some_candidates(seed)
-    fastest = make(candidates.packed(costs, 132), 132, TRAFFIC.a, TRAFFIC.b, TRAFFIC.out)
+    fastest = make(candidates.packed(costs, 132), TRAFFIC.a, TRAFFIC.b, TRAFFIC.out)
     chance = random.Random(100 + seed)
     for _ in range(300):
         drawn = [int(2 ** chance.uniform(0, 14)) for _ in range(3)]
@@ -63,17 +72,17 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(make: A
 def test_the_first_of_equals_is_taken(make: Any) -> None:
     candidates, costs = some_candidates(1)
     same = Candidates(dict.fromkeys(("aa", "bb", "cc"), candidates.tilings[3]), TRAFFIC, "sm_90a")
-    fastest = make(same.packed([costs[3]] * 3, 132), 132, 1.0, 1.0, 2.0)
+    fastest = make(same.packed([costs[3]] * 3, 132), 1.0, 1.0, 2.0)
     assert fastest(1, 333, 3584, 3584) == 0
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((b"", 132, 1.0, 1.0, 2.0), "expected kernels as bytes"),
-        ((b"x" * 100, 132, 1.0, 1.0, 2.0), "expected kernels as bytes"),
-        ((b"x" * 128, "many", 1.0, 1.0, 2.0), "expected numbers after the kernels"),
-        ((b"x" * 128, 132, 1.0), "expected the kernels, the number of multiprocessors"),
+        ((b"", 1.0, 1.0, 2.0), "expected kernels as bytes"),
+        ((b"x" * 100, 1.0, 1.0, 2.0), "expected kernels as bytes"),
+        ((b"x" * 152, "many", 1.0, 2.0), "expected numbers after the kernels"),
+        ((b"x" * 152, 1.0), "expected the kernels, and bytes of three operands"),
     ],
 )
 def test_what_is_not_a_model_is_refused(make: Any, given: tuple[Any, ...], message: str) -> None:
@@ -83,7 +92,7 @@ def test_what_is_not_a_model_is_refused(make: Any, given: tuple[Any, ...], messa
 
 def test_what_is_not_a_problem_is_refused(make: Any) -> None:
     candidates, costs = some_candidates(2)
-    fastest = make(candidates.packed(costs, 132), 132, 1.0, 1.0, 2.0)
+    fastest = make(candidates.packed(costs, 132), 1.0, 1.0, 2.0)
     for given in ((1, 2, 3), (1, 0, 3, 4), (1, 2, 3, 4.5), (1, 2, 3, -4)):
         with pytest.raises(TypeError, match="expected"):
             fastest(*given)

@@ -38,7 +38,7 @@ H200, H100 = Machine(132, 1980, 4917), Machine(132, 1980, 3352)
 SQUARE = Extents(1, 4096, 4096, 4096)
 OTHER = Extents(1, 333, 3584, 3584)
 COSTS = {
-    digest: Costs(2.0, 1.0, 0.01 * m * n / 1024, 0.3, 0.5, 0.1, 0.9, 4000.0, 0.05, 2.0)
+    digest: Costs(2.0, 1.0, 0.01 * m * n / 1024, 0.3, 0.2, 0.5, 0.1, 0.9, 4000.0, 0.5, 2.0)
     for digest, (m, n) in TILES.items()
 }
 
@@ -121,7 +121,7 @@ def test_a_kernel_that_is_expected_a_little_faster_does_not_go_before_a_measured
         ranking_of(ranked(SQUARE, *others, seconds=seconds), costs=list(TILES)), lambda: ALL, SQUARE, H200
     )
     assert found is not None
-    assert found.digests[:2] == (others[0], best)
+    assert found.digests.index(best) > found.digests.index(others[0]) == 0
     assert "expected" not in found.reason
 
 
