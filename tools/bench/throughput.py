@@ -352,11 +352,19 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
     measured: list[Measured] = []
     notes: list[Row] = []
     # A stream of our own: the legacy default stream cannot be captured.
+    begun, limit = time.monotonic(), 60 * arguments.minutes if arguments.minutes else math.inf
     with torch.cuda.stream(torch.cuda.Stream()):
         _warm_up(torch)
-        for dtype in arguments.dtypes:
+        for position, dtype in enumerate(arguments.dtypes, 1):
             left_out = 0
             for number, problem in enumerate(problems, 1):
+                # Each row of element types has an equal share of the time.
+                if time.monotonic() - begun > limit * position / len(arguments.dtypes):
+                    late = (
+                        f"{len(problems) - number + 1} problems were not begun in {arguments.minutes} minutes"
+                    )
+                    notes.append(Row(f"throughput, {dtype}", late))
+                    break
                 try:
                     one = bench.measure(dtype, problem)
                 except CutlassAotError as error:

@@ -40,7 +40,10 @@ _FLOPS = {8: 2048, 9: 4096, 10: 8192, 12: 512}
 """Operations that an SM does in a clock on dense operands of 16 bits, by major compute capability: the
 published peak of those GPUs over SMs and clock, as a power of two."""
 
-_LOADED = 64
+_REACHED = 0.7
+"""Share of the tensor cores' rate that kernels reach on an H200 where nothing else limits them."""
+
+_LOADED = 32
 """Bytes of operands that an SM loads in a clock: the weight of loading against multiplying that orders the
 measurements on an H200 well, and the same for all GPUs as nothing better is known."""
 
@@ -116,21 +119,22 @@ def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> C
     order what was measured there.
     """
     major = Target.parse(target).major
-    rate = _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
+    rate = _REACHED * _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
     block_m, block_n, depth = tiling.block_m, tiling.block_n, tiling.depth
     clocks = 2 * block_m * block_n * depth / rate + (block_m + block_n) * depth * input_bits / 8 / _LOADED
+    pairing = 0.3
     return Costs(
-        launch=1.5,
-        tile=(3.0 if tiling.split > 1 else 1.5) * 1980 / machine.sm_mhz,
-        step=clocks / machine.sm_mhz / 1.2,
-        crowding=0.3,
-        pairing=0.2,
-        sharing=0.6,
-        misalignment=0.15,
+        launch=1.0,
+        tile=(3.0 if tiling.split > 1 else 2.0) * 1980 / machine.sm_mhz,
+        step=clocks / machine.sm_mhz / (1 + pairing),
+        crowding=0.2,
+        pairing=pairing,
+        sharing=0.9,
+        misalignment=0.3,
         tail=0.9,
         bandwidth=0.8 * machine.memory_bandwidth,
         emptiness=0.5,
-        overlap=3.0,
+        overlap=2.0,
     )
 
 
