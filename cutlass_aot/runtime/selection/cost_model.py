@@ -37,12 +37,19 @@ _SECTOR_BYTES = 32
 """What the device memory moves at once, at multiples of it. Source: CUDA C++ Best Practices Guide, "Coalesced
 Access to Global Memory"."""
 
-_PAIR = 2
-"""SMs of a pair (TPC), which clusters of two blocks always find."""
 
-_FILLED_BY_CLUSTERS = 0.915
-"""Share of the SMs that clusters of more than two blocks can fill, as one lies in a group of SMs (GPC): on an
-H200, 30 clusters of four run at once and 15 of eight (``generators/devices/h200.toml``)."""
+def _filled_by_clusters(blocks: int) -> float:
+    """Share of the SMs that clusters of so many blocks can fill, as one lies in a group of SMs (GPC).
+
+    A pair of SMs (TPC) has room for any two blocks. On an H200, 30 clusters of four run at once, 15 of eight
+    (``generators/devices/h200.toml``), and, as times of kernels tell, fewer than 40 of three.
+    """
+    if blocks <= _PAIR:
+        return 1.0
+    return 0.915 if blocks & (blocks - 1) == 0 else 0.88
+
+
+_PAIR = 2
 
 SortKey = tuple[float, int, int, int, str]
 
@@ -228,8 +235,7 @@ def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:
     """
     if tiling.active_clusters:
         return tiling.active_clusters * tiling.blocks_per_sm
-    filled = _FILLED_BY_CLUSTERS if tiling.blocks > _PAIR else 1.0
-    fitting = [int(sm_count * filled / tiling.blocks)]
+    fitting = [int(sm_count * _filled_by_clusters(tiling.blocks) / tiling.blocks)]
     for blocks, count in known.items():
         if tiling.blocks % blocks == 0 and count * blocks <= sm_count:
             fitting.append(count // (tiling.blocks // blocks))
