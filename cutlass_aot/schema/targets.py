@@ -4,6 +4,7 @@ Each generator declares the targets that it compiles for.
 """
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 _TARGET = re.compile(r"sm_(\d{2,3})([af]?)", re.ASCII)
@@ -33,6 +34,7 @@ class Target(NamedTuple):
     suffix: str
 
     @classmethod
+    @cache
     def parse(cls, name: str) -> "Target":
         """Parse a name such as ``sm_90a``; ValueError for anything else."""
         match = _TARGET.fullmatch(name)

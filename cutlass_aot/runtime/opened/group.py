@@ -99,15 +99,11 @@ class Group:
     def candidates(self) -> Candidates:
         """Candidates for a choice among its kernels; the order of the index decides between full equals."""
         if self._candidates is None:
-            shared: dict[object, Tiling] = {}
-            found = {}
             try:
-                for digest, values, constants in self.index.columns(TILING_VALUES):
-                    key = repr((values, constants))
-                    tiling = shared.get(key)
-                    if tiling is None:
-                        tiling = shared[key] = Tiling.make(values, constants)
-                    found[digest] = tiling
+                found = {
+                    digest: Tiling.make(values, constants)
+                    for digest, values, constants in self.index.columns(TILING_VALUES)
+                }
             except MALFORMED as error:
                 raise CorruptFile(f"{self._root}/{self.entry.child.path} is malformed: {error!r}") from None
             self._candidates = Candidates(found, Traffic.of(self.entry.operands), self.entry.target)

@@ -1,6 +1,7 @@
 """How a GEMM kernel divides its work among blocks (its tiling), and what its operands move (its traffic)."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
@@ -72,28 +73,35 @@ class Tiling(NamedTuple):
         ``values`` are in the order of :data:`TILING_VALUES`, None for those that the design does not have;
         ``constants`` are the numbers of the device profile that it has compiled in.
         """
-        tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
-        m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
-        blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
-        pair = 2 if use_2cta_mma is True else 1
-        blocks = max(prod(cluster) if _is_shape(cluster) else 1, pair)
-        swapped = family in _TILES_SWAPPED
-        cluster_m, cluster_n, block_m = m * max(1, blocks_m // pair), n * blocks_n, m // pair or 1
-        marks = {"persistent": persistent is True, "swapped": swap_operands is True, "split": split > 1}
-        return cls(
-            cluster_m=cluster_n if swapped else cluster_m,
-            cluster_n=cluster_m if swapped else cluster_n,
-            block_m=n if swapped else block_m,
-            block_n=block_m if swapped else n,
-            depth=depth,
-            split=split,
-            blocks=blocks,
-            blocks_per_sm=_count(blocks_per_sm, 1),
-            active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
-            scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
-            within=family in _WITHIN,
-            kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
-        )
+        shapes = (tuple(value) if isinstance(value, list) else value for value in values)
+        return _made(tuple(sorted(constants.items())), *shapes)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _made(constants: tuple[tuple[str, int], ...], *values: DesignValue | None) -> Tiling:
+    """The same of hashable values. Groups of a catalogue have the same designs."""
+    tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
+    m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
+    blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
+    pair = 2 if use_2cta_mma is True else 1
+    blocks = max(prod(cluster) if _is_shape(cluster) else 1, pair)
+    swapped = family in _TILES_SWAPPED
+    cluster_m, cluster_n, block_m = m * max(1, blocks_m // pair), n * blocks_n, m // pair or 1
+    marks = {"persistent": persistent is True, "swapped": swap_operands is True, "split": split > 1}
+    return Tiling(
+        cluster_m=cluster_n if swapped else cluster_m,
+        cluster_n=cluster_m if swapped else cluster_n,
+        block_m=n if swapped else block_m,
+        block_n=block_m if swapped else n,
+        depth=depth,
+        split=split,
+        blocks=blocks,
+        blocks_per_sm=_count(blocks_per_sm, 1),
+        active_clusters=_count(dict(constants).get(f"max_active_clusters_{blocks}"), 0),
+        scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
+        within=family in _WITHIN,
+        kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
+    )
 
 
 class Traffic(NamedTuple):
