@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.runtime.launching import code_cache
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
 from cutlass_aot.schema.bundles.group_index import CodeSpan
 from cutlass_aot.schema.encoding import digest
@@ -35,9 +36,6 @@ class Code:
 
     def read(self, span: CodeSpan) -> bytes:
         """The code of one kernel."""
-        # Imported here: finding a kernel does not need it.
-        from cutlass_aot.runtime.launching import code_cache
-
         unpacked = self._unpacked
         if unpacked is None:
             found = code_cache.read(self._reference.sha256, span.offset, span.size, self._pieces)
