@@ -12,10 +12,11 @@ from cutlass_aot.cli.options import bundle_argument, json_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.words import size
+from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+    from cutlass_aot.schema.bundles.catalog import GroupEntry
     from cutlass_aot.schema.kernels.constraints import OperandConstraint
 
 
@@ -50,7 +51,7 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
             }
         )
         return 0
-    for name, value in _lines(handle):
+    for name, value in (*_lines(handle), *_rankings(bundle, handle.group)):
         click.echo(f"{name:<18}{value}" if name else f"{'':<18}{value}")
     return 0
 
@@ -96,6 +97,19 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         lines.append(("" if index else "host code", f"{library.path} ({size(library.size)}, {host})"))
     for index, (name, text) in enumerate(sorted(handle.entry.provenance.items())):
         lines.append(("" if index else "provenance", f"{name} {text}"))
+    return lines
+
+
+def _rankings(bundle: Path, group: GroupEntry) -> list[tuple[str, str]]:
+    """What is known of the speed of a group's kernels, and how well the cost model chooses among them."""
+    from cutlass_aot.runtime.files.verified_read import read_file
+    from cutlass_aot.schema.tuning.ranking import Ranking
+
+    lines = []
+    for index, reference in enumerate(group.rankings):
+        ranking = Ranking.from_bytes(read_file(bundle, reference.file), str(bundle / reference.file.path))
+        known = f"{plural(len(ranking.problems), 'problem')}, {ranking.origin}"
+        lines.append(("" if index else "rankings", known))
     return lines
 
 

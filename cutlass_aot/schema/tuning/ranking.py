@@ -132,7 +132,8 @@ class Ranking(NamedTuple):
         group: digest of the group (:attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`).
         gpu: model of the GPU; as the driver names it (``NVIDIA H200``), if measured.
         measured: measured on that GPU, else modelled at build time.
-        origin: text for a reader, such as ``tuned 2026-11-21, driver 580.159.04``.
+        origin: text for a reader, such as ``tuned 2026-11-21 on NVIDIA H200``, and how well the cost model
+            chooses.
         problems: a time for each kernel that a problem names if measured, else none.
         machine: the GPU's multiprocessors, clock and bandwidth; None if no cost model was fitted.
         costs: the constants of each kernel of the group by its digest, sorted; empty without a cost model.

@@ -100,7 +100,9 @@ def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
         if ranked or costs:
             machine = tuning.machine if costs else None
             problems = RankedProblems.of(ranked)
-            found.append(Ranking(digest, tuning.gpu, True, origin, problems, machine, costs))
+            accuracy = group.model.accuracy if group is not None and group.model is not None else None
+            text = f"{origin}: {accuracy}" if accuracy is not None else origin
+            found.append(Ranking(digest, tuning.gpu, True, text, problems, machine, costs))
     return tuple(found)
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import cutlass_aot
 from cutlass_aot.bundle.apply_tuning import with_tuning
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Machine
+from cutlass_aot.schema.tuning.tuning import Accuracy
 from cutlass_aot.tuning.fit import fit_group
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import PROBLEM, tuned_group, tuning
 
 F16 = kernels()
+ACCURACY = Accuracy.of([1.0, 1.1], 3)
 Run = Callable[..., tuple[object, str, str]]
 SIZES = ("--m", PROBLEM.m, "--n", PROBLEM.n, "--k", PROBLEM.k)
 
@@ -39,6 +43,8 @@ def bundle(tmp_path: Path) -> Path:
     group = tuned_group([entry(kernel) for kernel in F16])
     tilings = {kernel.digest: Tiling.of(kernel) for kernel in F16}
     fitted = fit_group(group, tilings, Traffic.of(F16[0].operands), "sm_90a", Machine(132, 1980, 4917))
+    assert fitted.model is not None
+    fitted = replace(fitted, model=replace(fitted.model, accuracy=ACCURACY))
     made = with_tuning(plan(tmp_path / "linked", rankings=()), tuning([fitted]))
     write_bundle(made, tmp_path / "small")
     return tmp_path / "small"
@@ -92,3 +98,19 @@ def test_all_extents_are_needed(run: Run, bundle: Path, missing: str) -> None:
     status, _, errors = run(bundle, *SIZES[:at], *SIZES[at + 2 :])
     assert status == 2
     assert f"Missing option '{missing}'" in errors
+
+
+def test_show_says_what_a_groups_choices_are_known_by(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {}
+    for kernel in cutlass_aot.open(bundle).kernels():
+        with pytest.raises(SystemExit):
+            main(["show", str(bundle), kernel.digest])
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("rankings"))
+        known[kernel.group.name] = line.split(maxsplit=1)[1]
+    origin = "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04"
+    assert known == {
+        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a": f"0 problems, {origin}",
+        "gemm-f16.f16.f16-f32-tnt-sm_90a": f"1 problem, {origin}: {ACCURACY}",
+    }
