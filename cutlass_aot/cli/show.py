@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @json_option
 def command(bundle: Path, kernel: str, as_json: bool) -> int:
     """Show one kernel of BUNDLE: operands and design, or the request that it answers; what the compiler made
-    of it, and where it comes from.
+    of it, where it comes from, and by what measurements kernels of its group are chosen.
 
     KERNEL is a name, or the beginning of a name or digest that one kernel has; a request's digest will do.
     """

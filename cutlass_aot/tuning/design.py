@@ -32,7 +32,7 @@ def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
 
     Fewer, where the operands allow so few that the draws run out.
 
-    Half of them have fewer than 512 rows, a quarter fewer than 1,024 columns. Half of the k are multiples of
+    Most have fewer than 512 rows, a quarter fewer than 1,024 columns. Half of the k are multiples of
     128, as those of most layers are; the others leave part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}

@@ -25,6 +25,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.files.verified_read",
     "cutlass_aot.runtime.launching",
     "cutlass_aot.runtime.launching.call",
+    "cutlass_aot.runtime.launching.code_cache",
     "cutlass_aot.runtime.launching.fast_path",
     "cutlass_aot.runtime.launching.gpu_code",
     "cutlass_aot.runtime.launching.library",

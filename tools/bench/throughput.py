@@ -352,7 +352,7 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
     measured: list[Measured] = []
     notes: list[Row] = []
     # A stream of our own: the legacy default stream cannot be captured.
-    begun, limit = time.monotonic(), 60 * arguments.minutes if arguments.minutes else math.inf
+    begun, limit = time.monotonic(), math.inf if arguments.minutes is None else 60 * arguments.minutes
     with torch.cuda.stream(torch.cuda.Stream()):
         _warm_up(torch)
         for position, dtype in enumerate(arguments.dtypes, 1):

@@ -264,6 +264,9 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         # If columns of B are contiguous, the tile has to consist of whole swizzled lines of them.
         if problem.layouts[1] != "n" and not design.swap and design.tile[1] % 32:
             continue
+        # So do the parts of it that the blocks of a cluster share.
+        if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
+            continue
         # Results that stay f32 take more registers than the largest tiles leave.
         if wide and design.tile[0] * design.tile[1] > 2 * THREADS * MOST_TOTALS:
             continue

@@ -62,9 +62,10 @@ def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constex
 def moved_back(tile: Any, width: cutlass.Constexpr, extent: Any) -> Any:
     """What to add to where a tile begins so that it ends within the extent: 0, or less for the last tile.
 
-    TMA takes longer for rows that are not there than for others, at worst twice as long. The last tile so
-    begins early, and computes rows of the one before again. An extent below a tile's width stays as it is.
+    TMA takes time for rows that are not there (docs/internals/sm90-gemm.md). The last tile so begins early,
+    and computes rows of the one before again. An extent below a tile's width stays as it is.
     """
+    # Near 2^31 the product wraps around, and the difference, which fits, wraps back.
     back = cutlass.min(extent - (tile + 1) * width, 0)
     if extent < width:
         back = cutlass.Int32(0)
@@ -306,7 +307,6 @@ def gemm_kernel(
             warpgroup.wait_group(0)
             if count_k > 0:
                 release(empty + before, lane, sharer, sharers)
-            # 64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
             begin = corner_of(row_of_clusters, column_of_clusters, (rank_m, rank_n), (rows, columns), plan)
             for part in cutlass.range_constexpr(tile_n // width):
                 # Every thread is done with what lay here: stages, or the part before.

@@ -14,7 +14,6 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +23,6 @@ DIRECTORY_VARIABLE = "CUTLASS_AOT_CACHE"
 
 _SUFFIX = ".code"
 _TOUCH_SECONDS = 3600.0
-_told: set[str] = set()
 
 
 def directory() -> Path | None:
@@ -45,20 +43,15 @@ def directory() -> Path | None:
     return base / "cutlass-aot"
 
 
-def read(
-    name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]
-) -> tuple[bytes, Path] | None:
-    """Read a part of an unpacked file, and say which; unpack it first if needed. None if it cannot be stored.
+def read(name: str, offset: int, size: int) -> tuple[bytes, Path] | None:
+    """Read a part of an unpacked file, and say which; None if it is not there, or cannot be read.
 
-    The part is not verified, and shorter if the file was truncated. Why nothing can be stored is logged once
-    a process.
+    The part is not verified, and shorter if the file was truncated.
 
     Args:
         name: digest of the packed file.
         offset: bytes before the part.
         size: bytes of the part.
-        unpack: gives the whole file; called at most once, and by one process at a time. What it raises is
-            passed on.
     """
     folder = directory()
     if folder is None:
@@ -66,21 +59,7 @@ def read(
     path = path_of(folder, name)
     try:
         data = read_part(path, offset, size)
-        if data is None:
-            # Imported here: a file that is there is read without it.
-            from cutlass_aot.runtime.launching import unpacking
-
-            with unpacking.locked(path):
-                # Another process may have unpacked it meanwhile.
-                data = read_part(path, offset, size)
-                if data is None:
-                    unpacking.write(path, unpack, unpacking.limit())
-                    data = read_part(path, offset, size)
-    except DirectoryUnusable as error:
-        tell(
-            f"unpacked GPU code cannot be kept in {folder} ({error.reason}): each process unpacks its own, "
-            f"in memory; {DIRECTORY_VARIABLE} names another directory, or none if it is empty"
-        )
+    except DirectoryUnusable:
         return None
     return None if data is None else (data, path)
 
@@ -137,13 +116,3 @@ def read_part(path: Path, offset: int, size: int) -> bytes | None:
         raise DirectoryUnusable(error) from None
     finally:
         os.close(descriptor)
-
-
-def tell(text: str) -> None:
-    """Log a warning, once a process."""
-    if text not in _told:
-        # Imported here: it takes longer than reading the code.
-        import logging
-
-        _told.add(text)
-        logging.getLogger("cutlass_aot").warning(text)

@@ -24,7 +24,6 @@ from cutlass_aot.runtime.launching.code_cache import (
     is_unpacked,
     path_of,
     read_part,
-    tell,
 )
 from cutlass_aot.schema.encoding import digest
 
@@ -37,6 +36,7 @@ LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.002
 _STALE_SECONDS = 3600.0
 _MOST_DIGITS = 18
+_told: set[str] = set()
 
 
 def limit() -> int:
@@ -45,7 +45,7 @@ def limit() -> int:
     if not text:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        tell(f"{LIMIT_VARIABLE} is {text[:80]!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
+        _tell(f"{LIMIT_VARIABLE} is {text[:80]!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
         return DEFAULT_LIMIT
     return int(text)
 
@@ -82,6 +82,40 @@ def state() -> State:
     return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
 
 
+def read(
+    name: str, offset: int, size: int, unpack: Callable[[], Iterable[bytes]]
+) -> tuple[bytes, Path] | None:
+    """As :func:`~.code_cache.read`, but unpack the file first if needed; None where it cannot be stored.
+
+    The reason is logged once a process.
+
+    Args:
+        name: digest of the packed file.
+        offset: bytes before the part.
+        size: bytes of the part.
+        unpack: gives the whole file; called at most once, and by one process at a time. What it raises is
+            passed on.
+    """
+    folder = directory()
+    if folder is None:
+        return None
+    path = path_of(folder, name)
+    try:
+        with _locked(path):
+            # Another process may have unpacked it meanwhile.
+            data = read_part(path, offset, size)
+            if data is None:
+                _write(path, unpack, limit())
+                data = read_part(path, offset, size)
+    except DirectoryUnusable as error:
+        _tell(
+            f"unpacked GPU code cannot be kept in {folder} ({error.reason}): each process unpacks its own, "
+            f"in memory; {DIRECTORY_VARIABLE} names another directory, or none if it is empty"
+        )
+        return None
+    return None if data is None else (data, path)
+
+
 def fill(
     folder: Path,
     name: str,
@@ -100,11 +134,11 @@ def fill(
     """
     path = path_of(folder, name)
     try:
-        with locked(path):
+        with _locked(path):
             if not all(
                 digest(read_part(path, offset, size) or b"") == found for offset, size, found in parts
             ):
-                write(path, unpack, most)
+                _write(path, unpack, most)
     except DirectoryUnusable as error:
         raise BundleError(
             f"cannot unpack into {folder}: {error.reason}: name a directory with room"
@@ -130,7 +164,7 @@ def _make_directory(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of an unpacked file, whose directory is created if it has to be.
 
     The lock only saves work: a process that does not get it goes on, and unpacks too.
@@ -151,7 +185,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
+def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) -> None:
     """Write an unpacked file under another name and rename it; others are removed to keep ``most`` bytes."""
     pieces = unpack()
     # Without tempfile: importing it would delay the first use of a kernel.
@@ -210,3 +244,13 @@ def _files(folder: Path) -> list[tuple[float, int, str]]:
                     status = entry.stat(follow_symlinks=False)
                     files.append((status.st_mtime, status.st_size, entry.path))
     return files
+
+
+def _tell(text: str) -> None:
+    """Log a warning, once a process."""
+    if text not in _told:
+        # Imported here: it takes longer than reading the code.
+        import logging
+
+        _told.add(text)
+        logging.getLogger("cutlass_aot").warning(text)

@@ -8,7 +8,7 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
               longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
               and where rows begin within a sector of memory                           (misalignment)
     compute = whole * (tile + steps * step)
-    memory  = (bytes of the operands + empty * bytes of rows that are not there) / bandwidth
+    memory  = (bytes of the operands + emptiness * bytes of rows that are not there) / bandwidth
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
 The constants (:class:`~cutlass_aot.schema.tuning.costs.Costs`) are fitted to measurements by
@@ -38,18 +38,12 @@ _SECTOR_BYTES = 32
 Access to Global Memory"."""
 
 
-def _filled_by_clusters(blocks: int) -> float:
-    """Share of the SMs that clusters of so many blocks can fill, as one lies in a group of SMs (GPC).
+_FILLED = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.91, 16: 0.87}
+"""Share of the SMs that clusters of so many blocks can fill, as one lies in a group of SMs (GPC): it gives
+the numbers of clusters of H200 and B200 in ``generators/devices``."""
 
-    A pair of SMs (TPC) has room for any two blocks. On an H200, 30 clusters of four run at once, 15 of eight
-    (``generators/devices/h200.toml``), and, as times of kernels tell, fewer than 40 of three.
-    """
-    if blocks <= _PAIR:
-        return 1.0
-    return 0.915 if blocks & (blocks - 1) == 0 else 0.88
-
-
-_PAIR = 2
+_FILLED_OTHERWISE = 0.88
+"""The same for other sizes: by times of kernels, fewer than 40 clusters of three run at once on an H200."""
 
 SortKey = tuple[float, int, int, int, str]
 
@@ -61,8 +55,8 @@ class Work(NamedTuple):
         waves: of clusters.
         filled: the same without rounding up; 1 if there is one wave.
         steps: along K, of a block.
-        at_work: share of the clusters that run at once if each SM has one block.
-        paired: 1 if more than half of the SMs have a block, so that both of some pair (TPC) do, else 0.
+        at_work: clusters over those that run at once with one block an SM; at most 1.
+        paired: 1 if that is above a half, so that both SMs of some pair (TPC) have a block, else 0.
         shared: 1 if an SM has two blocks, else 0.
         misaligned: 1 if rows along K are not a multiple of 32 bytes, else 0.
         megabytes: of all operands.
@@ -235,7 +229,9 @@ def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:
     """
     if tiling.active_clusters:
         return tiling.active_clusters * tiling.blocks_per_sm
-    fitting = [int(sm_count * _filled_by_clusters(tiling.blocks) / tiling.blocks)]
+    if tiling.blocks in known:
+        return known[tiling.blocks] * tiling.blocks_per_sm
+    fitting = [int(sm_count * _FILLED.get(tiling.blocks, _FILLED_OTHERWISE) / tiling.blocks)]
     for blocks, count in known.items():
         if tiling.blocks % blocks == 0 and count * blocks <= sm_count:
             fitting.append(count // (tiling.blocks // blocks))

@@ -1,7 +1,6 @@
 """How a GEMM kernel divides its work among blocks (its tiling), and what its operands move (its traffic)."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
@@ -73,13 +72,22 @@ class Tiling(NamedTuple):
         ``values`` are in the order of :data:`TILING_VALUES`, None for those that the design does not have;
         ``constants`` are the numbers of the device profile that it has compiled in.
         """
-        shapes = (tuple(value) if isinstance(value, list) else value for value in values)
-        return _made(tuple(sorted(constants.items())), *shapes)
+        # By the text, in which 1, 1.0 and True differ: values come from files.
+        key = repr((values, constants))
+        found = _known.get(key)
+        if found is None:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            found = _known[key] = _made(values, constants)
+        return found
 
 
-@lru_cache(maxsize=4096, typed=True)
-def _made(constants: tuple[tuple[str, int], ...], *values: DesignValue | None) -> Tiling:
-    """The same of hashable values. Groups of a catalogue have the same designs."""
+_known: dict[str, Tiling] = {}
+"""Tilings that were made, for groups of one catalogue have the same designs."""
+_MOST_KNOWN = 4096
+
+
+def _made(values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> Tiling:
     tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
     m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
     blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
@@ -97,7 +105,7 @@ def _made(constants: tuple[tuple[str, int], ...], *values: DesignValue | None) -
         split=split,
         blocks=blocks,
         blocks_per_sm=_count(blocks_per_sm, 1),
-        active_clusters=_count(dict(constants).get(f"max_active_clusters_{blocks}"), 0),
+        active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
         scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
         within=family in _WITHIN,
         kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),

@@ -69,7 +69,7 @@ class Costs(NamedTuple):
     Attributes:
         launch: time of a launch that computes nothing.
         tile: time that a block takes for a tile beside its steps: to begin, to add up and to store.
-        step: time of a step along K with all SMs at work.
+        step: time of a step along K with all SMs at work, without what pairing, sharing and misalignment add.
         crowding: exponent by which a step is faster when few SMs are at work.
         pairing: by how much a step takes longer, as a share, where both SMs of a pair are at work.
         sharing: the same where two blocks are on an SM.

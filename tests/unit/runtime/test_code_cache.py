@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The shared directory, which does not exist yet."""
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "shared"))
     monkeypatch.delenv(unpacking.LIMIT_VARIABLE, raising=False)
-    monkeypatch.setattr(code_cache, "_told", set())
+    monkeypatch.setattr(unpacking, "_told", set())
     return tmp_path / "shared"
 
 
@@ -379,7 +379,7 @@ def test_a_name_that_is_no_digest_is_no_path(folder: Path, tmp_path: Path) -> No
     precious.write_bytes(b"")
     for name in (str(tmp_path / "precious"), "../precious", "A" * 64):
         with pytest.raises(ValueError, match="is not a digest"):
-            code_cache.read(name, 0, 1, lambda: [b"x"])
+            unpacking.read(name, 0, 1, lambda: [b"x"])
     assert precious.exists()
     assert not folder.exists()
 
@@ -455,7 +455,7 @@ def test_on_a_disk_that_is_full_or_read_only_it_still_runs(
         # What is there is read; what is not is unpacked in memory.
         assert code().read(SPANS[6]) == PARTS[6]
         monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(disk / "another"))
-        monkeypatch.setattr(code_cache, "_told", set())
+        monkeypatch.setattr(unpacking, "_told", set())
         assert code().read(SPANS[6]) == PARTS[6]
         assert "Read-only file system" in caplog.text
 
