@@ -261,10 +261,8 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     for design in _designs(bits):
-        # If columns of B are contiguous, the tile has to consist of whole swizzled lines of them.
-        if problem.layouts[1] != "n" and not design.swap and design.tile[1] % 32:
-            continue
-        # So do the parts of it that the blocks of a cluster share.
+        # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
+        # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
         # Results that stay f32 take more registers than the largest tiles leave.

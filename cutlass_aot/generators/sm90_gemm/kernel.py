@@ -72,6 +72,32 @@ def moved_back(tile: Any, width: cutlass.Constexpr, extent: Any) -> Any:
     return back
 
 
+def tma_parts(
+    load: cute.CopyAtom,
+    tensor: cute.Tensor,
+    shared: cute.Tensor,
+    shape: tuple[int, int],
+    place_of_tile: tuple[Any, Any],
+    sharing: tuple[Any, int],
+    batch: Any,
+) -> tuple[Any, Any]:
+    """What a block loads of an operand: where to, by stage, and where from, by tile along its rows and K.
+
+    ``shape`` is that of a tile, ``place_of_tile`` its number along the rows and their extent, ``sharing`` the
+    block's rank among those that share the operand, and their number.
+    """
+    back = moved_back(place_of_tile[0], shape[0], place_of_tile[1])
+    tiles = cute.local_tile(cute.domain_offset((back, 0, 0), tensor), shape, (None, None, batch))
+    parts: tuple[Any, Any] = cpasync.tma_partition(
+        load,
+        sharing[0],
+        cute.make_layout(sharing[1]),
+        cute.group_modes(shared, 0, 2),
+        cute.group_modes(tiles, 0, 2),
+    )
+    return parts
+
+
 def tiles_of(extent: Any, tile: int) -> Any:
     """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
     return (extent - 1) // tile + 1
@@ -207,27 +233,17 @@ def gemm_kernel(
         for cluster in cutlass.range(first, last, step, unroll=1):
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
-            back_row = moved_back(tile_row, tile_m, rows)
-            back_column = moved_back(tile_column, tile_n, columns)
-            blocks_a = cute.local_tile(
-                cute.domain_offset((back_row, 0, 0), tensor_a), (tile_m, tile_k), (None, None, batch)
+            to_a, from_a = tma_parts(
+                load_a, tensor_a, shared_a, (tile_m, tile_k), (tile_row, rows), (rank_n, cluster_n), batch
             )
-            blocks_b = cute.local_tile(
-                cute.domain_offset((back_column, 0, 0), tensor_b), (tile_n, tile_k), (None, None, batch)
-            )
-            to_a, from_a = cpasync.tma_partition(
-                load_a,
-                rank_n,
-                cute.make_layout(cluster_n),
-                cute.group_modes(shared_a, 0, 2),
-                cute.group_modes(blocks_a, 0, 2),
-            )
-            to_b, from_b = cpasync.tma_partition(
+            to_b, from_b = tma_parts(
                 load_b,
-                rank_m,
-                cute.make_layout(cluster_m),
-                cute.group_modes(shared_b, 0, 2),
-                cute.group_modes(blocks_b, 0, 2),
+                tensor_b,
+                shared_b,
+                (tile_n, tile_k),
+                (tile_column, columns),
+                (rank_m, cluster_m),
+                batch,
             )
             for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
                 cute.arch.mbarrier_wait(empty + stage, phase)
